@@ -1,0 +1,4 @@
+"""TODO"""
+
+if __name__ != "seqgen.cli":
+    raise ImportError(f"import this package as 'seqgen.cli', not as {__name__!r}, or its components register twice")

@@ -1,0 +1,40 @@
+"""Errors that are answered by one sentence rather than by a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something that the user gave cannot be used.
+
+    The message is one sentence (or a short list) that says what is wrong, where, and what to do. The commands print it
+    and exit with code 2.
+    """
+
+
+class ConfigError(UserError):
+    """A configuration key, value, preset or registered name that does not exist or does not fit."""
+
+
+class DataError(UserError):
+    """A text file, tokenizer or vocabulary that cannot be used."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint or run folder that cannot be read, does not fit, or is in use."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names come nearest to ``name``.
+
+    Args:
+        name: what was asked for.
+        known: the names that there are.
+
+    Returns:
+        A phrase such as ``" (did you mean 'optimization.max_update'?)"``, empty where nothing is near.
+    """
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

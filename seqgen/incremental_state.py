@@ -1,0 +1,161 @@
+"""The decoding state: a dict that the caller owns, in which each stateful module keeps tensors under a key of its own.
+
+A module keeps nothing between two steps of decoding; everything it must remember stands in the ``incremental_state``
+that the caller passes to ``forward``. So any number of decodes may run with one model at once.
+
+::
+
+    incremental_state                         a plain {} works: every row is then a sentence of its own
+    └── key of one module                     a StateKey; a copy of the module has another one
+        └── slots                             {"prev_key": (N, heads, T, head_dim), "prev_value": ..., ...}
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import MutableMapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Slots: TypeAlias = dict[str, Any]
+"""What one module remembers: named tensors with the row dimension first; anything that is no tensor stays as it is."""
+
+StateDict: TypeAlias = MutableMapping["StateKey", Slots]
+
+
+class StateKey:
+    """The key under which one module finds its slots.
+
+    It compares by identity and belongs to one module, so that a copied or unpickled module gets a key of its own and
+    two copies never share a slot.
+    """
+
+    def __init__(self, owner: StatefulModule | None = None):
+        self._owner = weakref.ref(owner) if owner is not None else None
+
+    @property
+    def owner(self) -> StatefulModule | None:
+        """The module that the key belongs to; ``None`` once that is gone."""
+        return self._owner() if self._owner is not None else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateKey:
+        return self  # a copied state still belongs to the same module; a copied module notices that it is no owner
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return StateKey, ()
+
+
+class IncrementalState(dict[StateKey, Slots]):
+    """A decoding state that also knows how its rows group into sentences.
+
+    Attributes:
+        beam_size: rows of each sentence; rows are sentence-major.
+        starts: ``(sentences,)`` int64, the step at which each sentence entered; what stands before it in the rows of
+            that sentence is not seen, and its positions count from there.
+    """
+
+    def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
+        super().__init__()
+        self.beam_size = beam_size
+        self.starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
+
+
+def beam_size_of(incremental_state: StateDict) -> int:
+    """Rows of each sentence: 1 for a plain dict, whose rows are independent."""
+    return getattr(incremental_state, "beam_size", 1)
+
+
+class StatefulModule(nn.Module):
+    """A module that remembers tensors between two steps of decoding, in slots of the caller's state.
+
+    An author calls ``get_slots`` and ``set_slots`` and, as long as every tensor has the row dimension first, needs
+    nothing else: the verbs below reorder rows by ``index_select(0)``. A module that keeps tensors in another layout
+    overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well.
+    """
+
+    @property
+    def state_key(self) -> StateKey:
+        """This module's key, made at first use."""
+        key: StateKey | None = self.__dict__.get("_state_key")
+        if key is None or key.owner is not self:
+            key = self.__dict__["_state_key"] = StateKey(self)
+        return key
+
+    def get_slots(self, incremental_state: StateDict | None) -> Slots | None:
+        """What this module remembers, or ``None`` where there is no state or it has remembered nothing yet."""
+        return None if incremental_state is None else incremental_state.get(self.state_key)
+
+    def set_slots(self, incremental_state: StateDict | None, slots: Slots) -> None:
+        """Remember ``slots``; does nothing without a state."""
+        if incremental_state is not None:
+            incremental_state[self.state_key] = slots
+
+    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+        """Put rows into a new order.
+
+        Args:
+            slots: what this module remembers.
+            new_order: ``(rows,)`` int64, the old row that each new row continues: any number, with repeats and drops.
+
+        Returns:
+            The slots of the new rows.
+        """
+        return {
+            name: value.index_select(0, new_order) if isinstance(value, Tensor) else value
+            for name, value in slots.items()
+        }
+
+    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+        """Put rows into a new order that stays within each sentence.
+
+        Args:
+            slots: what this module remembers.
+            parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
+
+        Returns:
+            The slots of the new rows.
+        """
+        return self.reorder_slots(slots, rows_of_parents(parents))
+
+    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+        """Keep the rows of some sentences.
+
+        Args:
+            slots: what this module remembers.
+            keep: ``(kept,)`` int64 indices of the sentences to keep.
+            beam_size: rows of each sentence.
+
+        Returns:
+            The slots of the rows that stay.
+        """
+        return self.reorder_slots(slots, rows_of_sentences(keep, beam_size))
+
+
+def rows_of_parents(parents: Tensor) -> Tensor:
+    """Turn beams of a sentence into rows of the batch.
+
+    Two sentences of three beams, parents ``[[0, 0, 2], [1, 0, 0]]``, are the rows ``[0, 0, 2, 4, 3, 3]``.
+
+    Args:
+        parents: ``(sentences, beam)`` int64.
+
+    Returns:
+        ``(sentences * beam,)`` int64.
+    """
+    sentences, beam = parents.shape
+    return (parents + torch.arange(0, sentences * beam, beam, device=parents.device).unsqueeze(1)).flatten()
+
+
+def rows_of_sentences(keep: Tensor, beam_size: int) -> Tensor:
+    """All rows of some sentences: ``keep`` ``[0, 2]`` with three beams gives ``[0, 1, 2, 6, 7, 8]``.
+
+    Args:
+        keep: ``(kept,)`` int64 indices of sentences.
+        beam_size: rows of each sentence.
+
+    Returns:
+        ``(kept * beam_size,)`` int64.
+    """
+    return (keep.unsqueeze(1) * beam_size + torch.arange(beam_size, device=keep.device)).flatten()

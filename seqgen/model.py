@@ -1,0 +1,80 @@
+"""The base class of encoder-decoder models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor, nn
+
+from seqgen.decoder import Decoder
+from seqgen.encoder import Encoder
+from seqgen.structures import DecoderOut
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+
+class EncoderDecoderModel(nn.Module):
+    """An encoder and a decoder, and what their inputs look like.
+
+    Args:
+        encoder: reads the source.
+        decoder: writes the target.
+    """
+
+    left_pad_source: bool = False
+    """Whether shorter sources are padded on the left rather than on the right."""
+
+    def __init__(self, encoder: Encoder, decoder: Decoder):
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Task) -> Self:
+        """Build the model from its configuration.
+
+        Args:
+            cfg: an instance of the configuration class that the model is registered with.
+            task: gives the dictionaries.
+        """
+        raise NotImplementedError
+
+    def start_symbol(self, task_eos: int) -> int:
+        """The id that ``prev_output_tokens`` begins with.
+
+        Args:
+            task_eos: id of end-of-sentence in the target dictionary, from which most models start.
+        """
+        return task_eos
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, need_attention: bool = False
+    ) -> DecoderOut:
+        """The teacher-forced pass.
+
+        Args:
+            src_tokens: ``(N, S)`` int64.
+            src_lengths: ``(N,)`` int64.
+            prev_output_tokens: ``(N, T)`` int64, after the start symbol.
+            need_attention: whether the attention weights are wanted.
+
+        Returns:
+            Logits ``(N, T, V)``, and attention ``(N, T, S)`` where wanted.
+        """
+        encoder_out = self.encoder(src_tokens, src_lengths)
+        out: DecoderOut = self.decoder(prev_output_tokens, encoder_out, need_attention=need_attention)
+        return out
+
+    def get_normalized_probs(self, logits: Tensor, log_probs: bool = True) -> Tensor:
+        """Normalize logits over the vocabulary; see ``Decoder.get_normalized_probs``."""
+        return self.decoder.get_normalized_probs(logits, log_probs)
+
+    def max_positions(self) -> tuple[int, int]:
+        """The longest source and the longest target, in tokens with end-of-sentence."""
+        return self.encoder.max_positions(), self.decoder.max_positions()
+
+    def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Bring weights saved by an older version up to date, in place, before they are loaded."""
+        self.encoder.upgrade_state_dict(state_dict, "encoder.")
+        self.decoder.upgrade_state_dict(state_dict, "decoder.")

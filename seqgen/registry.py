@@ -1,0 +1,193 @@
+"""Registries: names for models, tasks, criteria, optimizers, schedules, search strategies and logits processors.
+
+A component is registered in the file that defines it, together with its configuration and its presets::
+
+    @register_model("lstm", config=LSTMConfig, presets={"lstm_tiny": LSTMConfig(hidden_size=32)})
+    class LSTMModel(EncoderDecoderModel): ...
+
+A configuration class belongs to one component, so that an instance of it says what is to be built.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
+from typing import Any, TypeVar
+
+from seqgen.errors import ConfigError, nearest
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered component: its name, class, configuration class, presets and where it was registered."""
+
+    name: str
+    component: type
+    config: type
+    origin: str
+    presets: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    """The components of one kind, by name.
+
+    Args:
+        kind: what the components are, in words, for messages ("model", "learning-rate schedule").
+        group: the configuration group that chooses among them ("model", "lr_scheduler").
+    """
+
+    def __init__(self, kind: str, group: str):
+        self.kind = kind
+        self.group = group
+        self._entries: dict[str, Entry] = {}
+        self._presets: dict[str, Entry] = {}
+        self._modules: dict[str, str] = {}
+
+    def declare(self, prefix: str, module: str) -> None:
+        """Say which module registers the names that begin with ``prefix``, so that it is imported only when needed.
+
+        Args:
+            prefix: beginning of the names, such as ``"fconv"``.
+            module: dotted name of the module.
+        """
+        self._modules[prefix] = module
+
+    def register(
+        self, name: str, *, config: type | None = None, presets: Mapping[str, Any] | None = None
+    ) -> Callable[[C], C]:
+        """Register the decorated class.
+
+        Args:
+            name: the name that chooses it.
+            config: its configuration, a dataclass whose fields all have defaults; without one, it has no options.
+            presets: further names, each an instance of ``config``.
+
+        Returns:
+            The decorator; it returns the class unchanged.
+
+        Raises:
+            ConfigError: a name is taken, or the configuration class belongs to another component.
+        """
+
+        def decorator(component: C) -> C:
+            schema = config if config is not None else make_dataclass(f"{component.__name__}Config", [])
+            entry = Entry(name, component, schema, _origin(component), dict(presets or {}))
+            self._add(entry)
+            return component
+
+        return decorator
+
+    def _add(self, entry: Entry) -> None:
+        if not is_dataclass(entry.config):
+            raise ConfigError(f"{self.kind} {entry.name!r} ({entry.origin}): config must be a dataclass")
+        for name in (entry.name, *entry.presets):
+            taken = self._entries.get(name) or self._presets.get(name)
+            if taken is not None:
+                raise ConfigError(
+                    f"{self.kind} {name!r} is registered twice, in {taken.origin} and in {entry.origin}; rename one"
+                )
+        for other in self._entries.values():
+            if other.config is entry.config:
+                raise ConfigError(
+                    f"{self.kind}s {other.name!r} ({other.origin}) and {entry.name!r} ({entry.origin}) share the "
+                    f"configuration {entry.config.__name__}; subclass it for one of them"
+                )
+        for name, preset in entry.presets.items():
+            if type(preset) is not entry.config:
+                raise ConfigError(f"preset {name!r} of {self.kind} {entry.name!r} is not a {entry.config.__name__}")
+        self._entries[entry.name] = entry
+        self._presets.update(dict.fromkeys(entry.presets, entry))
+
+    def _find(self, name: str) -> Entry | None:
+        return self._entries.get(name) or self._presets.get(name)
+
+    def entry(self, name: str) -> Entry:
+        """Look up a name or preset, importing the declared module that has it.
+
+        Args:
+            name: a registered name or a preset.
+
+        Returns:
+            The component's entry.
+
+        Raises:
+            ConfigError: there is no such name; the message lists those there are and the nearest.
+        """
+        found = self._find(name)
+        if found is None:
+            for prefix in sorted(self._modules, key=len, reverse=True):
+                if name.startswith(prefix):
+                    importlib.import_module(self._modules[prefix])
+                    break
+            found = self._find(name)
+        if found is None:
+            known = self.names()
+            found = self._find(name)  # names() has imported the rest
+            if found is None:
+                raise ConfigError(
+                    f"there is no {self.kind} {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+                )
+        return found
+
+    def names(self) -> list[str]:
+        """All names and presets, every declared module imported."""
+        for module in self._modules.values():
+            importlib.import_module(module)
+        return sorted({*self._entries, *self._presets})
+
+    def entries(self) -> list[Entry]:
+        """All components, every declared module imported, in the order of their names."""
+        self.names()
+        return [self._entries[name] for name in sorted(self._entries)]
+
+    def config(self, name: str) -> Any:
+        """A fresh configuration for a name or preset.
+
+        Args:
+            name: a registered name (the configuration's defaults) or a preset.
+        """
+        entry = self.entry(name)
+        return copy.deepcopy(entry.presets[name]) if name in entry.presets else entry.config()
+
+    def of(self, config: Any) -> Entry:
+        """The component that a configuration belongs to.
+
+        Args:
+            config: an instance of a registered configuration class.
+
+        Raises:
+            ConfigError: its class belongs to no component of this kind.
+        """
+        for entry in self._entries.values():
+            if entry.config is type(config):
+                return entry
+        raise ConfigError(f"{type(config).__name__} is not the configuration of a registered {self.kind}")
+
+
+def _origin(component: type) -> str:
+    try:
+        return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
+    except (OSError, TypeError):
+        return component.__module__
+
+
+MODELS = Registry("model", "model")
+TASKS = Registry("task", "task")
+CRITERIA = Registry("criterion", "criterion")
+OPTIMIZERS = Registry("optimizer", "optimizer")
+LR_SCHEDULERS = Registry("learning-rate schedule", "lr_scheduler")
+SEARCHES = Registry("search strategy", "search")
+LOGITS_PROCESSORS = Registry("logits processor", "logits_processor")
+
+register_model = MODELS.register
+register_task = TASKS.register
+register_criterion = CRITERIA.register
+register_optimizer = OPTIMIZERS.register
+register_lr_scheduler = LR_SCHEDULERS.register
+register_search = SEARCHES.register
+register_logits_processor = LOGITS_PROCESSORS.register

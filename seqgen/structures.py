@@ -1,0 +1,139 @@
+"""Small typed results that travel between the parts of the engine.
+
+Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` channels, ``V``
+vocabulary. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
+sentence ``i // beam``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """Apply ``fn`` to each tensor in nested dataclasses, dicts, lists and tuples, leaving everything else as it is."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, fn) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, fn) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, fn) for item in value)
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return replace(value, **{f.name: map_tensors(getattr(value, f.name), fn) for f in fields(value)})
+    return value
+
+
+@dataclass(frozen=True)
+class EncoderOut:
+    """What an encoder hands to its decoder; every tensor in it has the row dimension first.
+
+    A model that needs more subclasses it and adds fields; reordering, moving and selecting work on all of them.
+
+    Attributes:
+        encoder_out: ``(N, S, C)`` features of each source position.
+        encoder_padding_mask: ``(N, S)`` bool, true where a position is padding; ``None`` where no row has any.
+    """
+
+    encoder_out: Tensor
+    encoder_padding_mask: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the tensors have."""
+        return self.encoder_out.size(0)
+
+    def index_select(self, new_order: Tensor) -> Self:
+        """Pick rows, in any order and number, into a new value.
+
+        Args:
+            new_order: ``(rows,)`` int64 indices of rows.
+        """
+        return self.map(lambda tensor: tensor.index_select(0, new_order))
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """Apply ``fn`` to every tensor, giving a new value."""
+        mapped: Self = map_tensors(self, fn)
+        return mapped
+
+
+class DecoderOut(NamedTuple):
+    """What a decoder returns.
+
+    Attributes:
+        logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
+        attention: ``(N, T, S)`` weights over the source that sum to one, or ``None`` where they were not asked for.
+    """
+
+    logits: Tensor
+    attention: Tensor | None = None
+
+
+@dataclass
+class Source:
+    """The encoder's input as one model wants it.
+
+    Attributes:
+        src_tokens: ``(N, S)`` int64 ids, padded on the side that the model asks for.
+        src_lengths: ``(N,)`` int64 lengths without padding, end-of-sentence included.
+    """
+
+    src_tokens: Tensor
+    src_lengths: Tensor
+
+
+@dataclass
+class Batch:
+    """A collated batch of sentences.
+
+    Attributes:
+        ids: ``(N,)`` int64 index of each sentence in its data set.
+        source: the encoder's input.
+        prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start symbol);
+            ``None`` where there is no target.
+        target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right; ``None`` likewise.
+        ntokens: target tokens in the batch that are not padding (source tokens where there is no target).
+        member_sources: for an ensemble whose members read the source differently, one source for each member.
+    """
+
+    ids: Tensor
+    source: Source
+    prev_output_tokens: Tensor | None = None
+    target: Tensor | None = None
+    ntokens: int = 0
+    member_sources: list[Source] | None = None
+
+    @property
+    def num_sentences(self) -> int:
+        """How many sentences the batch has."""
+        return self.source.src_tokens.size(0)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Move every tensor to ``device``, giving a new batch."""
+        moved: Batch = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return moved
+
+
+@dataclass
+class Hypothesis:
+    """One finished output of a search.
+
+    Attributes:
+        tokens: ``(T,)`` int64 ids, end-of-sentence included.
+        score: the score by which hypotheses are ranked: the sum of ``positional_scores``, divided by the length penalty.
+        positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
+        attention: ``(T, S)`` weights over the source, or ``None`` where not asked for.
+        alignment: ``(T,)`` int64 source position with the largest attention weight, or ``None`` likewise.
+    """
+
+    tokens: Tensor
+    score: float
+    positional_scores: Tensor
+    attention: Tensor | None = None
+    alignment: Tensor | None = None

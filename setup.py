@@ -1,0 +1,55 @@
+"""Packaging: the four rooms at the top of the repository are installed as one package."""
+
+from setuptools import setup
+
+setup(
+    name="seqgen",
+    version="0.1.0",
+    description="Sequence-to-sequence research in PyTorch: train, write models, experiment with decoding",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11",
+    package_dir={
+        "seqgen": "seqgen",
+        "seqgen.models": "models",
+        "seqgen.tasks": "tasks",
+        "seqgen.cli": "cli",
+    },
+    packages=[
+        "seqgen",
+        "seqgen.conf",
+        "seqgen.data",
+        "seqgen.generation",
+        "seqgen.modules",
+        "seqgen.training",
+        "seqgen.models",
+        "seqgen.tasks",
+        "seqgen.cli",
+    ],
+    package_data={"seqgen": ["py.typed", "conf/*.yaml"]},
+    install_requires=[
+        "torch>=2.6",
+        "numpy>=1.26",
+        "hydra-core>=1.3.2,<1.4",
+        "omegaconf>=2.3,<2.4",
+        "sentencepiece>=0.2.0",
+        "sacrebleu>=2.4",
+        "safetensors>=0.4.5",
+        "tensorboard>=2.16",
+        "rich>=13.7",
+        "num2words>=0.5.13",
+    ],
+    extras_require={
+        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"],
+    },
+    entry_points={
+        "console_scripts": [
+            "seqgen-train = seqgen.cli.train:main",
+            "seqgen-generate = seqgen.cli.generate:main",
+            "seqgen-preprocess = seqgen.cli.preprocess:main",
+            "seqgen-score = seqgen.cli.score:main",
+            "seqgen-average = seqgen.cli.average:main",
+        ]
+    },
+)
