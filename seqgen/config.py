@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -33,3 +34,135 @@ def option(
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass
+class CommonConfig:
+    """What every command has in common."""
+
+    seed: int = option(1, "seed of everything random", minimum=0)
+    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = option(0, "CPU threads; 0 takes one for each core", minimum=0)
+    user_dir: str = option("", "file or folder with models, tasks, ... of your own, imported first")
+    bf16: bool = option(False, "train in bfloat16 autocast")
+    fp16: bool = option(False, "train in float16 autocast with loss scaling")
+    log_interval: int = option(50, "updates between two progress lines and log records", minimum=1)
+    log_format: str = option(
+        "auto", "progress: a bar on a terminal, else lines", choices=("auto", "bar", "lines", "none")
+    )
+    tensorboard: bool = option(True, "write TensorBoard events into the run folder")
+
+
+@dataclass
+class DatasetConfig:
+    """Which data, and how they are batched."""
+
+    max_tokens: int | None = option(4096, "most tokens in a batch, padding included; null for no limit", minimum=1)
+    batch_size: int | None = option(None, "most sentences in a batch; null for no limit", minimum=1)
+    max_tokens_valid: int | None = option(None, "max_tokens in validation; null takes max_tokens", minimum=1)
+    batch_size_valid: int | None = option(None, "batch_size in validation; null takes batch_size", minimum=1)
+    num_workers: int = option(1, "threads that prepare batches ahead; 0 prepares them in line", minimum=0)
+    train_subset: str = option("train", "split to train on")
+    valid_subset: str = option("valid", "split to validate on")
+    gen_subset: str = option("test", "split to decode")
+    validate_interval: int = option(1, "epochs between two validations; 0 for never", minimum=0)
+    validate_interval_updates: int = option(0, "updates between two validations; 0 for only after epochs", minimum=0)
+    validate_decode: int = option(0, "validation sentences to decode and score; -1 for all, 0 for none", minimum=-1)
+
+
+@dataclass
+class OptimizationConfig:
+    """How long and how fast to learn."""
+
+    max_update: int = option(0, "updates after which training ends; 0 for no limit", minimum=0)
+    max_epoch: int = option(0, "epochs after which training ends; 0 for no limit", minimum=0)
+    stop_time_hours: float = option(0.0, "hours after which training ends; 0 for no limit", minimum=0)
+    lr: list[float] = option([0.005], "learning rate of each epoch; the last one goes on", minimum=0)
+    stop_min_lr: float = option(-1.0, "training ends when the learning rate falls to this; below 0 for never")
+    clip_norm: float = option(1.0, "largest gradient norm; 0 for no clipping", minimum=0)
+    update_freq: list[int] = option([1], "batches accumulated for an update, for each epoch", minimum=1)
+    ema_decay: float = option(
+        0.0, "decay of the averaged weights that are validated and decoded with; 0 for none", minimum=0, maximum=1
+    )
+    nonfinite_loss: str = option("stop", "what a loss that is NaN or infinite does", choices=("stop", "skip"))
+
+
+@dataclass
+class CheckpointConfig:
+    """What is saved, when, and for how long."""
+
+    save_interval: int = option(1, "epochs between two checkpoints; 0 for only at the end", minimum=0)
+    save_interval_updates: int = option(0, "updates between two checkpoints; 0 for only after epochs", minimum=0)
+    keep_last_epochs: int = option(0, "epoch checkpoints to keep besides last and best; -1 for all", minimum=-1)
+    keep_interval_updates: int = option(0, "update checkpoints to keep besides last and best; -1 for all", minimum=-1)
+    best_checkpoint_metric: str = option(
+        "loss", "validation score that chooses the best checkpoint: loss, ppl, bleu, ..."
+    )
+    patience: int = option(0, "validations without a better score after which training ends; 0 for never", minimum=0)
+    finetune_from: str = option("", "checkpoint or run folder whose weights training starts from")
+
+
+@dataclass
+class DistributedConfig:
+    """Several processes."""
+
+    distributed_world_size: int = option(1, "processes that train together on this machine", minimum=1)
+    distributed_backend: str = option("auto", "how they talk", choices=("auto", "gloo", "nccl"))
+
+
+@dataclass
+class GenerationConfig:
+    """How to decode."""
+
+    beam: int = option(5, "hypotheses kept at each step", minimum=1)
+    nbest: int = option(1, "hypotheses returned for a sentence", minimum=1)
+    max_len_a: float = option(0.0, "longest output is max_len_a * source length + max_len_b", minimum=0)
+    max_len_b: int = option(200, "see max_len_a; end-of-sentence not counted", minimum=0)
+    max_len: int = option(0, "longest output whatever the source; 0 for no further limit", minimum=0)
+    min_len: int = option(1, "shortest output; end-of-sentence not counted", minimum=0)
+    match_source_len: bool = option(False, "every output is as long as its source")
+    unnormalized: bool = option(False, "rank by the sum of log-probabilities rather than by a mean")
+    lenpen: float = option(1.0, "power of the length that a sum is divided by: above 1 favours longer outputs")
+    unkpen: float = option(0.0, "subtracted from the score of the unknown word; below 0 rewards it")
+    temperature: float = option(1.0, "logits are divided by this", minimum=1e-6)
+    no_repeat_ngram_size: int = option(0, "n-grams of this size occur at most once; 0 for any", minimum=0)
+    suppress: list[str] = option([], "symbols of the target vocabulary that are never written")
+    ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
+    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
+    max_tokens: int = option(4096, "most source tokens in a batch, padding included", minimum=1)
+    batch_size: int = option(64, "most sentences in a batch", minimum=1)
+    buffer_size: int = option(
+        0, "input lines read before they are decoded; 0 takes 1 on a terminal, else 4096", minimum=0
+    )
+
+
+@dataclass
+class TrainConfig:
+    """Everything that ``seqgen-train`` is told."""
+
+    task: Any = None
+    model: Any = None
+    criterion: Any = None
+    optimizer: Any = None
+    lr_scheduler: Any = None
+    dataset: DatasetConfig = dataclasses.field(default_factory=DatasetConfig)
+    optimization: OptimizationConfig = dataclasses.field(default_factory=OptimizationConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    run_dir: str = option("", "folder of the run; empty for runs/TASK-MODEL")
+
+
+@dataclass
+class GenerateConfig:
+    """Everything that ``seqgen-generate`` is told."""
+
+    path: list[str] = option([], "run folder, a checkpoint inside one, or a list of them: an ensemble")
+    input: str = option("", "text file to decode, - for standard input; empty for the split dataset.gen_subset")
+    output: str = option("-", "file to write, - for standard output")
+    reference: str = option("", "text file with the right answers, for scores")
+    format: str = option("text", "what is written", choices=("text", "json", "fairseq"))
+    dataset: DatasetConfig = dataclasses.field(default_factory=DatasetConfig)
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)

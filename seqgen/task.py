@@ -1,0 +1,189 @@
+"""The base class of tasks: where text becomes token ids, and token ids become text again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.data.collate import collate
+from seqgen.registry import MODELS
+from seqgen.structures import Batch, Hypothesis
+
+if TYPE_CHECKING:
+    from seqgen.config import GenerationConfig
+    from seqgen.data.dictionary import Dictionary
+    from seqgen.data.pair_dataset import PairDataset
+    from seqgen.data.tokenizer import Tokenizer
+    from seqgen.generation.sequence_generator import SequenceGenerator
+    from seqgen.model import EncoderDecoderModel
+
+
+class Task:
+    """Knows the data: its files, its tokenizers, its batches, and how an output is judged.
+
+    A subclass implements ``setup_task`` and ``load_dataset``; the rest has defaults that fit parallel text.
+
+    Args:
+        cfg: an instance of the configuration class that the task is registered with.
+        source_tokenizer: text to ids and back, for the source.
+        target_tokenizer: likewise for the target; may be the same object.
+    """
+
+    def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
+        self.cfg = cfg
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.datasets: dict[str, PairDataset] = {}
+
+    @classmethod
+    def setup_task(cls, cfg: Any, folder: Path) -> Self:
+        """Make the task ready to encode and decode.
+
+        Args:
+            cfg: the task's configuration.
+            folder: the run's folder. Tokenizers found in it are used and the training data are not looked at;
+                otherwise they are prepared from the data and written there.
+        """
+        raise NotImplementedError
+
+    def load_dataset(self, split: str) -> PairDataset:
+        """Read a split (``train``, ``valid``, ``test``) and encode it, once.
+
+        Args:
+            split: name of the split.
+
+        Returns:
+            The data set; the implementation also keeps it in ``self.datasets[split]``.
+        """
+        raise NotImplementedError
+
+    def dataset(self, split: str) -> PairDataset:
+        """The data set of a split, loaded at first use."""
+        if split not in self.datasets:
+            self.datasets[split] = self.load_dataset(split)
+        return self.datasets[split]
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """The raw source text of a split, line by line."""
+        raise NotImplementedError
+
+    def references(self, split: str) -> Iterator[str] | None:
+        """The raw target text of a split, line by line; ``None`` where there is none."""
+        return None
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The source vocabulary."""
+        return self.source_tokenizer.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The target vocabulary."""
+        return self.target_tokenizer.dictionary
+
+    def encode_source(self, text: str) -> Tensor:
+        """Turn a source line into ids.
+
+        Args:
+            text: one line.
+
+        Returns:
+            ``(S,)`` int64, end-of-sentence included.
+        """
+        return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
+
+    def encode_target(self, text: str) -> Tensor:
+        """Turn a target line into ids ``(T,)`` int64, end-of-sentence included."""
+        return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
+
+    def decode(self, tokens: Tensor) -> str:
+        """Turn target ids into text.
+
+        Args:
+            tokens: ``(T,)`` int64; end-of-sentence, padding and whatever else is no text is left out.
+        """
+        specials = {self.target_dictionary.eos(), self.target_dictionary.pad(), self.target_dictionary.bos()}
+        return self.target_tokenizer.decode([token for token in tokens.tolist() if token not in specials])
+
+    def build_model(self, cfg: Any) -> EncoderDecoderModel:
+        """Build the model that a model configuration describes."""
+        model: EncoderDecoderModel = MODELS.of(cfg).component.build_model(cfg, self)  # type: ignore[attr-defined]
+        return model
+
+    def build_generator(self, models: Sequence[EncoderDecoderModel], cfg: GenerationConfig) -> SequenceGenerator:
+        """Make the generator that decodes with one model or an ensemble."""
+        from seqgen.generation.sequence_generator import SequenceGenerator
+
+        return SequenceGenerator.from_config(models, self.target_dictionary, cfg)
+
+    def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
+        """Put examples into a batch as a model wants it.
+
+        Args:
+            examples: index, source ids and target ids (or ``None``) of each, end-of-sentence included.
+            model: says the padding side and the start symbol.
+        """
+        return collate(
+            examples,
+            source_pad=self.source_dictionary.pad(),
+            target_pad=self.target_dictionary.pad(),
+            start_symbol=model.start_symbol(self.target_dictionary.eos()),
+            left_pad_source=model.left_pad_source,
+        )
+
+    def train_step(self, batch: Batch, model: EncoderDecoderModel, criterion: Any) -> Any:
+        """Compute the loss of a training batch; the trainer calls ``backward``.
+
+        Args:
+            batch: the batch.
+            model: the model, in training mode.
+            criterion: called as ``criterion(model, batch)``.
+
+        Returns:
+            What the criterion returns: the loss summed over ``sample_size`` units, and values to log.
+        """
+        return criterion(model, batch)
+
+    @torch.no_grad()
+    def valid_step(self, batch: Batch, model: EncoderDecoderModel, criterion: Any) -> Any:
+        """Compute the loss of a validation batch; see ``train_step``."""
+        return criterion(model, batch)
+
+    @torch.no_grad()
+    def inference_step(
+        self,
+        generator: SequenceGenerator,
+        models: Sequence[EncoderDecoderModel],
+        sample: Batch,
+        prefix_tokens: Tensor | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Decode a batch.
+
+        Args:
+            generator: what ``build_generator`` returned.
+            models: the models that it was built with.
+            sample: the batch; only its source is read.
+            prefix_tokens: ``(sentences, P)`` int64 target tokens that each output begins with, padded on the right.
+
+        Returns:
+            The hypotheses of each sentence, best first.
+        """
+        return generator.generate(sample, prefix_tokens=prefix_tokens)
+
+    def metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Score decoded text.
+
+        Args:
+            hypotheses: the best output of each sentence.
+            references: the right answers.
+
+        Returns:
+            Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
+        """
+        from seqgen.generation.scores import text_scores
+
+        return {name: score.value for name, score in text_scores(hypotheses, references).items()}
