@@ -75,6 +75,14 @@ class StatefulModule(nn.Module):
     overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):
+            raise TypeError(
+                f"{cls.__name__} overrides reorder_incremental_state, which belongs to decoders and would never be "
+                "called: delete it where it only selects rows, else override reorder_slots(slots, new_order)"
+            )
+
     @property
     def state_key(self) -> StateKey:
         """This module's key, made at first use."""

@@ -191,3 +191,10 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_search = SEARCHES.register
 register_logits_processor = LOGITS_PROCESSORS.register
+
+# The engine's own components; those of models/ and tasks/ are declared there.
+CRITERIA.declare("", "seqgen.training.criteria")
+OPTIMIZERS.declare("", "seqgen.training.optimizers")
+LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")
+SEARCHES.declare("", "seqgen.generation.search")
+LOGITS_PROCESSORS.declare("", "seqgen.generation.logits_processors")

@@ -126,7 +126,7 @@ class Hypothesis:
 
     Attributes:
         tokens: ``(T,)`` int64 ids, end-of-sentence included.
-        score: the score by which hypotheses are ranked: the sum of ``positional_scores``, divided by the length penalty.
+        score: what hypotheses are ranked by: the sum of ``positional_scores`` divided by the length penalty.
         positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
         attention: ``(T, S)`` weights over the source, or ``None`` where not asked for.
         alignment: ``(T,)`` int64 source position with the largest attention weight, or ``None`` likewise.

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The defaults of the two root configurations; the keys are declared in ``seqgen.config``."""

@@ -1,0 +1,315 @@
+"""From ``key=value`` arguments to a typed configuration, and between configurations and plain dicts.
+
+Hydra composes the dataclasses of ``seqgen.config`` with the components that are chosen (``model=fconv_tiny``). What
+stands around it closes the gaps through which a value could be ignored or misread: every key must exist, nothing can be
+added or deleted, and the value of a string-typed key is taken literally, whatever characters are in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, TypeVar
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.errors import ConfigError, nearest
+from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS, Registry
+
+R = TypeVar("R")
+
+GROUPS: dict[str, Registry] = {
+    registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
+}
+_ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
+_NAME = "_name"  # under which a chosen component's name is saved beside its values
+
+
+def compose(schema: type[R], overrides: Sequence[str]) -> R:
+    """Build a configuration from its defaults and the user's overrides.
+
+    Args:
+        schema: the root dataclass.
+        overrides: ``key=value`` arguments, such as ``model=fconv_tiny`` or ``dataset.max_tokens=4096``.
+
+    Returns:
+        An instance of ``schema`` in which every component group holds an instance of its own configuration class.
+
+    Raises:
+        ConfigError: a key, name or value does not exist, does not fit, or is out of its range.
+    """
+    pairs = [_split(override) for override in overrides]
+    choices = [f"{key}={value}" for key, value in pairs if _is_group(schema, key)]
+    values = [(key, value) for key, value in pairs if not _is_group(schema, key)]
+    name = _store(schema, dict(pair for pair in pairs if _is_group(schema, pair[0])))
+    with initialize_config_module("seqgen.conf", version_base="1.3"):
+        defaults = _run_hydra(name, choices)
+        literal = [(key, value) for key, value in values if _is_text(_annotation(defaults, key))]
+        typed = [f"{key}={value}" for key, value in values if (key, value) not in literal]
+        config = _run_hydra(name, [*choices, *typed])
+    for key, value in literal:
+        owner, field = _locate(config, key)
+        setattr(owner, field.name, _parse_text(value, _annotation(config, key)))
+    check_ranges(config)
+    return typing.cast(R, config)
+
+
+def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:
+    """Expand overrides with several values (``model=a,b common.seed=1,2``) into their product.
+
+    The value of a free string-typed key is one value, commas and all.
+
+    Args:
+        schema: the root dataclass.
+        overrides: ``key=value`` arguments.
+
+    Yields:
+        The overrides of each job, and a folder name made of the values that are swept.
+    """
+    pairs = [_split(override) for override in overrides]
+    first = {key: value.split(",")[0] for key, value in pairs if _is_group(schema, key)}
+    defaults = compose(schema, [f"{key}={value}" for key, value in first.items()])
+    alternatives = []
+    for key, value in pairs:
+        if _is_group(schema, key) or _choices(defaults, key):
+            alternatives.append([f"{key}={part}" for part in value.split(",")])
+        elif _is_text(_annotation(defaults, key)):
+            alternatives.append([f"{key}={value}"])
+        else:
+            alternatives.append(_sweep_values(f"{key}={value}"))
+    swept = [len(options) > 1 for options in alternatives]
+    for job in itertools.product(*alternatives):
+        label = ",".join(override for override, varies in zip(job, swept, strict=True) if varies)
+        yield list(job), label.replace("/", "_") or "job"
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Turn a configuration into plain values that YAML can hold; a component carries its name under ``_name``."""
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            registry = GROUPS.get(field.name)
+            named = {_NAME: registry.of(value).name} if registry is not None and _holds_component(field) else {}
+            plain[field.name] = {**named, **to_dict(value)}
+        else:
+            plain[field.name] = list(value) if isinstance(value, list) else value
+    return plain
+
+
+def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
+    """Turn plain values back into a configuration.
+
+    Args:
+        schema: the dataclass.
+        plain: what ``to_dict`` returned; keys that are missing keep their defaults.
+        where: the file that the values come from, for messages.
+
+    Raises:
+        ConfigError: a key is unknown or a value has the wrong type.
+    """
+    hints = typing.get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    values = {}
+    for key, value in plain.items():
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key {key!r} of {schema.__name__}{nearest(key, fields)}")
+        if _holds_component(fields[key]) and key in GROUPS:
+            values[key] = _component_from_dict(GROUPS[key], value, where)
+        elif dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: {key} must hold keys and values, not {value!r}")
+            values[key] = from_dict(typing.cast(type[Any], hints[key]), value, where)
+        elif not _fits(value, hints[key]):
+            raise ConfigError(f"{where}: {key}={value!r} should be {_describe(hints[key])}")
+        else:
+            values[key] = float(value) if hints[key] is float else value
+    config = schema(**values)
+    check_ranges(config)
+    return config
+
+
+def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not isinstance(value.get(_NAME), str):
+        raise ConfigError(f"{where}: {registry.group} does not say which {registry.kind} it is ({_NAME})")
+    try:
+        entry = registry.entry(value[_NAME])
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}; one of your own comes in by common.user_dir=PATH") from None
+    return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
+
+
+def check_ranges(config: Any, prefix: str = "") -> None:
+    """Check every value against the choices and the range that its field declares.
+
+    Args:
+        config: a configuration, checked with everything below it.
+        prefix: what its keys begin with, for messages.
+
+    Raises:
+        ConfigError: a value is not among the choices or out of range.
+    """
+    for field in dataclasses.fields(config):
+        value, key = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            check_ranges(value, f"{key}.")
+        for item in value if isinstance(value, list) else [value]:
+            _check_value(key, item, field.metadata)
+
+
+def _check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
+    if choices and value is not None and value not in choices:
+        raise ConfigError(f"{key}={value} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if minimum is not None and not value >= minimum:
+            raise ConfigError(f"{key}={value} is below its minimum, {minimum}")
+        if maximum is not None and not value <= maximum:
+            raise ConfigError(f"{key}={value} is above its maximum, {maximum}")
+
+
+def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Every key of a configuration, with its field and its value."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from known_keys(value, f"{prefix}{field.name}.")
+        elif not _holds_component(field) or field.name not in GROUPS:
+            yield prefix + field.name, field, value
+
+
+def _split(override: str) -> tuple[str, str]:
+    if override.startswith(("+", "~")):
+        raise ConfigError(f"{override!r}: keys can be neither added nor deleted; give a known key as key=value")
+    key, equals, value = override.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][\w.\-]*", key):
+        raise ConfigError(f"{override!r} is not of the form key=value; --help lists the keys")
+    if key == "hydra" or key.startswith("hydra."):
+        raise ConfigError(f"{override!r}: hydra's own keys cannot be set; --help lists the keys there are")
+    return key, value
+
+
+def _is_group(schema: type, key: str) -> bool:
+    return key in GROUPS and key in {field.name for field in dataclasses.fields(schema) if _holds_component(field)}
+
+
+def _holds_component(field: dataclasses.Field[Any]) -> bool:
+    return field.type in (Any, "Any")
+
+
+def _store(schema: type, choices: Mapping[str, str]) -> str:
+    """Put the root schema and the chosen components where Hydra finds them; return the root's name."""
+    store = ConfigStore.instance()
+    name = _ROOTS.get(schema, schema.__name__)
+    store.store(name=f"{name}_schema" if schema in _ROOTS else name, node=schema)
+    if schema in _ROOTS:
+        text = resources.files("seqgen.conf").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+        for default in OmegaConf.create(text).defaults:
+            if not isinstance(default, str):
+                choices = {**dict(default.items()), **choices}
+    for group, choice in choices.items():
+        store.store(group=group, name=choice, node=GROUPS[group].config(choice))
+    return name
+
+
+def _run_hydra(name: str, overrides: list[str]) -> Any:
+    try:
+        return OmegaConf.to_object(hydra_compose(name, overrides=overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explain(error, overrides)) from None
+
+
+def _explain(error: Exception, overrides: list[str]) -> str:
+    """Say in one sentence which override Hydra or OmegaConf could not take."""
+    cause = error.__cause__ or error
+    key = getattr(cause, "full_key", None)
+    culprit = getattr(error, "override", None) or next((o for o in overrides if key and o.startswith(key)), None)
+    reason = str(cause).strip().splitlines()[0]
+    if culprit is None:
+        culprit = next((o for o in overrides if o in str(error)), " ".join(overrides))
+    return f"{culprit!r} cannot be used: {reason[:1].lower()}{reason[1:]}"
+
+
+def _locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
+    """Find the dataclass instance and the field that a dotted key names."""
+    *path, last = key.split(".")
+    owner = config
+    for part in path:
+        owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
+    fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
+    if last not in fields:
+        known = [name for name, _, _ in known_keys(config)]
+        raise ConfigError(f"unknown key {key!r}{nearest(key, known)}; --help lists the keys")
+    if dataclasses.is_dataclass(getattr(owner, last)):
+        raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
+    return owner, fields[last]
+
+
+def _annotation(config: Any, key: str) -> Any:
+    owner, field = _locate(config, key)
+    return typing.get_type_hints(type(owner))[field.name]
+
+
+def _choices(config: Any, key: str) -> Sequence[str] | None:
+    return _locate(config, key)[1].metadata.get("choices")
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether values of a type are taken literally: ``str``, ``str | None``, ``list[str]``."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return any(_is_text(part) for part in typing.get_args(annotation))
+    return annotation is str or (typing.get_origin(annotation) is list and typing.get_args(annotation) == (str,))
+
+
+def _parse_text(value: str, annotation: Any) -> str | list[str] | None:
+    if typing.get_origin(annotation) is list:
+        if value.startswith("[") and value.endswith("]"):
+            return [part.strip() for part in value[1:-1].split(",") if part.strip()]
+        return [value] if value else []
+    if value == "null" and annotation is not str:
+        return None
+    return value
+
+
+def _sweep_values(override: str) -> list[str]:
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        return (
+            [f"{parsed.key_or_group}={item}" for item in parsed.sweep_string_iterator()]
+            if (parsed.is_sweep_override())
+            else [override]
+        )
+    except HydraException as error:
+        raise ConfigError(_explain(error, [override])) from None
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if isinstance(annotation, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(annotation))
+    if typing.get_origin(annotation) is list:
+        return isinstance(value, list) and all(_fits(item, typing.get_args(annotation)[0]) for item in value)
+    if annotation is type(None):
+        return value is None
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(annotation, type) and isinstance(value, annotation)
+
+
+def _describe(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
