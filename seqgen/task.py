@@ -114,11 +114,19 @@ class Task:
         model: EncoderDecoderModel = MODELS.of(cfg).component.build_model(cfg, self)  # type: ignore[attr-defined]
         return model
 
-    def build_generator(self, models: Sequence[EncoderDecoderModel], cfg: GenerationConfig) -> SequenceGenerator:
-        """Make the generator that decodes with one model or an ensemble."""
+    def build_generator(
+        self, models: Sequence[EncoderDecoderModel], cfg: GenerationConfig, **further: Any
+    ) -> SequenceGenerator:
+        """Make the generator that decodes with one model or an ensemble.
+
+        Args:
+            models: one or more models over the target vocabulary.
+            cfg: how to decode.
+            further: constructor arguments of ``SequenceGenerator`` that the configuration does not have.
+        """
         from seqgen.generation.sequence_generator import SequenceGenerator
 
-        return SequenceGenerator.from_config(models, self.target_dictionary, cfg)
+        return SequenceGenerator.from_config(models, self.target_dictionary, cfg, **further)
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
         """Put examples into a batch as a model wants it.

@@ -28,7 +28,12 @@ class Member:
     """
 
     def __init__(
-        self, model: EncoderDecoderModel, source: Source, beam_size: int, start_symbol: int | None, use_cache: bool = True
+        self,
+        model: EncoderDecoderModel,
+        source: Source,
+        beam_size: int,
+        start_symbol: int | None,
+        use_cache: bool = True,
     ):
         self.model = model
         self.beam_size = beam_size

@@ -1,0 +1,170 @@
+"""Lines of text in, as many lines of text out, in order: what stands between text and the generator.
+
+``seqgen-generate`` and the validation of ``seqgen-train`` both decode through here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import CheckpointError
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis
+from seqgen.task import Task
+
+
+@dataclass(frozen=True)
+class TextHypothesis:
+    """A hypothesis and its text."""
+
+    text: str
+    hypothesis: Hypothesis
+
+
+@dataclass
+class Translation:
+    """The answer to one line.
+
+    Attributes:
+        id: number of the line, from 0.
+        source: the line.
+        source_tokens: ``(S,)`` int64, what the first model read; empty for an empty line.
+        hypotheses: best first; none for an empty line.
+        notes: what was out of the ordinary, such as a truncation, in words.
+    """
+
+    id: int
+    source: str
+    source_tokens: Tensor
+    hypotheses: list[TextHypothesis] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The best hypothesis, on one line."""
+        return self.hypotheses[0].text.replace("\n", " ") if self.hypotheses else ""
+
+
+@dataclass
+class _Line:
+    """A line on its way: its translation so far, and its ids as each member reads them."""
+
+    translation: Translation
+    sources: list[Tensor]
+
+    @property
+    def length(self) -> int:
+        return max(len(source) for source in self.sources)
+
+
+class Translator:
+    """Decodes text with one model or an ensemble.
+
+    Args:
+        tasks: the task of each member; each encodes the source in its own way.
+        models: the members, over one target vocabulary.
+        cfg: how to decode.
+        need_attention: whether hypotheses carry attention and alignment.
+
+    Raises:
+        CheckpointError: the members' target vocabularies differ.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        models: Sequence[EncoderDecoderModel],
+        cfg: GenerationConfig,
+        need_attention: bool = False,
+    ):
+        self.tasks, self.models, self.cfg = list(tasks), list(models), cfg
+        self.task = self.tasks[0]
+        for number, task in enumerate(self.tasks[1:], start=2):
+            if task.target_dictionary != self.task.target_dictionary:
+                raise CheckpointError(
+                    f"model {number} of the ensemble writes another target vocabulary ({len(task.target_dictionary)} "
+                    f"symbols) than model 1 ({len(self.task.target_dictionary)} symbols); an ensemble needs models "
+                    "that were trained with the same one"
+                )
+        self.generator = self.task.build_generator(self.models, cfg, need_attention=need_attention)
+        self.device = next(self.models[0].parameters()).device
+        self.tokens_written = 0
+
+    def translate(self, lines: Iterable[str], buffer_size: int = 4096) -> Iterator[Translation]:
+        """Decode lines.
+
+        Args:
+            lines: the text, read as it is needed.
+            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch.
+
+        Yields:
+            One translation for each line, in order.
+        """
+        numbered = enumerate(lines)
+        while buffer := list(itertools.islice(numbered, buffer_size)):
+            yield from self._translate_buffer([self._encode(number, text) for number, text in buffer])
+
+    def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
+        for batch in self._batches([line for line in lines if line.sources]):
+            results = self.task.inference_step(self.generator, self.models, self._collate(batch))
+            for line, hypotheses in zip(batch, results, strict=True):
+                self._take(line.translation, hypotheses)
+        return [line.translation for line in lines]
+
+    def _encode(self, number: int, text: str) -> _Line:
+        """Turn a line into ids, cut to what each model can read; an empty line has none."""
+        translation = Translation(number, text, torch.empty(0, dtype=torch.int64))
+        if not text.strip():
+            translation.notes.append("the line is empty, and so is its answer")
+            return _Line(translation, [])
+        unknown = self.task.source_tokenizer.unknown(text)
+        if unknown:
+            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
+            translation.notes.append(f"the vocabulary lacks {shown}")
+        sources = []
+        for task, model in zip(self.tasks, self.models, strict=True):
+            ids, longest = task.encode_source(text), model.max_positions()[0]
+            if len(ids) > longest:
+                translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
+                ids = torch.cat([ids[: longest - 1], ids[-1:]])
+            sources.append(ids)
+        translation.source_tokens = sources[0]
+        return _Line(translation, sources)
+
+    def _batches(self, lines: list[_Line]) -> Iterator[list[_Line]]:
+        """Batches of similar length within the budgets, the longest first."""
+        batch: list[_Line] = []
+        for line in sorted(lines, key=lambda line: line.length, reverse=True):
+            full = len(batch) == self.cfg.batch_size or (len(batch) + 1) * (batch or [line])[0].length > (
+                self.cfg.max_tokens
+            )
+            if batch and full:
+                yield batch
+                batch = []
+            batch.append(line)
+        if batch:
+            yield batch
+
+    def _collate(self, lines: list[_Line]) -> Batch:
+        batches = [
+            task.collate([(line.translation.id, line.sources[member], None) for line in lines], model)
+            for member, (task, model) in enumerate(zip(self.tasks, self.models, strict=True))
+        ]
+        batch = batches[0]
+        batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
+        return batch.to(self.device)
+
+    def _take(self, translation: Translation, hypotheses: list[Hypothesis]) -> None:
+        if not hypotheses:
+            translation.notes.append("every output was forbidden, so that the answer is empty")
+        elif len(hypotheses) < self.cfg.nbest:
+            translation.notes.append(f"only {len(hypotheses)} of {self.cfg.nbest} hypotheses are possible")
+        kept = hypotheses[: self.cfg.nbest]
+        translation.hypotheses = [TextHypothesis(self.task.decode(h.tokens), h) for h in kept]
+        self.tokens_written += len(kept[0].tokens) if kept else 0
