@@ -1,4 +1,4 @@
-"""TODO"""
+"""The commands: each parses, builds, loops and prints."""
 
 if __name__ != "seqgen.cli":
     raise ImportError(f"import this package as 'seqgen.cli', not as {__name__!r}, or its components register twice")

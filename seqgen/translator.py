@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import CheckpointError
+from seqgen.generation.scorer import SequenceScorer
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
@@ -109,6 +110,31 @@ class Translator:
         numbered = enumerate(lines)
         while buffer := list(itertools.islice(numbered, buffer_size)):
             yield from self._translate_buffer([self._encode(number, text) for number, text in buffer])
+
+    def score(self, sources: Sequence[str], references: Sequence[str]) -> Iterator[Hypothesis]:
+        """Find the log-probabilities that the models give to known targets.
+
+        Args:
+            sources: the source lines.
+            references: the target of each.
+
+        Yields:
+            For each line, in order, its target with scores. An empty line is scored like any other.
+        """
+        first = self.task
+        pad, eos = first.target_dictionary.pad(), first.target_dictionary.eos()
+        scorer = SequenceScorer(
+            self.models, pad, eos, not self.cfg.unnormalized, self.cfg.ensemble_average, self.cfg.ensemble_weights
+        )
+        for start in range(0, len(sources), self.cfg.batch_size):
+            rows = range(start, min(start + self.cfg.batch_size, len(sources)))
+            batches = [
+                task.collate([(i, task.encode_source(sources[i]), first.encode_target(references[i])) for i in rows], m)
+                for task, m in zip(self.tasks, self.models, strict=True)
+            ]
+            batch = batches[0]
+            batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
+            yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
 
     def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
         for batch in self._batches([line for line in lines if line.sources]):

@@ -1,0 +1,36 @@
+# make demo   train, decode and score the built-in example      make test      the fast tests
+# make lint   ruff and mypy                                      make test-all  the slow ones too
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install demo test test-all lint bench clean
+
+install: $(VENV)/installed
+
+# torch goes first and alone: the versions that follow must not make pip look for another build of it
+$(VENV)/installed: setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+demo: install
+	$(BIN)/python -m examples.demo
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+# mypy sees models/, tasks/ and cli/ as parts of seqgen only where the package is installed plainly
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/lint && $(PIP) install --quiet --no-deps --no-build-isolation --target build/lint .
+	cd build/lint && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --python-executable ../../$(BIN)/python -p seqgen
+
+clean:
+	rm -rf $(VENV) build *.egg-info

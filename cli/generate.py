@@ -1,0 +1,125 @@
+"""``seqgen-generate``: decode a test split, a file or standard input with a model or an ensemble."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.formats import FORMATS
+from seqgen.cli.output import open_output
+from seqgen.config import GenerateConfig
+from seqgen.data.text import decode_line, read_lines
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.scores import text_scores
+from seqgen.loading import load_model
+from seqgen.translator import Translator
+
+DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
+STDIN_BUFFER = 4096
+"""Lines that are read from a pipe or a file before they are decoded together."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    run(GenerateConfig, generate, DESCRIPTION, argv)
+
+
+def generate(cfg: GenerateConfig) -> int:
+    """Decode what the configuration names.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+    """
+    if not cfg.path:
+        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    if cfg.input not in ("", "-") and cfg.output != "-" and Path(cfg.input).resolve() == Path(cfg.output).resolve():
+        raise ConfigError(f"output={cfg.output} would overwrite the input; name another file")
+    device = set_up_device(cfg.common)
+    loaded = [load_model(path, device=device) for path in cfg.path]
+    translator = Translator(
+        [item.task for item in loaded],
+        [item.model for item in loaded],
+        cfg.generation,
+        need_attention=cfg.format == "json",
+    )
+    lines = _input_lines(cfg, translator)
+    references = _references(cfg, translator)
+    hypotheses: list[str] = []
+    notes: list[tuple[int, str]] = []
+    start = time.perf_counter()
+    with open_output(cfg.output) as file:
+        write = FORMATS[cfg.format](translator, references)
+        for translation in translator.translate(lines, _buffer_size(cfg)):
+            hypotheses.append(translation.text)
+            notes += [(translation.id + 1, note) for note in translation.notes]
+            file.write(write(translation))
+            if _buffer_size(cfg) == 1:
+                file.flush()
+    seconds = time.perf_counter() - start
+    _report(cfg, hypotheses, references, notes, seconds, translator.tokens_written)
+    return 0
+
+
+def _input_lines(cfg: GenerateConfig, translator: Translator) -> Iterator[str]:
+    if cfg.input == "-":
+        return (
+            decode_line(line.removesuffix(b"\n"), "standard input", number)
+            for number, line in enumerate(sys.stdin.buffer, start=1)
+        )
+    if cfg.input:
+        if not Path(cfg.input).is_file():
+            raise DataError(f"input={cfg.input}: there is no such file")
+        return read_lines(Path(cfg.input))
+    return translator.task.source_lines(cfg.dataset.gen_subset)
+
+
+def _references(cfg: GenerateConfig, translator: Translator) -> list[str] | None:
+    if cfg.reference:
+        return list(read_lines(Path(cfg.reference)))
+    if not cfg.input:
+        lines = translator.task.references(cfg.dataset.gen_subset)
+        return None if lines is None else list(lines)
+    return None
+
+
+def _buffer_size(cfg: GenerateConfig) -> int:
+    if cfg.generation.buffer_size:
+        return cfg.generation.buffer_size
+    return 1 if cfg.input == "-" and sys.stdin.isatty() else STDIN_BUFFER
+
+
+def _report(
+    cfg: GenerateConfig,
+    hypotheses: list[str],
+    references: list[str] | None,
+    notes: list[tuple[int, str]],
+    seconds: float,
+    tokens: int,
+) -> None:
+    """Say what was out of the ordinary, the scores and the speed."""
+    for line, note in notes[:20]:
+        log(f"line {line}: {note}")
+    if len(notes) > 20:
+        log(f"... and {len(notes) - 20} further notes")
+    stream = sys.stderr if cfg.output == "-" else sys.stdout
+    if references is not None:
+        if len(references) != len(hypotheses):
+            raise DataError(
+                f"{len(hypotheses)} lines were decoded but the reference has {len(references)}; the output is written, "
+                "the scores are not computed"
+            )
+        if references:
+            for name, score in text_scores(hypotheses, references).items():
+                print(f"{name} = {score.value:.2f}{f'  ({score.signature})' if score.signature else ''}", file=stream)
+    speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
+    print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""``seqgen-preprocess``: make a run's tokenizer and encode its text, so that training starts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from seqgen.cli.command import run
+from seqgen.config import TrainConfig
+from seqgen.errors import ConfigError
+from seqgen.registry import TASKS
+from seqgen.training.checkpoints import run_lock
+
+DESCRIPTION = """makes the tokenizer of a run folder and encodes the text of its splits, as seqgen-train would.
+It takes the arguments of seqgen-train, which afterwards starts at once."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    run(TrainConfig, preprocess, DESCRIPTION, argv)
+
+
+def preprocess(cfg: TrainConfig) -> int:
+    """Prepare the data of a run.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+    """
+    if not cfg.run_dir:
+        raise ConfigError("run_dir is missing: give run_dir=FOLDER, the folder that seqgen-train will be given")
+    folder = Path(cfg.run_dir)
+    with run_lock(folder):
+        task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
+        print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
+        for split in task.splits():
+            data = task.dataset(split)
+            print(f"{split}: {len(data)} pairs")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""``seqgen-score``: score text against references, or the probabilities that models give to references."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seqgen.cli.command import run, set_up_device
+from seqgen.cli.output import open_output
+from seqgen.config import CommonConfig, GenerationConfig, option
+from seqgen.data.text import read_lines
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.scores import text_scores
+from seqgen.loading import load_model
+from seqgen.translator import Translator
+
+DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and reference=FILE it
+writes the log-probability that the model (or ensemble) gives to each reference line."""
+
+
+@dataclass
+class ScoreConfig:
+    """Everything that ``seqgen-score`` is told."""
+
+    hypothesis: str = option("", "text file to score, one sentence a line")
+    reference: str = option("", "text file with the right answers")
+    lowercase: bool = option(False, "upper and lower case count as equal")
+    tokenize: str = option("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "char", "none", "zh"))
+    path: list[str] = option([], "run folders or checkpoints whose probabilities are wanted")
+    source: str = option("", "text file that the references translate")
+    output: str = option("-", "file for the probabilities, one JSON object a line; - for standard output")
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    run(ScoreConfig, score, DESCRIPTION, argv)
+
+
+def score(cfg: ScoreConfig) -> int:
+    """Score what the configuration names.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+    """
+    if not cfg.reference:
+        raise ConfigError("reference is missing: give reference=FILE")
+    if bool(cfg.hypothesis) == bool(cfg.path):
+        raise ConfigError(
+            "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model)"
+        )
+    if cfg.path:
+        return _score_by_model(cfg)
+    hypotheses, references = _parallel(cfg.hypothesis, cfg.reference)
+    for name, value in text_scores(hypotheses, references, cfg.lowercase, cfg.tokenize).items():
+        print(f"{name} = {value.value:.2f}{f'  ({value.signature})' if value.signature else ''}")
+    return 0
+
+
+def _score_by_model(cfg: ScoreConfig) -> int:
+    if not cfg.source:
+        raise ConfigError("source is missing: give source=FILE, the text that the references translate")
+    sources, references = _parallel(cfg.source, cfg.reference)
+    device = set_up_device(cfg.common)
+    loaded = [load_model(path, device=device) for path in cfg.path]
+    translator = Translator([item.task for item in loaded], [item.model for item in loaded], cfg.generation)
+    total, tokens = 0.0, 0
+    with open_output(cfg.output) as file:
+        for number, hypothesis in enumerate(translator.score(sources, references)):
+            record = {
+                "id": number,
+                "score": hypothesis.score,
+                "tokens": hypothesis.tokens.tolist(),
+                "positional_scores": hypothesis.positional_scores.tolist(),
+            }
+            file.write(json.dumps(record) + "\n")
+            total += float(hypothesis.positional_scores.sum())
+            tokens += len(hypothesis.tokens)
+    stream = sys.stderr if cfg.output == "-" else sys.stdout
+    print(f"{len(sources)} sentences, {tokens} tokens: {total / tokens:.4f} nats a token", file=stream)
+    return 0
+
+
+def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
+    left, right = list(read_lines(Path(first))), list(read_lines(Path(second)))
+    if len(left) != len(right):
+        raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
+    if not left:
+        raise DataError(f"{first} is empty; give a file with at least one line")
+    return left, right
+
+
+if __name__ == "__main__":
+    main()
