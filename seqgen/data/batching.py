@@ -1,0 +1,159 @@
+"""Which examples go together into a batch, and in which order the batches come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of positions, kept in two flat arrays because there may be hundreds of thousands of them.
+
+    Attributes:
+        order: ``(n,)`` int64 positions, batch after batch.
+        starts: ``(batches,)`` int64 where each batch begins in ``order``.
+        stops: ``(batches,)`` int64 where each batch ends.
+    """
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        """The positions of a batch."""
+        return self.order[self.starts[index] : self.stops[index]]
+
+    def select(self, which: NDArray[np.int64]) -> Batches:
+        """Some of the batches, in the given order."""
+        return Batches(self.order, self.starts[which], self.stops[which])
+
+    def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batches:
+        """The batches of one of several processes: every ``world_size``-th.
+
+        Args:
+            rank: which process, from 0.
+            world_size: how many processes.
+            even: whether every process shall get the same number of batches, as training in step needs; the first
+                batches of the epoch are then given out again until it comes out even. Without it each batch is given
+                out exactly once, as evaluation needs, and the last processes may get one batch less.
+        """
+        count = len(self)
+        if even:
+            count += -count % world_size
+        return self.select(np.arange(rank, count, world_size) % max(1, len(self)))
+
+
+def generator(seed: int, epoch: int) -> np.random.Generator:
+    """The random generator of an epoch.
+
+    Args:
+        seed: the run's seed.
+        epoch: number of the epoch.
+    """
+    return np.random.default_rng([seed, epoch])
+
+
+def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None = None) -> NDArray[np.int64]:
+    """Bring examples of like lengths together.
+
+    The target's length counts first, because a target token costs the most (its logits are as wide as the vocabulary);
+    within it, sources go from short to long and from long to short by turns, so that neighbours are alike at each step
+    from one target length to the next too::
+
+        target  3 3 3 4 4 4 5 5 5
+        source  2 4 7 8 5 3 3 4 6
+
+    Args:
+        lengths: ``(n, sides)`` tokens of each example: source, and target where there is one.
+        ties: shuffles examples of equal lengths; ``None`` leaves them in their order.
+
+    Returns:
+        ``(n,)`` int64 the examples in the new order.
+    """
+    source, target = lengths[:, 0].astype(np.int64), lengths[:, -1].astype(np.int64)
+    rank = np.arange(len(lengths)) if ties is None else ties.permutation(len(lengths))
+    snake = np.where(target % 2 == 0, source, source.max(initial=0) - source)
+    key = target * (snake.max(initial=0) + 1) + snake
+    order: NDArray[np.int64] = rank[np.argsort(key[rank], kind="stable")]
+    return order
+
+
+def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | None) -> NDArray[np.int64]:
+    """Cut a sequence of examples into batches, each as long as it may be.
+
+    A batch's size is its rows times the longest of its sizes, which is what it takes up with its padding. An example
+    that is larger than ``max_tokens`` alone gets a batch of its own.
+
+    Args:
+        sizes: ``(n,)`` tokens of each example: the longer of its sides.
+        max_tokens: most tokens in a batch, padding included; ``None`` for no limit.
+        batch_size: most examples in a batch; ``None`` for no limit.
+
+    Returns:
+        ``(batches,)`` int64 where each batch begins.
+    """
+    starts = []
+    start, n = 0, len(sizes)
+    while start < n:
+        starts.append(start)
+        rows = n - start if batch_size is None else batch_size
+        if max_tokens is not None:
+            rows = min(rows, max_tokens // max(1, int(sizes[start])))
+            # the longest so far times the rows so far never falls, so the last row that fits can be searched for
+            longest = np.maximum.accumulate(sizes[start : start + rows], dtype=np.int64)
+            tokens = longest * np.arange(1, len(longest) + 1)
+            rows = int(np.searchsorted(tokens, max_tokens, side="right"))
+        start += max(1, rows)
+    return np.array(starts, np.int64)
+
+
+def make_batches(
+    lengths: NDArray[np.int32],
+    *,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+    rng: np.random.Generator | None = None,
+) -> Batches:
+    """Put every example into exactly one batch, like lengths together.
+
+    Args:
+        lengths: ``(n, sides)`` tokens of each example.
+        max_tokens: most tokens in a batch: rows times the longest source or target; ``None`` for no limit.
+        batch_size: most examples in a batch; ``None`` for no limit.
+        rng: shuffles the batches and what is of equal length; ``None`` for an order that is always the same.
+
+    Raises:
+        ValueError: a limit is below 1.
+    """
+    for name, limit in (("max_tokens", max_tokens), ("batch_size", batch_size)):
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} is {limit} but must be at least 1; None stands for no limit")
+    order = sort_by_length(lengths, rng)
+    starts = split(lengths.max(axis=1)[order], max_tokens, batch_size)
+    batches = Batches(order, starts, np.append(starts[1:], len(order)))
+    return batches if rng is None else batches.select(rng.permutation(len(batches)))
+
+
+def padding_share(lengths: NDArray[np.int32], batches: Batches) -> NDArray[np.float64]:
+    """How much of the batches is padding.
+
+    Args:
+        lengths: ``(n, sides)`` tokens of each example.
+        batches: how they are put together.
+
+    Returns:
+        ``(sides,)`` padding divided by all positions, for each side.
+    """
+    real = padded = np.zeros(lengths.shape[1])
+    for i in range(len(batches)):
+        rows = lengths[batches[i]]
+        real = real + rows.sum(axis=0)
+        padded = padded + len(rows) * rows.max(axis=0)
+    share: NDArray[np.float64] = 1 - real / padded
+    return share

@@ -1,0 +1,251 @@
+"""The vocabulary: symbols and their ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from seqgen.data.files import write_atomically
+from seqgen.data.text import decode_line, read_chunks
+from seqgen.errors import DataError
+
+FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+"""The symbols that a ``dict.txt`` does not list; their ids are 0 to 3."""
+
+OVERWRITE_FLAG = "#fairseq:overwrite"
+
+
+class Dictionary:
+    """Symbols, their ids, and how often each was seen.
+
+    A new one has the four special symbols with fairseq's ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
+
+    Args:
+        symbols: all symbols in the order of their ids, special ones included; ``None`` for the four special ones.
+        counts: how often each was seen; ``None`` for not known (all 0).
+        pad: id of padding.
+        eos: id of end-of-sentence.
+        unk: id of what is not in the vocabulary.
+        bos: id of begin-of-sentence; ``None`` where there is none.
+
+    Raises:
+        DataError: a symbol occurs twice, or a special id is outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        symbols: Iterable[str] | None = None,
+        counts: Iterable[int] | None = None,
+        *,
+        pad: int = 1,
+        eos: int = 2,
+        unk: int = 3,
+        bos: int | None = 0,
+    ):
+        self.symbols = list(FAIRSEQ_SPECIALS if symbols is None else symbols)
+        self.counts = [0] * len(self.symbols) if counts is None else list(counts)
+        self._pad, self._eos, self._unk, self._bos = pad, eos, unk, bos
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        if len(self._ids) < len(self.symbols):
+            twice = next(symbol for i, symbol in enumerate(self.symbols) if self._ids[symbol] != i)
+            raise DataError(f"the vocabulary has {twice!r} twice; remove one")
+        if len(self.counts) != len(self.symbols):
+            raise DataError(f"the vocabulary has {len(self.symbols)} symbols but {len(self.counts)} counts")
+        for name, value in self.special_ids.items():
+            if value is not None and not 0 <= value < len(self.symbols):
+                raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} symbols")
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids of ``pad``, ``eos``, ``unk`` and ``bos`` by name."""
+        return {"pad": self._pad, "eos": self._eos, "unk": self._unk, "bos": self._bos}
+
+    def pad(self) -> int:
+        """Id of padding."""
+        return self._pad
+
+    def eos(self) -> int:
+        """Id of end-of-sentence."""
+        return self._eos
+
+    def unk(self) -> int:
+        """Id of what is not in the vocabulary."""
+        return self._unk
+
+    def bos(self) -> int:
+        """Id of begin-of-sentence; that of end-of-sentence where the vocabulary has none."""
+        return self._eos if self._bos is None else self._bos
+
+    def index(self, symbol: str) -> int:
+        """Id of a symbol, that of unknown ones where it is not in the vocabulary."""
+        return self._ids.get(symbol, self._unk)
+
+    def symbol(self, index: int) -> str:
+        """Symbol of an id.
+
+        Raises:
+            IndexError: there is no such id.
+        """
+        if not 0 <= index < len(self.symbols):
+            raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} symbols")
+        return self.symbols[index]
+
+    def __getitem__(self, index: int) -> str:
+        return self.symbol(index)
+
+    def __contains__(self, symbol: object) -> bool:
+        return symbol in self._ids
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.symbols)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the same ids mean the same; counts do not matter."""
+        if not isinstance(other, Dictionary):
+            return NotImplemented
+        return self.symbols == other.symbols and self.special_ids == other.special_ids
+
+    __hash__ = None  # type: ignore[assignment]  # symbols can be added
+
+    def __repr__(self) -> str:
+        return f"Dictionary({len(self)} symbols, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
+
+    def add_symbol(self, symbol: str, count: int = 1) -> int:
+        """Add a symbol at the end, or count it again where it is there.
+
+        Args:
+            symbol: the symbol.
+            count: how often it was seen.
+
+        Returns:
+            Its id.
+        """
+        index = self._ids.setdefault(symbol, len(self.symbols))
+        if index == len(self.symbols):
+            self.symbols.append(symbol)
+            self.counts.append(0)
+        self.counts[index] += count
+        return index
+
+    def fingerprint(self) -> str:
+        """A hexadecimal hash that is equal for equal vocabularies, the same in every process."""
+        content = json.dumps([self.symbols, self.special_ids], ensure_ascii=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, int], size: int | None = None) -> Self:
+        """Make a vocabulary of the most frequent symbols, with fairseq's special ids.
+
+        Args:
+            counts: how often each symbol was seen.
+            size: most symbols, special ones included; ``None`` for all.
+        """
+        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        dictionary = cls()
+        room = None if size is None else max(0, size - len(dictionary))
+        for symbol, count in [item for item in ordered if item[0] not in dictionary][:room]:
+            dictionary.add_symbol(symbol, count)
+        return dictionary
+
+    @classmethod
+    def from_sentencepiece(cls, model_file: Path | str) -> Self:
+        """The pieces of a SentencePiece model with the model's own ids.
+
+        A special symbol that the model lacks is appended at the end; begin-of-sentence stays away.
+
+        Raises:
+            DataError: the file is missing or not a SentencePiece model.
+        """
+        from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+
+        dictionary = SentencePieceTokenizer(read_model(Path(model_file))).dictionary
+        return cls(dictionary.symbols, **dictionary.special_ids)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a vocabulary: one that ``save`` wrote as ``.json``, or else a fairseq ``dict.txt``.
+
+        Raises:
+            DataError: the file is missing, empty or damaged; the message names the line.
+        """
+        path = Path(path)
+        return cls._load_json(path) if path.suffix == ".json" else cls._load_dict_txt(path)
+
+    @classmethod
+    def _load_dict_txt(cls, path: Path) -> Self:
+        dictionary = cls()
+        for chunk in read_chunks(path):
+            for number, line in enumerate(chunk.lines, chunk.first):
+                text = decode_line(line, path, number)
+                try:
+                    dictionary._add_line(text)
+                except ValueError as error:
+                    raise DataError(f"{path}, line {number}: {error}") from None
+        if len(dictionary) == len(FAIRSEQ_SPECIALS):
+            raise DataError(f"{path} is empty; a vocabulary has a symbol and its count on each line")
+        return dictionary
+
+    def _add_line(self, line: str) -> None:
+        symbol, separator, count = line.rstrip().rpartition(" ")
+        overwrite = count == OVERWRITE_FLAG
+        if overwrite:
+            symbol, separator, count = symbol.rpartition(" ")
+        if not separator or not symbol or not (count.isascii() and count.isdigit()):
+            raise ValueError(f"{line[:60]!r} is not a symbol, a space and a count")
+        if symbol in self and not overwrite:
+            raise ValueError(
+                f"the symbol {symbol!r} is there already; remove one, or add {OVERWRITE_FLAG!r} to the line"
+            )
+        if overwrite and symbol in self:  # the old id stays, under a name that nobody looks up
+            self.symbols[self._ids[symbol]] += f"#{self._ids[symbol]}"
+        self._ids[symbol] = len(self.symbols)
+        self.symbols.append(symbol)
+        self.counts.append(int(count))
+
+    @classmethod
+    def _load_json(cls, path: Path) -> Self:
+        try:
+            content = json.loads(path.read_bytes())
+            symbols, counts = content["symbols"], content["counts"]
+            specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
+            if not all(isinstance(symbol, str) for symbol in symbols):
+                raise TypeError("a symbol is not a string")
+            if not all(value is None or type(value) is int for value in (*counts, *specials.values())):
+                raise TypeError("a count or id is not a whole number")
+            return cls(symbols, counts, **specials)
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, DataError) as error:
+            raise DataError(f"{path} is not a vocabulary, or damaged: {error}") from None
+
+    def save(self, path: Path | str) -> None:
+        """Write the vocabulary: complete as ``.json``, or else as a fairseq ``dict.txt``.
+
+        Raises:
+            DataError: the file cannot be written, or the vocabulary is not one that a ``dict.txt`` can hold.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            content: dict[str, Any] = {**self.special_ids, "symbols": self.symbols, "counts": self.counts}
+            text = json.dumps(content, ensure_ascii=False, indent=0)
+        else:
+            self._check_dict_txt(path)
+            rows = zip(self.symbols[len(FAIRSEQ_SPECIALS) :], self.counts[len(FAIRSEQ_SPECIALS) :], strict=True)
+            text = "".join(f"{symbol} {count}\n" for symbol, count in rows)
+        write_atomically(path, text.encode())
+
+    def _check_dict_txt(self, path: Path) -> None:
+        standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
+        if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
+            raise DataError(f"{path}: a dict.txt is for the special ids {standard} only; save as .json")
+        for i, symbol in enumerate(self.symbols):
+            if not symbol or "\n" in symbol or (i == len(FAIRSEQ_SPECIALS) and symbol.startswith("\ufeff")):
+                raise DataError(f"{path}: a dict.txt cannot hold the symbol {symbol!r}; save as .json")

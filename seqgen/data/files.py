@@ -1,0 +1,90 @@
+"""Writing files and folders so that a reader sees all of them or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from seqgen.errors import DataError
+
+
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn a failure to write (full disk, no permission) into a sentence that names ``path``.
+
+    Raises:
+        DataError: the system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it.
+
+    Args:
+        path: where the file shall be; its folder is made where there is none.
+        content: its bytes.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Fill a folder under a temporary name and rename it when the block ends without an error::
+
+        with new_folder(run / "tokenizer") as temporary:
+            tokenizer.save(temporary)
+
+    Where another process has made the folder meanwhile, that one stays and this one is thrown away.
+
+    Args:
+        folder: where the folder shall be; what stands there is assumed to hold the same.
+
+    Yields:
+        The temporary folder to write into.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with write_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+        try:
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            try:
+                os.rename(temporary, folder)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    # mkstemp and mkdtemp make private files; a run folder is as readable as anything else that its user writes.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,159 @@
+"""Going through a data set epoch by epoch, with a memory of the place."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from seqgen.data.batching import Batches, generator, make_batches
+from seqgen.data.collate import Example
+from seqgen.data.pair_dataset import Dataset
+from seqgen.errors import DataError
+from seqgen.structures import Batch
+
+PREFETCH = 8
+"""Batches that are prepared ahead, for each thread."""
+
+
+class EpochIterator:
+    """Gives the batches of an epoch, then those of the next::
+
+        while iterator.epoch <= max_epoch:
+            for batch in iterator:      # what is left of the epoch
+                ...
+
+    Batches and their order are a function of (data, limits, seed, epoch). Threads prepare batches before they are asked
+    for; they never change the order, and end with the loop, however it ends. A batch counts as consumed when it has
+    been handed out, so a state taken in the loop's body leads to the batch after this one.
+
+    Args:
+        dataset: the examples.
+        collate: puts examples into a batch.
+        max_tokens: most tokens in a batch, padding included; ``None`` for no limit.
+        batch_size: most examples in a batch; ``None`` for no limit.
+        seed: of the order, and of what is random in the examples.
+        shuffle: whether batches come in random order; otherwise from short to long, the same in each epoch.
+        rank: which of several processes this is.
+        world_size: how many processes there are.
+        even: whether each process gets the same number of batches (training) or each batch is given out exactly once
+            (evaluation).
+        num_workers: threads that prepare batches ahead; 0 prepares each when it is asked for.
+
+    Attributes:
+        epoch: number of the epoch that is being gone through, from 1.
+        consumed: batches of it that have been handed out by this process.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        collate: Callable[[Sequence[Example]], Batch],
+        *,
+        max_tokens: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 1,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        even: bool = True,
+        num_workers: int = 1,
+    ):
+        self.dataset = dataset
+        self.collate = collate
+        self.max_tokens = max_tokens
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world_size = world_size
+        self.even = even
+        self.num_workers = num_workers
+        self.epoch = 1
+        self.consumed = 0
+        self._made: tuple[int, Batches] | None = None
+
+    def _all_batches(self) -> Batches:
+        """The current epoch's batches, of all processes."""
+        if self._made is None or self._made[0] != self.epoch:
+            rng = generator(self.seed, self.epoch) if self.shuffle else None
+            lengths = self.dataset.lengths(self.epoch)
+            batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
+            self._made = self.epoch, batches
+        return self._made[1]
+
+    @property
+    def batches(self) -> Batches:
+        """The current epoch's batches of positions in the data set, those of this process."""
+        return self._all_batches().shard(self.rank, self.world_size, even=self.even)
+
+    def __len__(self) -> int:
+        """Batches in the current epoch, those consumed included."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """What is left of the current epoch; at its end the next epoch begins."""
+        epoch, batches = self.epoch, self.batches
+        left = range(self.consumed, len(batches))
+        for batch in self._in_line(batches, left) if self.num_workers < 1 else self._ahead(batches, left):
+            self.consumed += 1
+            yield batch
+        if self.epoch == epoch:
+            self.epoch, self.consumed = epoch + 1, 0
+
+    def _prepare(self, batches: Batches, index: int, epoch: int) -> Batch:
+        positions = batches[index].tolist()
+        return self.collate([self.dataset.example(position, epoch=epoch, seed=self.seed) for position in positions])
+
+    def _in_line(self, batches: Batches, indices: range) -> Iterator[Batch]:
+        return (self._prepare(batches, index, self.epoch) for index in indices)
+
+    def _ahead(self, batches: Batches, indices: range) -> Iterator[Batch]:
+        pool = ThreadPoolExecutor(self.num_workers, thread_name_prefix="seqgen-batches")
+        epoch, todo = self.epoch, iter(indices)
+        waiting: deque[Future[Batch]] = deque()
+
+        def submit(count: int) -> None:
+            waiting.extend(pool.submit(self._prepare, batches, i, epoch) for i in itertools.islice(todo, count))
+
+        try:
+            submit(PREFETCH * self.num_workers)
+            while waiting:
+                batch = waiting.popleft().result()
+                submit(1)
+                yield batch
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place: the same in all processes, and enough to go on from exactly here."""
+        return {
+            "epoch": self.epoch,
+            "consumed": self.consumed * self.world_size,
+            "batches": len(self._all_batches()),
+            "examples": len(self.dataset),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a place that ``state_dict`` gave.
+
+        Args:
+            state: the place. It may come from another number of processes; in the middle of an epoch, the batches of
+                the last, incomplete round are then given out again.
+
+        Raises:
+            DataError: the data or the batch limits are not those that the place was taken in, so that it means nothing.
+        """
+        self.epoch = int(state["epoch"])
+        self.consumed = int(state["consumed"]) // self.world_size
+        if self.consumed == 0:
+            return  # at the beginning of an epoch, other data or limits do no harm
+        found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
+        if any(found[name] != state[name] for name in found):
+            raise DataError(
+                f"the checkpoint was saved within an epoch of {state['batches']} batches with {state['examples']} "
+                f"examples, but now there are {found['batches']} with {found['examples']}; continue with the same data "
+                "and batch limits, or start a new run with checkpoint.finetune_from"
+            )

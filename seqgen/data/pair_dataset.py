@@ -1,0 +1,248 @@
+"""Sentences and their translations, encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seqgen.data.collate import Example
+from seqgen.data.token_store import TokenStore
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.errors import DataError
+
+MAX_EXAMPLES = 5
+
+
+class Dataset(Protocol):
+    """What ``EpochIterator`` asks of a data set; its examples may depend on the epoch, as noise and samples do."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    def lengths(self, epoch: int) -> NDArray[np.int32]:
+        """``(n, sides)`` tokens of each example, end-of-sentence included: source, and target where there is one."""
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        """The example at a position; the same for the same arguments, in every process."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The source or the target of a data set.
+
+    Attributes:
+        store: the ids of each line, without end-of-sentence.
+        eos: id of end-of-sentence.
+        tokenizer: segments anew at each reading, for subword sampling; ``None`` for the ids in the store.
+        text: the UTF-8 bytes of each line, for sampling.
+    """
+
+    store: TokenStore
+    eos: int
+    tokenizer: Tokenizer | None = None
+    text: TokenStore | None = None
+
+    def lengths(self) -> NDArray[np.int32]:
+        """``(n,)`` tokens of each line, end-of-sentence included."""
+        return self.store.lengths() + np.int32(1)
+
+    def tokens(self, index: int, limit: int | None = None) -> Tensor:
+        """Read a line.
+
+        Args:
+            index: its number, from 0.
+            limit: most tokens; what is longer is cut before end-of-sentence.
+
+        Returns:
+            ``(length,)`` int64, end-of-sentence included.
+        """
+        ids = self.store[index]
+        if limit is not None:
+            ids = ids[: limit - 1]
+        tokens = torch.empty(len(ids) + 1, dtype=torch.long)
+        tokens.numpy()[:-1] = ids
+        tokens[-1] = self.eos
+        return tokens
+
+    def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
+        """Segment a line at random where there is subword sampling; see ``tokens``.
+
+        A sample that is longer than ``limit`` is not taken, the stored ids are.
+
+        Args:
+            index: the line's number, from 0.
+            limit: most tokens.
+            seed: whatever the randomness shall depend on.
+        """
+        if self.tokenizer is None or self.text is None:
+            return self.tokens(index, limit)
+        number = int(np.random.SeedSequence((*seed, index)).generate_state(1)[0])
+        ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
+        if limit is not None and len(ids) >= limit:
+            return self.tokens(index, limit)
+        return torch.tensor([*ids, self.eos])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Pairs that are not used as they stand.
+
+    Attributes:
+        what: what is the matter with them, and what becomes of them.
+        count: how many.
+        examples: file and line of the first few.
+    """
+
+    what: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} {self.what}: {'; '.join(self.examples)}{'; ...' if self.count > len(self.examples) else ''}"
+        )
+
+
+class PairDataset:
+    """Sentences, and their translations where there are any.
+
+    Pairs with an empty side are left out. Those longer than the limits are left out, truncated or an error.
+
+    Args:
+        source: the source side.
+        target: the target side; ``None`` where there is none.
+        name: the split's name, for messages.
+        max_source_positions: most source tokens, end-of-sentence included; ``None`` for no limit.
+        max_target_positions: likewise of the target.
+        on_overlong: what is done with longer pairs: ``drop``, ``truncate`` or ``error``.
+
+    Attributes:
+        indices: ``(n,)`` int64 line, from 0, of each pair that is used.
+        left_out: what is not used as it stands, for the report.
+
+    Raises:
+        DataError: the sides have unequal lengths, no pair is left, or a pair is too long and that is an error.
+    """
+
+    def __init__(
+        self,
+        source: Side,
+        target: Side | None = None,
+        *,
+        name: str = "data",
+        max_source_positions: int | None = None,
+        max_target_positions: int | None = None,
+        on_overlong: str = "drop",
+    ):
+        if target is not None and len(source.store) != len(target.store):
+            raise DataError(f"{name}: there are {len(source.store)} source lines but {len(target.store)} target lines")
+        self.source, self.target, self.name, self.on_overlong = source, target, name, on_overlong
+        self.limits = (max_source_positions, max_target_positions)
+        self.left_out: list[LeftOut] = []
+        sides = [source] if target is None else [source, target]
+        lengths = np.stack([side.lengths() for side in sides], axis=1)
+        self.indices = self._select(lengths)
+        ceilings = [np.iinfo(np.int32).max if limit is None else limit for limit in self.limits[: len(sides)]]
+        self._lengths = np.minimum(lengths[self.indices], np.array(ceilings, np.int32))
+        if len(self.indices) == 0:
+            raise DataError(f"{name}: no pair can be used. {' '.join(str(item) + '.' for item in self.left_out)}")
+
+    def _select(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Note which pairs are empty or too long, and return the lines that are used."""
+        empty = (lengths == 1).any(1)
+        overlong = np.zeros_like(empty)
+        for column, limit in zip(lengths.T, self.limits, strict=False):
+            if limit is not None:
+                overlong |= column > limit
+        overlong &= ~empty
+        limit_text = " or ".join(
+            f"{limit} {side} tokens"
+            for limit, side in zip(self.limits, ("source", "target"), strict=True)
+            if limit is not None
+        )
+        if self.on_overlong == "error" and overlong.any():
+            found = self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
+            raise DataError(f"{found}; shorten them, raise the limit, or set on_overlong to drop or truncate")
+        truncate = self.on_overlong == "truncate"
+        self._note(f"pairs of {self.name} have an empty side and are left out", empty)
+        done = "truncated" if truncate else "left out"
+        self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
+        return np.flatnonzero(~empty if truncate else ~(empty | overlong))
+
+    def _note(self, what: str, mask: NDArray[np.bool_]) -> LeftOut:
+        # argmax-like search for the first few only: the mask may have millions of entries
+        lines = np.flatnonzero(mask)
+        note = LeftOut(what, len(lines), tuple(self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]))
+        if note.count:
+            self.left_out.append(note)
+        return note
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> PairDataset:
+        """The same pairs under limits that are no wider, such as a model's.
+
+        Args:
+            max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
+            max_target_positions: likewise of the target.
+
+        Raises:
+            DataError: as in the constructor.
+        """
+        wanted = (max_source_positions, max_target_positions)
+        both = [min((x for x in pair if x is not None), default=None) for pair in zip(self.limits, wanted, strict=True)]
+        return PairDataset(
+            self.source,
+            self.target,
+            name=self.name,
+            max_source_positions=both[0],
+            max_target_positions=both[1],
+            on_overlong=self.on_overlong,
+        )
+
+    def report(self) -> list[str]:
+        """Sentences about pairs that are left out or truncated, and about what the tokenizers have never seen."""
+        sentences = [f"{item}." for item in self.left_out]
+        for side in (self.source, self.target):
+            if side is not None and side.store.meta.unknown_lines:
+                meta = side.store.meta
+                examples = "; ".join(side.store.where(i) for i in meta.unknown_examples[:MAX_EXAMPLES])
+                more = "; ..." if meta.unknown_lines > MAX_EXAMPLES else ""
+                sentences.append(
+                    f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that "
+                    f"the vocabulary lacks: {examples}{more}."
+                )
+        return sentences
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def lengths(self, epoch: int = 0) -> NDArray[np.int32]:
+        """``(n, sides)`` tokens of each pair after truncation, end-of-sentence included, before subword sampling."""
+        return self._lengths
+
+    def __getitem__(self, position: int) -> Example:
+        """A pair as it is stored, without subword sampling."""
+        index = int(self.indices[position])
+        target = None if self.target is None else self.target.tokens(index, self.limits[1])
+        return Example(index, self.source.tokens(index, self.limits[0]), target)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[position] for position in range(len(self)))
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        """A pair as an epoch sees it, subword sampling included.
+
+        Args:
+            position: which pair.
+            epoch: number of the epoch.
+            seed: seed of the samples.
+        """
+        index = int(self.indices[position])
+        source = self.source.sample(index, self.limits[0], (seed, epoch, 0))
+        target = None if self.target is None else self.target.sample(index, self.limits[1], (seed, epoch, 1))
+        return Example(index, source, target)

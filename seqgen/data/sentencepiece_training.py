@@ -1,0 +1,99 @@
+"""Training SentencePiece models."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+
+import sentencepiece
+
+from seqgen.errors import DataError
+
+THREADS = 8
+"""Fixed, because the sums of the threads are added up and another number of them gives slightly different pieces."""
+
+MAX_LINES = 5_000_000
+"""A larger text is sampled, so that it fits into memory."""
+
+MAX_CHARACTERS = 1000
+"""Longer lines are cut, since SentencePiece would leave them out."""
+
+
+def train_sentencepiece(
+    lines: Iterable[str],
+    *,
+    vocab_size: int,
+    model_type: str = "unigram",
+    character_coverage: float = 1.0,
+    key: str = "vocab_size",
+) -> bytes:
+    """Train a SentencePiece model; the same text and settings give the same model.
+
+    Args:
+        lines: the text.
+        vocab_size: number of pieces, the four special symbols included.
+        model_type: ``unigram`` or ``bpe``.
+        character_coverage: share of the text's characters that get a piece of their own.
+        key: the configuration key of ``vocab_size``, for messages.
+
+    Returns:
+        The model file's content, with the ids ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
+
+    Raises:
+        DataError: the text cannot be read, has no words, or does not suit the vocabulary's size.
+    """
+    model = io.BytesIO()
+    reader = _Reader(lines)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(reader),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            character_coverage=character_coverage,
+            num_threads=THREADS,
+            input_sentence_size=MAX_LINES,
+            shuffle_input_sentence=True,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=3,
+            minloglevel=4,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise reader.error or _explain(str(error), vocab_size, key) from None
+    return model.getvalue()
+
+
+class _Reader:
+    """Iterates over lines and keeps the error that ended it, which does not pass through SentencePiece unchanged."""
+
+    def __init__(self, lines: Iterable[str]):
+        self.lines = lines
+        self.error: DataError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for line in self.lines:
+                for start in range(0, len(line), MAX_CHARACTERS):
+                    yield line[start : start + MAX_CHARACTERS]
+        except DataError as error:
+            self.error = error
+            raise
+
+
+def _explain(message: str, vocab_size: int, key: str) -> DataError:
+    if found := re.search(r"too high \(\d+\)\. Please set it to a value <= (\d+)", message):
+        return DataError(
+            f"the training text is too small for a vocabulary of {vocab_size} pieces; "
+            f"set {key} to at most {found.group(1)}"
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return DataError(
+            f"the training text has more characters than a vocabulary of {vocab_size} pieces can hold; "
+            f"set {key} to at least {found.group(1)}, or character_coverage lower"
+        )
+    if "sentences_.empty()" in message:
+        return DataError("the training text has no words to learn a vocabulary from; every line is empty")
+    return DataError(f"SentencePiece cannot be trained on this text: {' '.join(message.split())}")

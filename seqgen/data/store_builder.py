@@ -1,0 +1,238 @@
+"""Encoding text files into token stores: once, in parallel, keyed by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqgen.data.files import new_folder
+from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
+from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStoreError, StoreMeta, TokenStore
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.errors import DataError
+
+MAX_EXAMPLES = 10
+PARALLEL_CHUNKS = 8
+"""A text of fewer chunks is encoded in this process: starting others would take longer."""
+
+
+class LineEncoder(Protocol):
+    """Turns lines into values for a store; it is sent to worker processes, so it must survive pickling."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+
+    @property
+    def unknown(self) -> int | None:
+        """The value that stands for what is not known, counted for reports."""
+
+    def fingerprint(self) -> str:
+        """Changes whenever the same line would give other values."""
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """A sequence of values for each line."""
+
+
+@dataclass
+class TokenEncoder:
+    """Lines to a tokenizer's ids, without end-of-sentence."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest type that holds every id."""
+        return np.dtype(np.uint16 if len(self.tokenizer.dictionary) <= 1 << 16 else np.uint32)
+
+    @property
+    def unknown(self) -> int | None:
+        """The unknown symbol."""
+        return self.tokenizer.dictionary.unk()
+
+    def fingerprint(self) -> str:
+        """The tokenizer's."""
+        return self.tokenizer.fingerprint()
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """The ids of each line."""
+        return list(self.tokenizer.encode_lines(lines))
+
+
+class TextEncoder:
+    """Lines to their UTF-8 bytes, for data that is segmented anew each time it is read."""
+
+    dtype = np.dtype(np.uint8)
+    unknown = None
+
+    def fingerprint(self) -> str:
+        """Always the same."""
+        return "utf-8"
+
+    def encode_lines(self, lines: Sequence[str]) -> list[Any]:
+        """The bytes of each line."""
+        return [line.encode() for line in lines]
+
+
+@dataclass
+class _Encoded:
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+    unknown_values: int
+    unknown_lines: NDArray[np.int64]
+
+
+def _encode(encoder: LineEncoder, chunk: LineChunk) -> _Encoded:
+    rows = encoder.encode_lines(chunk.decode())
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    values = np.fromiter(chain.from_iterable(rows), encoder.dtype, int(lengths.sum()))
+    if encoder.unknown is None:
+        return _Encoded(values, lengths, 0, np.empty(0, np.int64))
+    where = np.flatnonzero(values == encoder.unknown)
+    lines = np.unique(np.searchsorted(np.cumsum(lengths), where, side="right"))
+    return _Encoded(values, lengths, len(where), lines)
+
+
+_encoder: LineEncoder | None = None
+
+
+def _set_encoder(encoder: LineEncoder) -> None:
+    global _encoder  # noqa: PLW0603  # one for each worker process, so that it is sent once and not with every chunk
+    _encoder = encoder
+
+
+def _encode_in_worker(chunk: LineChunk) -> _Encoded:
+    assert _encoder is not None
+    return _encode(_encoder, chunk)
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _encode_all(
+    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int
+) -> Iterator[tuple[int, _Encoded]]:
+    """Encode files; yields the number of the file and what came out, in order, with few chunks in memory at a time."""
+    chunks = ((i, chunk) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
+    if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
+        for i, chunk in chunks:
+            yield i, _encode(encoder, chunk)
+        return
+    # Forking is quick and needs no importable main module. The workers touch neither torch nor a GPU.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_set_encoder, initargs=(encoder,))
+    waiting: deque[tuple[int, Future[_Encoded]]] = deque()
+    try:
+        for i, chunk in chunks:
+            waiting.append((i, pool.submit(_encode_in_worker, chunk)))
+            if len(waiting) > 2 * workers:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that encodes text was killed, perhaps for lack of memory; use fewer workers (task.workers=1)"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Writer:
+    """Writes a store's files chunk by chunk."""
+
+    def __init__(self, folder: Path, files: Sequence[Path], dtype: np.dtype[Any]):
+        self.folder = folder
+        self.meta = StoreMeta(dtype.name, [(path.name, 0) for path in files], checksums={VALUES: 0, OFFSETS: 0})
+
+    def write(self, chunks: Iterator[tuple[int, _Encoded]]) -> None:
+        with open(self.folder / VALUES, "wb") as values, open(self.folder / OFFSETS, "wb") as offsets:
+            self._append(offsets, OFFSETS, np.zeros(1, np.int64))
+            for file, chunk in chunks:
+                ends = self.meta.values + np.cumsum(chunk.lengths)
+                self._note_unknown(chunk)
+                self._append(values, VALUES, chunk.values)
+                self._append(offsets, OFFSETS, ends)
+                self.meta.values += len(chunk.values)
+                self.meta.sequences += len(chunk.lengths)
+                name, lines = self.meta.files[file]
+                self.meta.files[file] = name, lines + len(chunk.lengths)
+        (self.folder / META).write_bytes(self.meta.to_json())
+
+    def _append(self, file: IO[bytes], name: str, array: NDArray[Any]) -> None:
+        content = array.tobytes()
+        self.meta.checksums[name] = zlib.crc32(content, self.meta.checksums[name])
+        file.write(content)
+
+    def _note_unknown(self, chunk: _Encoded) -> None:
+        self.meta.unknown_values += chunk.unknown_values
+        self.meta.unknown_lines += len(chunk.unknown_lines)
+        room = MAX_EXAMPLES - len(self.meta.unknown_examples)
+        self.meta.unknown_examples += (chunk.unknown_lines[:room] + self.meta.sequences).tolist()
+
+
+def build_store(
+    cache: Path,
+    label: str,
+    files: Sequence[Path],
+    encoder: LineEncoder,
+    *,
+    workers: int = 1,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> TokenStore:
+    """Open the store of some text files, encoding them first where that has not been done yet.
+
+    The name of the store is made of the bytes of the files and the encoder's fingerprint, so that another text, or
+    another tokenizer, gets another store, and moving or touching the files changes nothing. A damaged store is built
+    again.
+
+    Args:
+        cache: folder of the stores.
+        label: beginning of the store's name, for people who look into the folder.
+        files: the text files, encoded one after the other.
+        encoder: turns lines into values.
+        workers: processes that encode; 0 for one for each core. The result does not depend on it.
+        chunk_bytes: about how much text a worker gets at a time.
+
+    Returns:
+        The store, a sequence for each line.
+
+    Raises:
+        DataError: a file is missing, empty, damaged or not UTF-8, or the store cannot be written.
+    """
+    content = json.dumps([VERSION, digest(files), encoder.fingerprint()])
+    folder = cache / f"{label}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
+    if folder.is_dir():
+        try:
+            return TokenStore(folder)
+        except DamagedStoreError:
+            shutil.rmtree(folder, ignore_errors=True)
+    with new_folder(folder) as temporary:
+        writer = _Writer(temporary, files, encoder.dtype)
+        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes))
+        for path, (_, lines) in zip(files, writer.meta.files, strict=True):
+            if lines == 0:
+                raise DataError(f"{path} is empty; give a file with at least one line")
+    try:
+        return TokenStore(folder)
+    except DamagedStoreError as error:
+        raise DataError(f"{folder} was written but cannot be read back ({error}); is the disk full?") from None

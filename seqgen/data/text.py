@@ -1,0 +1,182 @@
+"""Reading text files line by line, in constant memory; a line ends with ``\\n`` and with nothing else.
+
+Python's text mode and ``str.splitlines`` also break at ``\\r``, U+0085, U+2028 and others, which occur inside real
+sentences and would shift every line after them against its translation. So everything here reads bytes.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from seqgen.errors import DataError
+
+CHUNK_BYTES = 1 << 20
+"""Text is read in pieces of about this many bytes."""
+
+
+@dataclass(frozen=True)
+class LineChunk:
+    """Some consecutive lines of a file, as bytes without their ``\\n``.
+
+    Attributes:
+        path: the file.
+        first: number of the first line, from 1.
+        lines: the lines.
+    """
+
+    path: Path
+    first: int
+    lines: list[bytes]
+
+    def decode(self) -> list[str]:
+        """The lines as text.
+
+        Raises:
+            DataError: a line is not valid UTF-8.
+        """
+        try:
+            return [line.decode() for line in self.lines]
+        except UnicodeDecodeError:
+            return [decode_line(line, self.path, self.first + i) for i, line in enumerate(self.lines)]
+
+
+def decode_line(line: bytes, path: Path | str, number: int) -> str:
+    """Decode a line of a file.
+
+    Args:
+        line: the bytes, without the ``\\n``.
+        path: the file, for the message.
+        number: the line's number from 1, for the message.
+
+    Raises:
+        DataError: it is not valid UTF-8.
+    """
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, line {number}: byte {error.start + 1} (0x{line[error.start]:02x}) is not valid UTF-8; "
+            "convert the file to UTF-8"
+        ) from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    # gzip.open returns an object that is as good as a binary file, though its type says otherwise
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChunk]:
+    """Read a file, plain or gzip by its name's ending, some lines at a time.
+
+    A byte-order mark at the beginning of the file is left out.
+
+    Args:
+        path: the file.
+        chunk_bytes: about how many bytes to read at a time.
+
+    Yields:
+        Its lines in order, none of them twice.
+
+    Raises:
+        DataError: the file is missing, cannot be read, or is a damaged gzip file.
+    """
+    number = 1
+    try:
+        with _open(path) as file:
+            while lines := file.readlines(chunk_bytes):
+                if number == 1:
+                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+                yield LineChunk(path, number, [line.removesuffix(b"\n") for line in lines])
+                number += len(lines)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged after line {number - 1}: {error}; copy or compress it again") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_lines(paths: Path | Sequence[Path]) -> Iterator[str]:
+    """Read the lines of one or several files as text.
+
+    Args:
+        paths: a file, or files that are read one after the other.
+
+    Yields:
+        The lines, without their ``\\n``.
+
+    Raises:
+        DataError: a file cannot be read, or a line is not valid UTF-8.
+    """
+    for path in [paths] if isinstance(paths, Path) else paths:
+        for chunk in read_chunks(path):
+            yield from chunk.decode()
+
+
+def count_lines(path: Path) -> int:
+    """Count the lines of a file and check that they are valid UTF-8.
+
+    Raises:
+        DataError: the file cannot be read, has no line, or a line is not valid UTF-8.
+    """
+    count = sum(len(chunk.decode()) for chunk in read_chunks(path))
+    if count == 0:
+        raise DataError(f"{path} is empty; give a file with at least one line")
+    return count
+
+
+def digest(paths: Sequence[Path]) -> str:
+    """Hash the bytes of files as they lie on disk.
+
+    Args:
+        paths: the files, whose order matters.
+
+    Returns:
+        A hexadecimal SHA-256.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    total = hashlib.sha256()
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}") from None
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    return total.hexdigest()
+
+
+def expand(pattern: str, ending: str = "") -> dict[str, Path]:
+    """Find the files that a name with optional wildcards means, each plain or with ``.gz``.
+
+    A file with exactly this name comes first, so that ``corpus[1].en`` can be named although it looks like a wildcard.
+
+    Args:
+        pattern: a path, or one with ``*``, ``?``, ``[...]`` or ``**``.
+        ending: what every file's name ends with, before ``.gz``; not part of ``pattern`` and never a wildcard.
+
+    Returns:
+        Each file by its name without ``ending`` and ``.gz``, in the order of the names; empty where there is none.
+        Where a file is there both plain and compressed, the plain one is taken.
+    """
+    for literal in (Path(pattern + ending), Path(pattern + ending + ".gz")):
+        if literal.is_file():
+            return {pattern: literal}
+    names = {
+        name for suffix in ("", ".gz") for name in glob.glob(pattern + glob.escape(ending + suffix), recursive=True)
+    }
+    found: dict[str, Path] = {}
+    for name in sorted(names, key=lambda name: name.endswith(".gz")):
+        if Path(name).is_file():
+            found.setdefault(name.removesuffix(".gz").removesuffix(ending), Path(name))
+    return dict(sorted(found.items()))

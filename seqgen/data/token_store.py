@@ -1,0 +1,139 @@
+"""Sequences of ids on disk, read through a memory map: one flat array, and where each sequence begins."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
+VERSION = 1
+CHECKSUM_BYTES = 256 << 20
+"""Stores up to this size are read through when they are opened, to compare their checksum; of larger ones, only the
+sizes are compared, because reading them would take longer than a start should."""
+
+
+class DamagedStoreError(Exception):
+    """A store on disk is not complete, or not what was written."""
+
+
+@dataclass
+class StoreMeta:
+    """What ``meta.json`` says.
+
+    Attributes:
+        dtype: numpy's name for the type of the values.
+        files: name and number of lines of each text file that was encoded.
+        sequences: number of sequences.
+        values: number of values in all sequences together.
+        checksums: CRC-32 of each file of the store.
+        unknown_values: how many values are the unknown symbol.
+        unknown_lines: how many lines have one.
+        unknown_examples: the first of these lines, counted from 0.
+        version: of this format.
+    """
+
+    dtype: str
+    files: list[tuple[str, int]] = field(default_factory=list)
+    sequences: int = 0
+    values: int = 0
+    checksums: dict[str, int] = field(default_factory=dict)
+    unknown_values: int = 0
+    unknown_lines: int = 0
+    unknown_examples: list[int] = field(default_factory=list)
+    version: int = VERSION
+
+    def to_json(self) -> bytes:
+        """The content of ``meta.json``."""
+        return json.dumps(asdict(self), indent=2).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> StoreMeta:
+        """Read what ``to_json`` gave.
+
+        Raises:
+            DamagedStoreError: it is something else.
+        """
+        try:
+            meta = cls(**json.loads(content))
+            meta.files = [(str(name), int(lines)) for name, lines in meta.files]
+            np.dtype(meta.dtype)
+        except (ValueError, TypeError) as error:
+            raise DamagedStoreError(f"{META} is damaged: {error}") from None
+        if meta.version != VERSION:
+            raise DamagedStoreError(f"it has format {meta.version}, not {VERSION}")
+        return meta
+
+
+class TokenStore:
+    """An encoded text on disk, which may be larger than memory.
+
+    Args:
+        folder: the folder of the store.
+
+    Raises:
+        DamagedStoreError: a file is missing, truncated or altered.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self.meta = StoreMeta.from_json((folder / META).read_bytes())
+            self._verify()
+        except OSError as error:
+            raise DamagedStoreError(f"{error.filename}: {error.strerror}") from None
+        self.values = _map(folder / VALUES, np.dtype(self.meta.dtype))
+        self.offsets = _map(folder / OFFSETS, np.dtype(np.int64))
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
+            raise DamagedStoreError(f"{OFFSETS} does not fit {VALUES}")
+
+    def _verify(self) -> None:
+        sizes = {VALUES: self.meta.values * np.dtype(self.meta.dtype).itemsize, OFFSETS: (self.meta.sequences + 1) * 8}
+        for name, size in sizes.items():
+            found = (self.folder / name).stat().st_size
+            if found != size:
+                raise DamagedStoreError(f"{name} has {found} bytes instead of {size}")
+        if sum(sizes.values()) <= CHECKSUM_BYTES:
+            for name in sizes:
+                if _crc32(self.folder / name) != self.meta.checksums.get(name):
+                    raise DamagedStoreError(f"{name} does not have the checksum that was written")
+
+    def __len__(self) -> int:
+        return self.meta.sequences
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """The values of a sequence, as a view of the memory map."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of a store of {len(self)}")
+        view: NDArray[Any] = self.values[self.offsets[index] : self.offsets[index + 1]]
+        return view
+
+    def lengths(self) -> NDArray[np.int32]:
+        """``(sequences,)`` number of values in each sequence."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def where(self, index: int) -> str:
+        """Name the file and line that a sequence comes from, such as ``"train.en, line 17"``."""
+        for name, lines in self.meta.files:
+            if index < lines:
+                return f"{name}, line {index + 1}"
+            index -= lines
+        raise IndexError(f"sequence {index} after the last")
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # an empty file cannot be mapped
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
