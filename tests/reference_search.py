@@ -1,0 +1,64 @@
+"""Beam search by fairseq's rules as plain loops over one sentence: slow, and short enough to be checked by eye."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tests.scripted_model import Rule
+
+EOS, PAD, UNK = 2, 1, 3
+
+
+@dataclass
+class Settings:
+    beam: int = 3
+    max_len: int = 6
+    min_len: int = 1
+    lenpen: float = 1.0
+    normalize: bool = True
+    unkpen: float = 0.0
+    temperature: float = 1.0
+    no_repeat_ngram: int = 0
+    prefix: tuple[int, ...] = ()
+
+
+def next_scores(rule: Rule, source: tuple[int, ...], history: tuple[int, ...], cfg: Settings) -> list[float]:
+    scores = (rule(source, history) / cfg.temperature).log_softmax(-1).tolist()
+    step = len(history)
+    scores[PAD] = -math.inf
+    scores[UNK] -= cfg.unkpen
+    if step >= cfg.max_len:
+        scores = [s if token == EOS else -math.inf for token, s in enumerate(scores)]
+    if step < len(cfg.prefix) and step < cfg.max_len:
+        scores = [s if token == cfg.prefix[step] else -math.inf for token, s in enumerate(scores)]
+    elif step < cfg.min_len and step < cfg.max_len:
+        scores[EOS] = -math.inf
+    n = cfg.no_repeat_ngram
+    if n and step >= n:
+        seen = {history[i : i + n] for i in range(step - n + 1)}
+        for token in range(len(scores)):
+            if (*history[step - n + 1 :], token) in seen:
+                scores[token] = -math.inf
+    return scores
+
+
+def beam_search(rule: Rule, source: tuple[int, ...], cfg: Settings) -> list[tuple[tuple[int, ...], float]]:
+    """The hypotheses with end-of-sentence, and their scores, best first."""
+    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[tuple[tuple[int, ...], float]] = []
+    for _ in range(cfg.max_len + 1):
+        candidates = [
+            (total + score, (*history, token))
+            for total, history in beams
+            for token, score in enumerate(next_scores(rule, source, history, cfg))
+            if total + score > -math.inf
+        ]
+        candidates = sorted(candidates, key=lambda c: -c[0])[: 2 * cfg.beam]
+        for total, history in candidates[: cfg.beam]:
+            if history[-1] == EOS and len(finished) < cfg.beam:
+                finished.append((history, total / len(history) ** cfg.lenpen if cfg.normalize else total))
+        beams = [c for c in candidates if c[1][-1] != EOS][: cfg.beam]
+        if len(finished) == cfg.beam or not beams:
+            break
+    return sorted(finished, key=lambda f: -f[1])

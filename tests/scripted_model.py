@@ -1,0 +1,110 @@
+"""Models without weights whose next-token probabilities can be written down, so that tests can multiply them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.decoder import IncrementalDecoder
+from seqgen.encoder import Encoder
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, EncoderOut, Source
+
+Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
+"""From source ids and the target tokens so far to the logits of the next token."""
+
+
+class ScriptedEncoder(Encoder):
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
+        mask = torch.arange(src_tokens.size(1)) >= src_lengths.unsqueeze(1)
+        return EncoderOut(src_tokens.unsqueeze(-1), mask)
+
+    def max_positions(self) -> int:
+        return 1000
+
+
+class ScriptedDecoder(IncrementalDecoder):
+    """Knows its past only from the state, so that a state that is not reordered shows in the output."""
+
+    def __init__(self, rule: Rule, longest: int):
+        super().__init__()
+        self.rule, self.longest = rule, longest
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        from seqgen.structures import DecoderOut
+
+        past = prev_output_tokens[:, :0]
+        if (slots := self.get_slots(incremental_state)) is not None:
+            past = slots["past"]
+        seen = past.size(1)
+        history = torch.cat([past, prev_output_tokens[:, seen:]], dim=1)
+        if incremental_state is not None:
+            self.set_slots(incremental_state, {"past": history})
+        rows = []
+        for row, tokens in enumerate(history.tolist()):
+            length = int((~encoder_out.encoder_padding_mask[row]).sum())
+            source = tuple(encoder_out.encoder_out[row, :length, 0].tolist())
+            rows.append(torch.stack([self.rule(source, tuple(tokens[1 : t + 1])) for t in range(seen, len(tokens))]))
+        logits = torch.stack(rows)
+        attention = logits.new_full((*logits.shape[:2], encoder_out.encoder_out.size(1)), 1.0)
+        return DecoderOut(logits, attention / attention.sum(-1, keepdim=True) if need_attention else None)
+
+    def max_positions(self) -> int:
+        return self.longest
+
+
+class ScriptedModel(EncoderDecoderModel):
+    def __init__(self, rule: Rule, longest: int = 1000):
+        super().__init__(ScriptedEncoder(), ScriptedDecoder(rule, longest))
+
+    def max_positions(self) -> tuple[int, int]:
+        return 1000, self.decoder.max_positions()
+
+
+def dictionary(words: int) -> Dictionary:
+    """``<s> <pad> </s> <unk>`` and the words ``w0``, ``w1``, ... with ids from 4."""
+    result = Dictionary()
+    for number in range(words):
+        result.add_symbol(f"w{number}")
+    return result
+
+
+def random_rule(vocab: int, seed: int, sharpness: float = 1.5) -> Rule:
+    """Logits that look random but depend on nothing but the source and the history; float64."""
+
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        key = hash((seed, source, history)) % (2**63)
+        return torch.randn(vocab, generator=torch.Generator().manual_seed(key), dtype=torch.float64) * sharpness
+
+    return rule
+
+
+def table_rule(table: dict[tuple[int, ...], dict[int, float]], vocab: int) -> Rule:
+    """Probabilities by history; what is not listed is impossible, an unlisted history (of a dead beam) ends."""
+
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        logits = torch.full((vocab,), -torch.inf, dtype=torch.float64)
+        for token, probability in table.get(history, {2: 1.0}).items():
+            logits[token] = torch.tensor(probability, dtype=torch.float64).log()
+        return logits
+
+    return rule
+
+
+def batch_of(sources: Sequence[Sequence[int]], pad: int = 1) -> Batch:
+    """A batch of sources, padded on the right."""
+    lengths = torch.tensor([len(source) for source in sources])
+    tokens = torch.full((len(sources), int(lengths.max())), pad)
+    for row, source in enumerate(sources):
+        tokens[row, : len(source)] = torch.tensor(source)
+    return Batch(torch.arange(len(sources)), Source(tokens, lengths))

@@ -1,0 +1,269 @@
+"""The generator against hand-written tables, a plain reference search, exhaustive search, and itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.structures import Hypothesis
+from tests.reference_search import EOS, Settings, beam_search
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule
+
+A, B = 4, 5
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+
+
+def generator(models: list[ScriptedModel], words: int, **options: object) -> SequenceGenerator:
+    return SequenceGenerator(models, dictionary(words), **options)
+
+
+def as_pairs(hypotheses: list[Hypothesis]) -> list[tuple[tuple[int, ...], float]]:
+    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
+
+
+def assert_same(got: list[tuple[tuple[int, ...], float]], wanted: list[tuple[tuple[int, ...], float]]) -> None:
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
+    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
+
+
+def test_hand_written_table() -> None:
+    """Greedy takes A, the likelier first token; two beams find that B leads to the likelier sentence."""
+    table = {
+        (): {A: 0.6, B: 0.4},
+        (A,): {A: 0.4, B: 0.3, EOS: 0.3},
+        (B,): {EOS: 0.9, A: 0.1},
+        (A, A): {EOS: 0.5, A: 0.5},
+        (A, B): {EOS: 1.0},
+        (B, A): {EOS: 1.0},
+        (A, A, A): {EOS: 1.0},
+    }
+    model = ScriptedModel(table_rule(table, vocab=6))
+    greedy = generator([model], 2, beam_size=1, normalize_scores=False).generate(batch_of([(4, 2)]))[0]
+    assert_same(as_pairs(greedy), [((A, A, EOS), math.log(0.6 * 0.4 * 0.5))])
+    wide = generator([model], 2, beam_size=2, normalize_scores=False).generate(batch_of([(4, 2)]))[0]
+    # step 1: B </s> .36 and A A .24 lead A B .18, A </s> .18; step 2: A A </s> .12, A A A .12, A B </s> .18
+    assert_same(as_pairs(wide), [((B, EOS), math.log(0.36)), ((A, B, EOS), math.log(0.18))])
+    assert wide[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(beam=1),
+        Settings(beam=5, lenpen=0.3),
+        Settings(beam=4, normalize=False, unkpen=-1.0),
+        Settings(beam=3, unkpen=2.0, temperature=1.7),
+        Settings(beam=3, min_len=4, max_len=5),
+        Settings(beam=3, min_len=0),
+        Settings(beam=4, no_repeat_ngram=1, max_len=9),
+        Settings(beam=4, no_repeat_ngram=2, max_len=9),
+        Settings(beam=3, no_repeat_ngram=3, max_len=9),
+        Settings(beam=3, prefix=(5, 4)),
+        Settings(beam=3, prefix=(4, 4, 4), no_repeat_ngram=2),
+        Settings(beam=2, prefix=(5, 2)),
+        Settings(beam=20, max_len=3),
+        Settings(beam=3, max_len=0, min_len=0),
+    ],
+    ids=str,
+)
+def test_equals_reference(settings: Settings, seed: int) -> None:
+    rule = random_rule(vocab=7, seed=seed)
+    prefix = torch.tensor([settings.prefix] * len(SOURCES)) if settings.prefix else None
+    results = generator(
+        [ScriptedModel(rule)],
+        3,
+        beam_size=settings.beam,
+        max_len_b=settings.max_len,
+        min_len=settings.min_len,
+        len_penalty=settings.lenpen,
+        normalize_scores=settings.normalize,
+        unk_penalty=settings.unkpen,
+        temperature=settings.temperature,
+        no_repeat_ngram_size=settings.no_repeat_ngram,
+    ).generate(batch_of(SOURCES), prefix_tokens=prefix)
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        assert_same(as_pairs(hypotheses), beam_search(rule, source, settings))
+
+
+def test_prefixes_of_unequal_length_are_each_sentences_own() -> None:
+    rule = random_rule(vocab=7, seed=11)
+    prefixes = [(5,), (4, 6, 5), (), (6, 4)]
+    padded = torch.tensor([[*prefix, 1, 1, 1][:3] for prefix in prefixes])
+    results = generator([ScriptedModel(rule)], 3, beam_size=3, max_len_b=6, min_len=2).generate(
+        batch_of(SOURCES), prefix_tokens=padded
+    )
+    for source, prefix, hypotheses in zip(SOURCES, prefixes, results, strict=True):
+        assert_same(as_pairs(hypotheses), beam_search(rule, source, Settings(min_len=2, prefix=prefix)))
+
+
+@pytest.mark.parametrize("words", [0, 1, 2])
+def test_wide_beam_equals_exhaustive_search(words: int) -> None:
+    """A beam that covers all prefixes gives the best of all sequences, also over a vocabulary of one token."""
+    longest, vocab = 4, 4 + words
+    rule = random_rule(vocab, seed=5)
+    tokens = [t for t in range(vocab) if t not in (1, EOS)]
+    everything = []
+    for length in range(longest + 1):
+        for history in itertools.product(tokens, repeat=length):
+            score = sum(
+                float(rule(SOURCES[0], history[:i]).log_softmax(-1)[token]) for i, token in enumerate((*history, EOS))
+            )
+            everything.append(((*history, EOS), score))
+    everything.sort(key=lambda pair: -pair[1])
+    beam = 2 * len(tokens) ** longest
+    found = generator(
+        [ScriptedModel(rule)], words, beam_size=beam, max_len_b=longest, min_len=0, normalize_scores=False
+    ).generate(batch_of(SOURCES[:1]))[0]
+    assert_same(as_pairs(found)[: len(everything)], everything)
+
+
+def test_alone_equals_batched() -> None:
+    rule = random_rule(vocab=9, seed=3)
+    make = generator([ScriptedModel(rule)], 5, beam_size=4, max_len_a=1.5, max_len_b=2)
+    together = make.generate(batch_of(SOURCES))
+    for source, hypotheses in zip(SOURCES, together, strict=True):
+        assert_same(as_pairs(make.generate(batch_of([source]))[0]), as_pairs(hypotheses))
+        assert all(len(h.tokens) <= int(1.5 * len(source) + 2) + 1 for h in hypotheses)
+
+
+def test_cached_equals_uncached() -> None:
+    rule = random_rule(vocab=9, seed=8)
+    results = [
+        generator([ScriptedModel(rule)], 5, beam_size=4, use_cache=cache, max_len_b=9).generate(batch_of(SOURCES))
+        for cache in (True, False)
+    ]
+    for with_cache, without in zip(*results, strict=True):
+        assert_same(as_pairs(with_cache), as_pairs(without))
+
+
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_ensemble_of_the_same_model_is_that_model(average: str) -> None:
+    model = ScriptedModel(random_rule(vocab=9, seed=8))
+    one = generator([model], 5, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
+    two = generator([model, model], 5, beam_size=4, max_len_b=9, ensemble_average=average).generate(batch_of(SOURCES))
+    for single, double in zip(one, two, strict=True):
+        assert_same(as_pairs(double), as_pairs(single))
+
+
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_ensemble_averages_with_weights(average: str) -> None:
+    rules = [random_rule(vocab=9, seed=seed) for seed in (1, 2)]
+    weights = [3.0, 1.0]
+
+    def mean(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        first, second = (rule(source, history).softmax(-1) for rule in rules)
+        return (0.75 * first + 0.25 * second).log() if average == "probability" else first**0.75 * second**0.25
+
+    def logits(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        return mean(source, history) if average == "probability" else mean(source, history).log()
+
+    options = {"beam_size": 4, "max_len_b": 9}
+    averaged = generator([ScriptedModel(logits)], 5, **options).generate(batch_of(SOURCES))
+    ensemble = generator(
+        [ScriptedModel(rule) for rule in rules], 5, ensemble_average=average, ensemble_weights=weights, **options
+    ).generate(batch_of(SOURCES))
+    for one, two in zip(averaged, ensemble, strict=True):
+        assert_same(as_pairs(two), as_pairs(one))
+
+
+def test_members_read_their_own_sources_from_their_own_start() -> None:
+    """A member with another source and another start symbol decodes as it would alone."""
+
+    class OtherStart(ScriptedModel):
+        def start_symbol(self, task_eos: int) -> int:
+            return 0
+
+    rule = random_rule(vocab=9, seed=4)
+    batch = batch_of(SOURCES)
+    other = batch_of([(9, 9, 2), (9, 2), (9, 2), (8, 8, 2)])
+    batch.member_sources = [batch.source, other.source]
+    both = generator(
+        [ScriptedModel(rule), OtherStart(rule)], 5, beam_size=3, max_len_b=5, ensemble_weights=[0.0, 1.0]
+    ).generate(batch)
+    alone = generator([ScriptedModel(rule)], 5, beam_size=3, max_len_b=5).generate(other)
+    for one, two in zip(alone, both, strict=True):
+        assert_same(as_pairs(two), as_pairs(one))
+
+
+def test_scorer_gives_the_generators_scores() -> None:
+    model = ScriptedModel(random_rule(vocab=9, seed=6))
+    batch = batch_of(SOURCES)
+    found = generator([model], 5, beam_size=2, max_len_b=6).generate(batch)
+    longest = max(len(h[0].tokens) for h in found)
+    batch.target = torch.full((len(SOURCES), longest), 1)
+    for row, hypotheses in enumerate(found):
+        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    batch.prev_output_tokens = batch.target.roll(1, dims=1)
+    for hypotheses, scored in zip(found, SequenceScorer([model], 1, 2).generate(batch), strict=True):
+        assert scored[0].tokens.tolist() == hypotheses[0].tokens.tolist()
+        assert scored[0].score == pytest.approx(hypotheses[0].score, abs=1e-10)
+        assert scored[0].positional_scores.tolist() == pytest.approx(hypotheses[0].positional_scores.tolist())
+
+
+def test_suppressed_tokens_never_occur() -> None:
+    rule = random_rule(vocab=7, seed=2)
+    for hypotheses in generator([ScriptedModel(rule)], 3, beam_size=4, tokens_to_suppress=["w0", "<unk>"]).generate(
+        batch_of(SOURCES)
+    ):
+        assert hypotheses
+        assert not {3, 4} & {token for h in hypotheses for token in h.tokens.tolist()}
+    with pytest.raises(ConfigError, match="nothere"):
+        generator([ScriptedModel(rule)], 3, tokens_to_suppress=["nothere"])
+
+
+def test_match_source_len() -> None:
+    rule = random_rule(vocab=7, seed=2)
+    results = generator([ScriptedModel(rule)], 3, beam_size=4, match_source_len=True).generate(batch_of(SOURCES))
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        assert {len(h.tokens) for h in hypotheses} == {len(source)}
+
+
+def test_outputs_fit_the_model() -> None:
+    """The model's own table of positions ends an output that max_len_b would let go on."""
+    rule = table_rule({(A,) * n: {A: 0.9, EOS: 0.1} for n in range(9)}, vocab=6)
+    results = generator([ScriptedModel(rule, longest=5)], 2, beam_size=2).generate(batch_of(SOURCES))
+    assert {len(h.tokens) for hypotheses in results for h in hypotheses} <= {1, 2, 3, 4, 5}
+    assert max(len(h.tokens) for hypotheses in results for h in hypotheses) == 5
+
+
+def test_attention_follows_the_hypothesis() -> None:
+    model = ScriptedModel(random_rule(vocab=7, seed=2))
+    for hypotheses in generator([model], 3, beam_size=3, need_attention=True, max_len_b=5).generate(batch_of(SOURCES)):
+        for h in hypotheses:
+            assert h.attention is not None
+            assert h.alignment is not None
+            assert h.attention.shape == (len(h.tokens), 6)
+            assert h.attention.sum(-1).tolist() == pytest.approx([1.0] * len(h.tokens))
+
+
+def test_nan_is_an_error_that_says_where() -> None:
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        logits = torch.zeros(7, dtype=torch.float64)
+        if len(history) == 2 and source == SOURCES[1]:
+            logits[5] = torch.nan
+        return logits
+
+    with pytest.raises(DecodingError, match="step 2 in sentence 1"):
+        generator([ScriptedModel(rule)], 3, beam_size=3, min_len=4).generate(batch_of(SOURCES))
+
+
+def test_a_training_model_is_left_training() -> None:
+    model = ScriptedModel(random_rule(vocab=7, seed=2)).train()
+    generator([model], 3).generate(batch_of(SOURCES))
+    assert model.training
+    assert model.decoder.training
+
+
+def test_bad_parameters_are_refused() -> None:
+    model = ScriptedModel(random_rule(vocab=7, seed=2))
+    for options in ({"beam_size": 0}, {"temperature": 0.0}, {"ensemble_weights": [1.0, 2.0]}, {"min_len": -1}):
+        with pytest.raises(ConfigError):
+            generator([model], 3, **options)
