@@ -1,0 +1,249 @@
+"""Training criteria: what a batch's loss is.
+
+The loss over the vocabulary is a large part of a small model's step, so it is computed without copies of the logits:
+padding is never projected, and one buffer of ``(M, V)`` holds first the logits, then their exponentials, then their
+gradient. ``M`` is the number of target tokens in the batch that are not padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from seqgen.config import option
+from seqgen.decoder import Decoder, IncrementalDecoder
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import register_criterion
+from seqgen.structures import Batch
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+_CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
+_LINEAR = frozenset({"AddmmBackward0", "MmBackward0"})  # operations whose backward does not read their output
+
+
+@dataclass
+class CriterionOut:
+    """The loss of one batch.
+
+    Attributes:
+        loss: scalar, summed over ``sample_size`` units, in nats.
+        sample_size: what the gradient of an update is divided by: target tokens.
+        logging: values summed over the batch, by name. ``nll_loss``, ``ntokens``, ``nsentences`` and ``correct`` are
+            understood; whatever else a criterion adds is logged divided by ``sample_size``.
+    """
+
+    loss: Tensor
+    sample_size: int
+    logging: dict[str, Tensor | float] = field(default_factory=dict)
+
+
+class Criterion:
+    """Computes the loss of a batch; subclass it and register the subclass for a loss of your own.
+
+    Args:
+        cfg: an instance of the configuration class that the criterion is registered with.
+        task: gives the target dictionary.
+    """
+
+    def __init__(self, cfg: Any, task: Task):
+        self.cfg = cfg
+        self.task = task
+
+    def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
+        """Compute the loss.
+
+        Args:
+            model: the model, in training or evaluation mode.
+            batch: a batch with a target.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class CrossEntropyConfig:
+    """Options of ``cross_entropy``: none."""
+
+
+@dataclass
+class LabelSmoothedCrossEntropyConfig:
+    """Options of ``label_smoothed_cross_entropy``."""
+
+    label_smoothing: float = option(
+        0.1, "probability spread evenly over the vocabulary's other symbols", minimum=0, maximum=1
+    )
+
+
+@register_criterion("cross_entropy", config=CrossEntropyConfig)
+class CrossEntropyCriterion(Criterion):
+    """Negative log-likelihood of the target tokens."""
+
+    label_smoothing = 0.0
+
+    def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
+        """Compute the loss; see ``Criterion``."""
+        logits, target = target_logits(model, batch, self.task.target_dictionary.pad())
+        loss, nll, correct = cross_entropy(logits, target, self.label_smoothing)
+        ntokens = target.numel()
+        logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
+        logging["nsentences"] = batch.num_sentences
+        return CriterionOut(loss, ntokens, logging)
+
+
+@register_criterion("label_smoothed_cross_entropy", config=LabelSmoothedCrossEntropyConfig)
+class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
+    """Cross-entropy against a softened target (Szegedy et al. 2016, section 7); see ``cross_entropy``."""
+
+    def __init__(self, cfg: LabelSmoothedCrossEntropyConfig, task: Task):
+        super().__init__(cfg, task)
+        self.label_smoothing = cfg.label_smoothing
+
+
+def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[Tensor, Tensor]:
+    """Run the teacher-forced pass and keep only the positions that have a target.
+
+    Args:
+        model: the model.
+        batch: a batch with a target.
+        pad: id of padding in the target.
+
+    Returns:
+        Logits ``(M, V)`` and target ids ``(M,)`` of the positions that are not padding, row by row.
+
+    Raises:
+        ValueError: the batch has no target.
+    """
+    if batch.target is None or batch.prev_output_tokens is None:
+        raise ValueError("a criterion needs a batch with a target; this one has only a source")
+    target = batch.target.flatten()
+    kept = (target != pad).nonzero().squeeze(1)
+    source = batch.source
+    if _has_default_forward(model):
+        # The same as model(...), but that padding is left out before the projection rather than after it.
+        encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+        features, _ = model.decoder.extract_features(batch.prev_output_tokens, encoder_out)
+        logits = model.decoder.output_layer(_rows(features, kept))
+    else:
+        logits = _rows(model(source.src_tokens, source.src_lengths, batch.prev_output_tokens).logits, kept)
+    return logits, target if kept.numel() == target.numel() else target[kept]
+
+
+def _has_default_forward(model: EncoderDecoderModel) -> bool:
+    """Whether a model's output is ``output_layer(extract_features(...))`` of its decoder."""
+    return (
+        type(model).forward is EncoderDecoderModel.forward
+        and type(model.decoder).forward in (Decoder.forward, IncrementalDecoder.forward)
+        and type(model.decoder).extract_features not in (Decoder.extract_features, IncrementalDecoder.extract_features)
+    )
+
+
+def _rows(values: Tensor, kept: Tensor) -> Tensor:
+    flat = values.flatten(0, 1)  # (N, T, C) -> (N * T, C)
+    return flat if kept.numel() == flat.size(0) else flat.index_select(0, kept)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy with label smoothing, summed over rows.
+
+    With ``eps`` the smoothing, ``p`` the softmax, ``t`` the target and ``e = eps / (V - 1)``::
+
+        loss = -(1 - eps) * log p[t] - e * sum(log p[j] for j != t)
+
+    Args:
+        logits: ``(M, V)``; must not be used afterwards, its memory may be reused.
+        target: ``(M,)`` int64.
+        label_smoothing: probability mass that is spread over the ``V - 1`` symbols that are not the target.
+
+    Returns:
+        The loss in nats (differentiable), the negative log-likelihood of the targets in nats, and the number of rows
+        whose target has the largest logit (ties included); scalars in float32, or float64 for float64 logits.
+    """
+    loss, nll, correct = _FusedCrossEntropy.apply(logits, target, label_smoothing)  # type: ignore[no-untyped-call]
+    return loss, nll, correct
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    """Label-smoothed cross-entropy whose forward and backward share one ``(M, V)`` buffer.
+
+    With ``a = 1 - eps - e`` and ``b = e`` the loss of a row ``z`` is, since ``log p[j] = z[j] - lse``::
+
+        loss = a * (lse - z[t]) + b * (V * lse - sum(z)),     d loss / d z[j] = p[j] - a * [j = t] - b
+
+    for ``a + b * V = 1``. The forward pass leaves ``exp(z - max)`` in the buffer, so that the backward pass is a
+    scaling and a subtraction.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        vocab = logits.size(1)
+        b = label_smoothing / (vocab - 1) if vocab > 1 else 0.0
+        a = 1.0 - label_smoothing - b
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        needs_grad = ctx.needs_input_grad[0]
+        buffer = _buffer(logits, dtype, needs_grad)
+        rows = logits.size(0)
+        at_target = torch.empty(rows, dtype=dtype, device=logits.device)
+        maximum, exp_sum, logit_sum = torch.empty_like(at_target), torch.empty_like(at_target), None
+        if b:
+            logit_sum = torch.empty_like(at_target)
+        step = _chunk_rows(logits)
+        scratch = None if needs_grad else torch.empty(min(step, rows), vocab, dtype=dtype, device=logits.device)
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
+            z = buffer[part]
+            torch.gather(z, 1, target[part, None], out=at_target[part, None])
+            torch.amax(z, 1, out=maximum[part])
+            if logit_sum is not None:
+                torch.sum(z, 1, out=logit_sum[part])
+            shifted = torch.sub(z, maximum[part, None], out=z if scratch is None else scratch[: z.size(0)])
+            torch.sum(shifted.exp_(), 1, out=exp_sum[part])
+        lse = maximum + exp_sum.log()
+        nll = (lse - at_target).sum()
+        loss = a * nll
+        if logit_sum is not None:
+            loss = loss + b * (vocab * lse - logit_sum).sum()
+        correct = (at_target >= maximum).sum().to(dtype)
+        ctx.save_for_backward(target, exp_sum)
+        ctx.buffer, ctx.a, ctx.b, ctx.dtype = (buffer if needs_grad else None), a, b, logits.dtype
+        ctx.mark_non_differentiable(nll, correct)
+        return loss, nll, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        target, exp_sum = ctx.saved_tensors
+        grad, ctx.buffer = ctx.buffer, None
+        if grad is None:
+            raise RuntimeError("this loss was differentiated before; its buffer is used up")
+        scale = grad_loss / exp_sum
+        at_target = (-ctx.a * grad_loss).expand(exp_sum.size(0), 1)
+        step = _chunk_rows(grad)
+        for start in range(0, grad.size(0), step):
+            part = slice(start, start + step)
+            p = grad[part].mul_(scale[part, None])
+            if ctx.b:
+                p.sub_(ctx.b * grad_loss)
+            p.scatter_add_(1, target[part, None], at_target[part])
+        return grad.to(ctx.dtype), None, None
+
+
+def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:
+    """The memory that the forward pass overwrites: the logits' own where nobody else reads it."""
+    if logits.dtype != dtype:
+        return logits.to(dtype)
+    # detach() shares memory without the version counter: safe only after an operation that forgets its output.
+    producer = logits.grad_fn
+    while producer is not None and producer.name() in ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"):
+        producer = producer.next_functions[0][0]
+    owned = producer is not None and producer.name() in _LINEAR and logits.is_contiguous()
+    return logits.detach() if owned or not needs_grad else logits.detach().clone()
+
+
+def _chunk_rows(logits: Tensor) -> int:
+    """How many rows to work on at a time: few enough for the cache on a CPU, all of them on an accelerator."""
+    return max(1, _CHUNK_ELEMENTS // logits.size(1)) if logits.device.type == "cpu" else max(1, logits.size(0))

@@ -1,0 +1,228 @@
+"""Learning-rate schedules.
+
+A schedule is a function of the number of updates done and the epoch, so that resuming needs no more than these; only
+``reduce_lr_on_plateau`` remembers anything. All begin with a linear warm-up: after ``u`` of ``warmup_updates`` updates
+the rate stands at ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first rate, which the very first
+update uses, is that of ``u = 0``, as in fairseq.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from seqgen.config import OptimizationConfig, option
+from seqgen.errors import ConfigError
+from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
+
+
+@dataclass
+class WarmupConfig:
+    """Options of every schedule."""
+
+    warmup_updates: int = option(0, "updates over which the learning rate rises to optimization.lr", minimum=0)
+    warmup_init_lr: float = option(0.0, "learning rate at the beginning of the warm-up", minimum=0)
+
+
+class LRScheduler:
+    """Says the learning rate; subclass it and register the subclass for a schedule of your own.
+
+    Args:
+        cfg: an instance of the configuration class that the schedule is registered with.
+        optimization: gives ``lr`` and ``max_update``.
+    """
+
+    def __init__(self, cfg: Any, optimization: OptimizationConfig):
+        if not optimization.lr:
+            raise ConfigError("optimization.lr is empty; give at least one learning rate")
+        self.cfg = cfg
+        self.lr = list(optimization.lr)
+        self.max_update = optimization.max_update
+
+    def lr_at(self, update: int, epoch: int) -> float:
+        """The learning rate of the next update.
+
+        Args:
+            update: updates done.
+            epoch: the current epoch, from 1.
+        """
+        warmup: int = self.cfg.warmup_updates
+        if update < warmup:
+            start: float = self.cfg.warmup_init_lr
+            return start + (self.peak(epoch) - start) * update / warmup
+        return self.after_warmup(update, epoch)
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """The learning rate once the warm-up is over; see ``lr_at``."""
+        raise NotImplementedError
+
+    def peak(self, epoch: int) -> float:
+        """The entry of ``optimization.lr`` that an epoch (from 1) uses; the last one goes on."""
+        return self.lr[min(epoch, len(self.lr)) - 1]
+
+    def on_validation(self, score: float) -> None:
+        """Hear the validation score by which checkpoints are ranked, turned so that lower is better."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs, as JSON holds it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` was called."""
+
+
+def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRScheduler:
+    """Build the schedule that a configuration belongs to.
+
+    Args:
+        cfg: an instance of a registered configuration class.
+        optimization: gives ``lr`` and ``max_update``.
+    """
+    scheduler: LRScheduler = LR_SCHEDULERS.of(cfg).component(cfg, optimization)
+    return scheduler
+
+
+@dataclass
+class InverseSqrtConfig(WarmupConfig):
+    """Options of ``inverse_sqrt``."""
+
+    warmup_updates: int = option(2000, "updates over which the learning rate rises to optimization.lr", minimum=0)
+
+
+@register_lr_scheduler("inverse_sqrt", config=InverseSqrtConfig)
+class InverseSqrtSchedule(LRScheduler):
+    """Decay by the inverse square root of the update (Vaswani et al. 2017, equation 3)."""
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """``lr * sqrt(warmup_updates / update)``; without a warm-up, ``lr / sqrt(update)``."""
+        return self.peak(epoch) * math.sqrt(max(self.cfg.warmup_updates, 1) / max(update, 1))
+
+
+@dataclass
+class FixedConfig(WarmupConfig):
+    """Options of ``fixed``."""
+
+    force_anneal: int = option(0, "epoch from which the learning rate shrinks at every epoch; 0 for none", minimum=0)
+    lr_shrink: float = option(0.1, "factor by which it shrinks", minimum=0, maximum=1)
+
+
+@register_lr_scheduler("fixed", config=FixedConfig)
+class FixedSchedule(LRScheduler):
+    """The learning rates of ``optimization.lr``, one for each epoch."""
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """The epoch's entry, shrunk from the epoch ``force_anneal`` on."""
+        if not self.cfg.force_anneal or epoch < self.cfg.force_anneal:
+            return self.peak(epoch)
+        shrunk: float = self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal)
+        return shrunk
+
+
+@dataclass
+class PolynomialConfig(WarmupConfig):
+    """Options of ``polynomial``."""
+
+    total_num_update: int = option(
+        0, "update at which end_learning_rate is reached; 0 takes optimization.max_update", minimum=0
+    )
+    end_learning_rate: float = option(0.0, "learning rate from then on", minimum=0)
+    power: float = option(1.0, "exponent of the decay; 1 for a straight line", minimum=0)
+
+
+@register_lr_scheduler("polynomial", config=PolynomialConfig)
+class PolynomialSchedule(LRScheduler):
+    """Decay from the end of the warm-up to a fixed update by a power of the share of updates that remain."""
+
+    def __init__(self, cfg: PolynomialConfig, optimization: OptimizationConfig):
+        super().__init__(cfg, optimization)
+        self.total = _total(cfg.total_num_update, self.max_update, "polynomial", "total_num_update")
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """``end + (lr - end) * (1 - share) ** power``, with the share of the updates after the warm-up."""
+        warmup, end = self.cfg.warmup_updates, self.cfg.end_learning_rate
+        remaining = max(0.0, (self.total - update) / max(1, self.total - warmup))
+        value: float = end + (self.peak(epoch) - end) * remaining**self.cfg.power
+        return value if update < self.total else end
+
+
+@dataclass
+class CosineConfig(WarmupConfig):
+    """Options of ``cosine``."""
+
+    lr_period_updates: int = option(
+        0, "updates of the first period; 0 takes optimization.max_update less the warm-up", minimum=0
+    )
+    t_mult: float = option(1.0, "each period is longer than the one before it by this factor", minimum=1)
+    lr_shrink: float = option(0.1, "factor by which both ends of the range shrink after a period", minimum=0, maximum=1)
+    min_lr: float = option(0.0, "learning rate at the end of the first period", minimum=0)
+
+
+@register_lr_scheduler("cosine", config=CosineConfig)
+class CosineSchedule(LRScheduler):
+    """Half a cosine from ``optimization.lr`` to ``min_lr``, with warm restarts (Loshchilov & Hutter 2017)."""
+
+    def __init__(self, cfg: CosineConfig, optimization: OptimizationConfig):
+        super().__init__(cfg, optimization)
+        rest = self.max_update - cfg.warmup_updates if self.max_update else 0
+        self.period = _total(cfg.lr_period_updates, max(rest, 0), "cosine", "lr_period_updates")
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """Equation 5 of the paper, both ends shrunk by ``lr_shrink`` for each period that is over."""
+        done, length, periods = update - self.cfg.warmup_updates, float(self.period), 0
+        last = self.max_update and not self.cfg.lr_period_updates  # a period that spans the training never restarts
+        while done >= length and not last:
+            done, length, periods = done - length, length * self.cfg.t_mult, periods + 1
+        shrink = self.cfg.lr_shrink**periods
+        low, high = self.cfg.min_lr * shrink, self.peak(epoch) * shrink
+        value: float = low + 0.5 * (high - low) * (1 + math.cos(math.pi * min(done / length, 1.0)))
+        return value
+
+
+@dataclass
+class ReduceLROnPlateauConfig(WarmupConfig):
+    """Options of ``reduce_lr_on_plateau``."""
+
+    lr_shrink: float = option(0.1, "factor by which the learning rate shrinks", minimum=0, maximum=1)
+    lr_threshold: float = option(1e-4, "share of the best score by which a better one must differ", minimum=0)
+    lr_patience: int = option(0, "validations without a better score that are borne before it shrinks", minimum=0)
+
+
+@register_lr_scheduler("reduce_lr_on_plateau", config=ReduceLROnPlateauConfig)
+class ReduceLROnPlateauSchedule(LRScheduler):
+    """Shrink the learning rate when the score of ``checkpoint.best_checkpoint_metric`` has stopped getting better."""
+
+    def __init__(self, cfg: ReduceLROnPlateauConfig, optimization: OptimizationConfig):
+        super().__init__(cfg, optimization)
+        self.factor, self.best, self.bad = 1.0, math.inf, 0
+
+    def after_warmup(self, update: int, epoch: int) -> float:
+        """``lr`` times what it has shrunk by."""
+        return self.peak(epoch) * self.factor
+
+    def on_validation(self, score: float) -> None:
+        """Count validations without a score better than the best."""
+        if math.isinf(self.best) or score < self.best - abs(self.best) * self.cfg.lr_threshold:
+            self.best, self.bad = score, 0
+            return
+        self.bad += 1
+        if self.bad > self.cfg.lr_patience:
+            self.factor, self.bad = self.factor * self.cfg.lr_shrink, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor, the best score and how long it has stood."""
+        return {"factor": self.factor, "best": None if math.isinf(self.best) else self.best, "bad": self.bad}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` was called."""
+        self.factor, self.bad = state["factor"], state["bad"]
+        self.best = math.inf if state["best"] is None else state["best"]
+
+
+def _total(given: int, otherwise: int, name: str, key: str) -> int:
+    if given or otherwise:
+        return given or otherwise
+    raise ConfigError(
+        f"lr_scheduler={name} must know how long training lasts: give optimization.max_update (above the warm-up) or "
+        f"lr_scheduler.{key}"
+    )
