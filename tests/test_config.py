@@ -1,0 +1,153 @@
+"""Configuration: every key must exist and every value must fit, and nothing a user writes is ignored or misread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declare the built-in components
+from seqgen.compose import chosen_components, compose, expand_sweep, from_dict, to_dict
+from seqgen.config import GenerateConfig, TrainConfig, option
+from seqgen.errors import ConfigError
+from seqgen.registry import Registry
+
+
+def test_values_reach_their_fields() -> None:
+    cfg = compose(
+        TrainConfig,
+        ["model=transformer_tiny", "model.dropout=0.25", "dataset.max_tokens=null", "optimization.lr=[1e-3,2e-3]"],
+    )
+    assert type(cfg.model).__name__ == "TransformerConfig"
+    assert cfg.model.dropout == 0.25
+    assert cfg.dataset.max_tokens is None
+    assert cfg.optimization.lr == [1e-3, 2e-3]
+
+
+def test_the_order_of_choice_and_value_does_not_matter() -> None:
+    for overrides in (["model.dropout=0.4", "model=fconv_tiny"], ["model=fconv_tiny", "model.dropout=0.4"]):
+        assert compose(TrainConfig, overrides).model.dropout == 0.4
+
+
+@pytest.mark.parametrize(
+    "text", ["a=b", "x,y", "~home", "f(1)", "Grüße", "a b", "'quoted'", "${oc.env:HOME}", "[1", ""]
+)
+def test_text_is_taken_literally(text: str) -> None:
+    assert compose(GenerateConfig, [f"input={text}"]).input == text
+
+
+def test_lists_of_text() -> None:
+    assert compose(GenerateConfig, ["path=runs/a"]).path == ["runs/a"]
+    assert compose(GenerateConfig, ["path=[runs/a,runs/b=c]"]).path == ["runs/a", "runs/b=c"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimization.max_updates=3", ["optimization.max_updates", "did you mean 'optimization.max_update'"]),
+        ("generation.beem=3", ["generation.beem", "did you mean 'generation.beam'"]),
+        ("model=fconv_tinny", ["fconv_tinny", "did you mean 'fconv_tiny'", "transformer_tiny"]),
+        ("model.no_such=1", ["model.no_such"]),
+        ("task=numbernames", ["numbernames", "did you mean 'number_names'"]),
+        ("generation.beam=five", ["generation.beam=five"]),
+        ("generation.beam=2.5", ["generation.beam=2.5"]),
+        ("generation.beam=0", ["generation.beam=0", "minimum"]),
+        ("optimization.lr=3", ["optimization.lr=3"]),
+        ("common.device=gpu", ["common.device=gpu", "cpu, cuda"]),
+        ("+common.seed=3", ["+common.seed"]),
+        ("++common.seed=3", ["++common.seed"]),
+        ("~common.seed", ["~common.seed"]),
+        ("hydra.run.dir=x", ["hydra"]),
+        ("generation=3", ["generation.KEY=VALUE"]),
+        ("nonsense", ["key=value"]),
+        ("generation.beam=[", ["generation.beam=["]),
+        ("common.seed=1,2", ["common.seed=1,2"]),
+    ],
+)
+def test_what_is_refused(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(TrainConfig, [override])
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sweep_is_a_product() -> None:
+    jobs = list(expand_sweep(TrainConfig, ["model=fconv_tiny,transformer_tiny", "common.seed=1,2", "run_dir=a,b"]))
+    assert [job for job, _ in jobs] == [
+        [f"model={model}", f"common.seed={seed}", "run_dir=a,b"]
+        for model in ("fconv_tiny", "transformer_tiny")
+        for seed in (1, 2)
+    ]
+    assert jobs[1][1] == "model=fconv_tiny,common.seed=2"
+
+
+def test_sweep_over_choices_and_ranges() -> None:
+    jobs = list(expand_sweep(TrainConfig, ["common.device=cpu,cuda", "common.seed=range(1,4)"]))
+    assert len(jobs) == 6
+
+
+def test_round_trip_through_plain_values() -> None:
+    cfg = compose(TrainConfig, ["model=transformer_tiny", "optimizer=sgd", "lr_scheduler=cosine", "common.seed=7"])
+    plain = to_dict(cfg)
+    assert plain["model"]["_name"] == "transformer"
+    assert from_dict(TrainConfig, plain, "config.yaml") == cfg
+
+
+def test_bad_plain_values_are_refused() -> None:
+    for change in (
+        {"common": {"sed": 1}},
+        {"common": {"seed": "x"}},
+        {"common": 3},
+        {"model": {"_name": "nothere"}},
+        {"model": {"dropout": 1}},
+        {"nothere": 1},
+        {"optimization": {"lr": ["a"]}},
+        {"common": {"seed": True}},
+    ):
+        with pytest.raises(ConfigError, match=r"config\.yaml"):
+            from_dict(TrainConfig, change, "config.yaml")
+
+
+def test_chosen_components() -> None:
+    chosen = chosen_components(TrainConfig, ["model=transformer_tiny", "common.seed=3"])
+    assert (chosen["model"], chosen["task"]) == ("transformer_tiny", "number_names")
+
+
+def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
+    registry = Registry("thing", "thing")
+
+    @dataclass
+    class FirstConfig:
+        size: int = option(1, "size")
+
+    @dataclass
+    class SecondConfig:
+        size: int = option(1, "size")
+
+    @registry.register("first", config=FirstConfig, presets={"first_big": FirstConfig(9)})
+    class First: ...
+
+    for name, config in (("first", SecondConfig), ("first_big", SecondConfig), ("second", FirstConfig)):
+        with pytest.raises(ConfigError) as caught:
+
+            @registry.register(name, config=config)
+            class Second: ...
+
+        assert str(caught.value).count("test_config.py:") == 2  # both places are named
+    assert registry.of(FirstConfig(3)).component is First
+    assert registry.config("first_big") == FirstConfig(9)
+    registry.config("first_big").size = 5
+    assert registry.config("first_big") == FirstConfig(9)  # a preset is not changed by what a user does with his copy
+    with pytest.raises(ConfigError, match=r"did you mean 'first_big'.*there are: first, first_big"):
+        registry.entry("frist_big")
+
+
+def test_a_component_without_options_needs_no_configuration_class() -> None:
+    registry = Registry("thing", "thing")
+
+    @registry.register("plain")
+    class Plain: ...
+
+    assert registry.of(registry.config("plain")).component is Plain
