@@ -1,4 +1,9 @@
-"""TODO"""
+"""The built-in tasks, declared by name and imported when one is needed."""
 
 if __name__ != "seqgen.tasks":
     raise ImportError(f"import this package as 'seqgen.tasks', not as {__name__!r}, or its components register twice")
+
+from seqgen.registry import TASKS
+
+TASKS.declare("translation", "seqgen.tasks.translation")
+TASKS.declare("number_names", "seqgen.tasks.number_names")

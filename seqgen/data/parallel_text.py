@@ -49,7 +49,9 @@ class ParallelFiles:
                 )
 
 
-def find_parallel(prefix: str, source_lang: str, target_lang: str, *, key: str, target: bool = True) -> ParallelFiles:
+def find_parallel(
+    prefix: str, source_lang: str, target_lang: str, *, key: str, optional_target: bool = False
+) -> ParallelFiles:
     """Find ``PREFIX.SRC`` and ``PREFIX.TGT``, each plain or with ``.gz``.
 
     Args:
@@ -57,7 +59,7 @@ def find_parallel(prefix: str, source_lang: str, target_lang: str, *, key: str, 
         source_lang: ending of the source files.
         target_lang: ending of the target files.
         key: the configuration key that ``prefix`` comes from, for messages.
-        target: whether there must be target files.
+        optional_target: whether there may be no target files at all.
 
     Returns:
         The files, pairs in the order of their names.
@@ -66,16 +68,18 @@ def find_parallel(prefix: str, source_lang: str, target_lang: str, *, key: str, 
         DataError: there are none, or a file's partner is missing.
     """
     sources = expand(prefix, f".{source_lang}")
-    targets = expand(prefix, f".{target_lang}") if target else {}
+    targets = expand(prefix, f".{target_lang}")
     if not sources:
         raise _missing(prefix, source_lang, key)
-    if target and not targets:
+    if not targets:
+        if optional_target:
+            return ParallelFiles(list(sources.values()), None)
         raise _missing(prefix, target_lang, key)
-    if target and (alone := sources.keys() ^ targets.keys()):
+    if alone := sources.keys() ^ targets.keys():
         stem = min(alone)
         have, lack = (source_lang, target_lang) if stem in sources else (target_lang, source_lang)
         raise DataError(f"{key}={prefix}: there is {stem}.{have} but neither {stem}.{lack} nor {stem}.{lack}.gz")
-    return ParallelFiles(list(sources.values()), list(targets.values()) if target else None)
+    return ParallelFiles(list(sources.values()), list(targets.values()))
 
 
 def _missing(prefix: str, lang: str, key: str) -> DataError:

@@ -1,0 +1,120 @@
+"""Preparing a run's tokenizers: those in its folder, or given ones, or new ones made from the training text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from seqgen.config import option
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.parallel_text import ParallelFiles
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.data.sentencepiece_training import train_sentencepiece
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.errors import ConfigError
+
+
+@dataclass
+class TokenizerConfig:
+    """How text becomes ids."""
+
+    tokenizer: str = option(
+        "sentencepiece",
+        "sentencepiece, or whitespace for text that is tokenized already",
+        choices=("sentencepiece", "whitespace"),
+    )
+    joined_dictionary: bool = option(True, "one vocabulary for both languages")
+    vocab_size: int = option(8000, "size of a vocabulary that is made from the training text", minimum=5)
+    spm_type: str = option("unigram", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
+    character_coverage: float = option(
+        1.0, "share of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
+    )
+    spm_model: str = option("", "SentencePiece model to use rather than train one")
+    source_spm_model: str = option("", "likewise for the source alone (joined_dictionary=false)")
+    target_spm_model: str = option("", "likewise for the target alone (joined_dictionary=false)")
+    srcdict: str = option("", "dict.txt with the source ids; that of both languages if they are joined")
+    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)")
+    subword_sampling: bool = option(False, "segment training text at random, anew in each epoch")
+    sampling_alpha: float = option(
+        0.1, "smoothing of the sampled segmentations (unigram), or share of dropped merges (bpe)", minimum=0, maximum=1
+    )
+    sampling_nbest: int = option(-1, "sample among so many best segmentations; -1 for all (unigram)", minimum=-1)
+
+
+def prepare_tokenizers(
+    cfg: TokenizerConfig, folder: Path, files: Callable[[], ParallelFiles]
+) -> tuple[Tokenizer, Tokenizer]:
+    """Load the tokenizers of a run, or make them and write them into its folder.
+
+    Args:
+        cfg: how.
+        folder: the run folder.
+        files: finds the training text; called only where a vocabulary must be made from it.
+
+    Returns:
+        The tokenizers of source and target; with a joined vocabulary the same object twice.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: a file cannot be used.
+    """
+    _check(cfg)
+    if cfg.joined_dictionary:
+        both = _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lambda: _text(files(), (0, 1)))
+        return both, both
+    source_model, target_model = cfg.source_spm_model or cfg.spm_model, cfg.target_spm_model or cfg.spm_model
+    source = _prepare(cfg, folder / "source_tokenizer", source_model, cfg.srcdict, lambda: _text(files(), (0,)))
+    target = _prepare(cfg, folder / "target_tokenizer", target_model, cfg.tgtdict, lambda: _text(files(), (1,)))
+    return source, target
+
+
+def _check(cfg: TokenizerConfig) -> None:
+    if cfg.joined_dictionary:
+        for name in ("source_spm_model", "target_spm_model", "tgtdict"):
+            if getattr(cfg, name):
+                raise ConfigError(f"task.{name} is for separate vocabularies; add task.joined_dictionary=false")
+    if cfg.tokenizer == "whitespace":
+        for name in ("spm_model", "source_spm_model", "target_spm_model", "subword_sampling"):
+            if getattr(cfg, name):
+                raise ConfigError(f"task.{name} is for task.tokenizer=sentencepiece; remove the one or the other")
+    if cfg.sampling_nbest == 0:
+        raise ConfigError("task.sampling_nbest=0: give a number of segmentations, or -1 for all")
+
+
+def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
+    files.check()  # unequal files are better found before a vocabulary is made from them
+    both = (files.source, files.target or [])
+    return chain.from_iterable(read_lines(both[side]) for side in sides)
+
+
+def _prepare(
+    cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
+) -> Tokenizer:
+    if not folder.is_dir():
+        save_tokenizer(_make(cfg, model, dictionary, lines), folder)
+    return load_tokenizer(folder)
+
+
+def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+    given = Dictionary.load(dictionary) if dictionary else None
+    if cfg.tokenizer == "whitespace":
+        if given is None:
+            counts = Counter(chain.from_iterable(line.split() for line in lines()))
+            given = Dictionary.from_counts(counts, cfg.vocab_size)
+        return WhitespaceTokenizer(given)
+    if model:
+        content = read_model(Path(model))
+    else:
+        content = train_sentencepiece(
+            lines(),
+            vocab_size=cfg.vocab_size,
+            model_type=cfg.spm_type,
+            character_coverage=cfg.character_coverage,
+            key="task.vocab_size",
+        )
+    origin = model or "the SentencePiece model"
+    return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)

@@ -1,0 +1,195 @@
+"""Translation: parallel text files in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from seqgen.config import option
+from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.parallel_text import ParallelFiles, find_parallel
+from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
+from seqgen.errors import ConfigError
+from seqgen.registry import register_task
+from seqgen.task import Task
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass
+class ParallelTextConfig(TokenizerConfig):
+    """What tasks over parallel text have in common."""
+
+    max_source_positions: int = option(1024, "most source tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(1024, "most target tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what is done with longer pairs", choices=("drop", "truncate", "error"))
+    workers: int = option(0, "processes that encode text; 0 takes one for each core", minimum=0)
+    cache_dir: str = option("", "folder for encoded text, which runs may share; empty for the run folder")
+
+
+@dataclass
+class TranslationConfig(ParallelTextConfig):
+    """Which files to translate between."""
+
+    source_lang: str = option("", "ending of the source files, such as en")
+    target_lang: str = option("", "ending of the target files, such as de")
+    train: str = option("", "training text: path without .SRC and .TGT (each may also end in .gz); may be a wildcard")
+    valid: str = option("", "validation text, likewise")
+    test: str = option("", "test text, likewise")
+
+
+class ParallelTextTask(Task):
+    """Lines of text and their translations, whatever they come from; a subclass implements ``find_files``.
+
+    Args:
+        cfg: the task's configuration.
+        source_tokenizer: of the source.
+        target_tokenizer: of the target.
+        folder: the run folder.
+    """
+
+    def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
+        super().__init__(cfg, source_tokenizer, target_tokenizer)
+        self.folder = folder
+
+    @classmethod
+    def find_files(cls, cfg: Any, folder: Path, split: str) -> ParallelFiles:
+        """Find the text of a split.
+
+        Args:
+            cfg: the task's configuration.
+            folder: the run folder.
+            split: name of the split.
+
+        Raises:
+            UserError: there is none.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def setup_task(cls, cfg: Any, folder: Path) -> Self:
+        """Make the task ready; see ``Task.setup_task``."""
+        source, target = prepare_tokenizers(cfg, folder, lambda: cls.find_files(cfg, folder, "train"))
+        return cls(cfg, source, target, folder)
+
+    @property
+    def cache(self) -> Path:
+        """The folder of what is made from the text and can be made again."""
+        return cache_folder(self.cfg, self.folder)
+
+    def files(self, split: str) -> ParallelFiles:
+        """The text of a split; see ``find_files``."""
+        return self.find_files(self.cfg, self.folder, split)
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """The raw source text of a split, line by line."""
+        return read_lines(self.files(split).source)
+
+    def references(self, split: str) -> Iterator[str] | None:
+        """The raw target text of a split, line by line; ``None`` where there is none."""
+        files = self.files(split)
+        if files.target is None:
+            return None
+        files.check()  # a reference that is a line short would shift every score after it
+        return read_lines(files.target)
+
+    def load_dataset(self, split: str) -> PairDataset:
+        """Read a split and encode it, once; see ``Task.load_dataset``."""
+        files = self.files(split)
+        sample = self.cfg.subword_sampling and split == "train"
+        source = self._side(f"{split}.source", files.source, self.source_tokenizer, sample)
+        target = None
+        if files.target is not None:
+            target = self._side(f"{split}.target", files.target, self.target_tokenizer, sample)
+            counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
+            files.compare(counts[0], counts[1])
+        self.datasets[split] = PairDataset(
+            source,
+            target,
+            name=split,
+            max_source_positions=self.cfg.max_source_positions,
+            max_target_positions=self.cfg.max_target_positions,
+            on_overlong=self.cfg.on_overlong,
+        )
+        return self.datasets[split]
+
+    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, sample: bool) -> Side:
+        workers = self.cfg.workers
+        store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
+        eos = tokenizer.dictionary.eos()
+        if not sample:
+            return Side(store, eos)
+        text = build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
+        return Side(store, eos, tokenizer, text)
+
+
+@register_task("translation", config=TranslationConfig)
+class TranslationTask(ParallelTextTask):
+    """Translation between two languages, from files of parallel text."""
+
+    @classmethod
+    def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:
+        """Make the task ready; see ``Task.setup_task``.
+
+        Raises:
+            ConfigError: a language is missing, or both are the same.
+        """
+        for key, example in (("source_lang", "en"), ("target_lang", "de")):
+            if not getattr(cfg, key):
+                raise ConfigError(f"task.{key} is missing; give the ending of the files, such as task.{key}={example}")
+        if cfg.source_lang == cfg.target_lang:
+            raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
+        return super().setup_task(cfg, folder)
+
+    @classmethod
+    def find_files(cls, cfg: TranslationConfig, folder: Path, split: str) -> ParallelFiles:
+        """Find the files of a split; only a test split may lack its target files.
+
+        Args:
+            cfg: the task's configuration.
+            folder: the run folder.
+            split: ``train``, ``valid`` or ``test``.
+
+        Raises:
+            ConfigError: the split is unknown or its key is not set.
+            DataError: there are no such files.
+        """
+        check_split(split)
+        prefix: str = getattr(cfg, split)
+        if not prefix:
+            raise ConfigError(
+                f"task.{split} is missing; give task.{split}=PREFIX of the files PREFIX.{cfg.source_lang} and "
+                f"PREFIX.{cfg.target_lang} (each plain or .gz)"
+            )
+        return find_parallel(
+            prefix, cfg.source_lang, cfg.target_lang, key=f"task.{split}", optional_target=split == "test"
+        )
+
+    def splits(self) -> list[str]:
+        """The splits that files are given for."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+
+def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
+    """The folder of what is made from the text and can be made again.
+
+    Args:
+        cfg: the task's configuration.
+        folder: the run folder.
+    """
+    return Path(cfg.cache_dir) if cfg.cache_dir else folder / "cache"
+
+
+def check_split(split: str) -> None:
+    """See that a split is one of those there are.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"there is no split {split!r}; there are: {', '.join(SPLITS)}")
