@@ -18,8 +18,18 @@ from seqgen.generation.scores import text_scores
 from seqgen.loading import load_model
 from seqgen.translator import Translator
 
-DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and reference=FILE it
-writes the log-probability that the model (or ensemble) gives to each reference line."""
+DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and reference=FILE
+it writes the log-probability that the model (or ensemble) gives to each reference line."""
+
+
+@dataclass
+class ScoringConfig:
+    """How models score."""
+
+    unnormalized: bool = option(False, "scores are sums of log-probabilities rather than means")
+    ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
+    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
+    batch_size: int = option(64, "sentences in a batch", minimum=1)
 
 
 @dataclass
@@ -34,7 +44,7 @@ class ScoreConfig:
     source: str = option("", "text file that the references translate")
     output: str = option("-", "file for the probabilities, one JSON object a line; - for standard output")
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
-    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    generation: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -71,7 +81,8 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     sources, references = _parallel(cfg.source, cfg.reference)
     device = set_up_device(cfg.common)
     loaded = [load_model(path, device=device) for path in cfg.path]
-    translator = Translator([item.task for item in loaded], [item.model for item in loaded], cfg.generation)
+    how = GenerationConfig(**dataclasses.asdict(cfg.generation))
+    translator = Translator([item.task for item in loaded], [item.model for item in loaded], how)
     total, tokens = 0.0, 0
     with open_output(cfg.output) as file:
         for number, hypothesis in enumerate(translator.score(sources, references)):

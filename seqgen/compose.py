@@ -66,6 +66,12 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     return typing.cast(R, config)
 
 
+def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
+    """The name that is chosen in each component group, by the user or by default: ``{"model": "fconv_tiny", ...}``."""
+    pairs = (_split(override) for override in overrides)
+    return {**_default_choices(schema), **{key: value for key, value in pairs if _is_group(schema, key)}}
+
+
 def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:
     """Expand overrides with several values (``model=a,b common.seed=1,2``) into their product.
 
@@ -216,14 +222,17 @@ def _store(schema: type, choices: Mapping[str, str]) -> str:
     store = ConfigStore.instance()
     name = _ROOTS.get(schema, schema.__name__)
     store.store(name=f"{name}_schema" if schema in _ROOTS else name, node=schema)
-    if schema in _ROOTS:
-        text = resources.files("seqgen.conf").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-        for default in OmegaConf.create(text).defaults:
-            if not isinstance(default, str):
-                choices = {**dict(default.items()), **choices}
-    for group, choice in choices.items():
+    for group, choice in {**_default_choices(schema), **choices}.items():
         store.store(group=group, name=choice, node=GROUPS[group].config(choice))
     return name
+
+
+def _default_choices(schema: type) -> dict[str, str]:
+    if schema not in _ROOTS:
+        return {}
+    text = resources.files("seqgen.conf").joinpath(f"{_ROOTS[schema]}.yaml").read_text(encoding="utf-8")
+    groups = [default for default in OmegaConf.create(text).defaults if not isinstance(default, str)]
+    return {str(group): str(choice) for default in groups for group, choice in default.items()}
 
 
 def _run_hydra(name: str, overrides: list[str]) -> Any:

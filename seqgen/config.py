@@ -44,6 +44,12 @@ class CommonConfig:
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = option(0, "CPU threads; 0 takes one for each core", minimum=0)
     user_dir: str = option("", "file or folder with models, tasks, ... of your own, imported first")
+
+
+@dataclass
+class TrainCommonConfig(CommonConfig):
+    """What training has besides."""
+
     bf16: bool = option(False, "train in bfloat16 autocast")
     fp16: bool = option(False, "train in float16 autocast with loss scaling")
     log_interval: int = option(50, "updates between two progress lines and log records", minimum=1)
@@ -64,7 +70,6 @@ class DatasetConfig:
     num_workers: int = option(1, "threads that prepare batches ahead; 0 prepares them in line", minimum=0)
     train_subset: str = option("train", "split to train on")
     valid_subset: str = option("valid", "split to validate on")
-    gen_subset: str = option("test", "split to decode")
     validate_interval: int = option(1, "epochs between two validations; 0 for never", minimum=0)
     validate_interval_updates: int = option(0, "updates between two validations; 0 for only after epochs", minimum=0)
     validate_decode: int = option(0, "validation sentences to decode and score; -1 for all, 0 for none", minimum=-1)
@@ -118,7 +123,9 @@ class GenerationConfig:
     nbest: int = option(1, "hypotheses returned for a sentence", minimum=1)
     max_len_a: float = option(0.0, "longest output is max_len_a * source length + max_len_b", minimum=0)
     max_len_b: int = option(200, "see max_len_a; end-of-sentence not counted", minimum=0)
-    max_len: int = option(0, "longest output whatever the source; 0 for no further limit", minimum=0)
+    max_len: int = option(
+        0, "longest output whatever the source, end-of-sentence counted; 0 for what the model can write", minimum=0
+    )
     min_len: int = option(1, "shortest output; end-of-sentence not counted", minimum=0)
     match_source_len: bool = option(False, "every output is as long as its source")
     unnormalized: bool = option(False, "rank by the sum of log-probabilities rather than by a mean")
@@ -149,9 +156,16 @@ class TrainConfig:
     optimization: OptimizationConfig = dataclasses.field(default_factory=OptimizationConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
-    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
     run_dir: str = option("", "folder of the run; empty for runs/TASK-MODEL")
+
+
+@dataclass
+class GenerateDatasetConfig:
+    """Which of the task's data are decoded."""
+
+    gen_subset: str = option("test", "split of the task to decode where no input is given")
 
 
 @dataclass
@@ -163,6 +177,6 @@ class GenerateConfig:
     output: str = option("-", "file to write, - for standard output")
     reference: str = option("", "text file with the right answers, for scores")
     format: str = option("text", "what is written", choices=("text", "json", "fairseq"))
-    dataset: DatasetConfig = dataclasses.field(default_factory=DatasetConfig)
+    dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)

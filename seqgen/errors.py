@@ -26,6 +26,10 @@ class CheckpointError(UserError):
     """A checkpoint or run folder that cannot be read, does not fit, or is in use."""
 
 
+class DecodingError(UserError, ValueError):
+    """Scores from which nothing can be decoded, such as NaN."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names come nearest to ``name``.
 

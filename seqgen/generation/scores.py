@@ -21,12 +21,16 @@ class TextScore:
     signature: str = ""
 
 
-def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, TextScore]:
+def text_scores(
+    hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False, tokenize: str | None = None
+) -> dict[str, TextScore]:
     """Score text (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 
     Args:
         hypotheses: one output for each sentence, detokenized.
         references: the right answers, in the same order and number.
+        lowercase: whether upper and lower case count as equal.
+        tokenize: sacreBLEU's tokenizer for BLEU; its default (``13a``) if not given.
 
     Returns:
         ``bleu``, ``chrf``, and ``exact_match``: the percentage of outputs that equal their reference.
@@ -37,7 +41,8 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[st
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
     scores = {}
-    for name, metric in {"bleu": BLEU(), "chrf": CHRF()}.items():
+    metrics = {"bleu": BLEU(lowercase=lowercase, tokenize=tokenize), "chrf": CHRF(lowercase=lowercase)}
+    for name, metric in metrics.items():
         value = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[name] = TextScore(value, str(metric.get_signature()))
     equal = sum(h.strip() == r.strip() for h, r in zip(hypotheses, references, strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.ensemble import Ensemble, Member
 from seqgen.generation.hypotheses import FinishedHypotheses
 from seqgen.generation.logits_processors import (
@@ -169,7 +169,7 @@ class SequenceGenerator:
             fewer only where fewer continuations are possible at all.
 
         Raises:
-            ValueError: a model gave NaN.
+            DecodingError: a model gave NaN.
         """
         if constraints is not None:
             raise ConfigError(f"{type(self.search).__name__} does not take constraints")
@@ -280,7 +280,7 @@ class Decoding:
         candidates = self.generator.search.step(step, lprobs.unflatten(0, (-1, self.beam)), self.scores)
         if bool(candidates.scores.isnan().any()):
             sentence = int(self.sentences[candidates.scores.isnan().any(1)][0])
-            raise ValueError(
+            raise DecodingError(
                 f"a model's scores are NaN at step {step} in sentence {sentence} of the batch; its weights are damaged "
                 "or its number format overflows"
             )

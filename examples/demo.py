@@ -1,0 +1,66 @@
+"""The demo: train two models on the built-in example, decode with each and with both together, print the scores.
+
+It types the commands that a user would type; ``make demo`` runs it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+MODELS = ("fconv_tiny", "transformer_tiny")
+COMMANDS = {"seqgen-train": "seqgen.cli.train", "seqgen-generate": "seqgen.cli.generate"}
+GOAL = 95.0
+"""Exact match in percent that each model must reach."""
+
+
+def run(command: str, *arguments: str) -> str:
+    """Show a command, run it, and return what it wrote to standard output."""
+    print(f"\n$ {command} {' '.join(arguments)}", flush=True)
+    module = [sys.executable, "-m", COMMANDS[command]]
+    return subprocess.run([*module, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def decode(name: str, path: str, output: Path) -> dict[str, str]:
+    """Decode the test split; return the scores and the speed that the command reports."""
+    report = run("seqgen-generate", f"path={path}", f"output={output}", "generation.beam=5")
+    print(report, end="")
+    values = dict(re.findall(r"^(\w+) = ([\d.]+)", report, flags=re.MULTILINE))
+    speed = re.search(r"([\d.]+) sentences/s", report)
+    return {"name": name, **values, "speed": speed.group(1) if speed else "?"}
+
+
+def main() -> None:
+    """Run the demo; exit with 1 where a model does not reach the goal."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/demo")
+    rows, seconds = [], {}
+    for model in MODELS:
+        start = time.perf_counter()
+        run("seqgen-train", f"run_dir={folder / model}", f"model={model}")
+        seconds[model] = time.perf_counter() - start
+        rows.append(decode(model, str(folder / model), folder / f"{model}.txt"))
+    both = ",".join(str(folder / model) for model in MODELS)
+    rows.append(decode("ensemble of both", f"[{both}]", folder / "ensemble.txt"))
+
+    table = Table(title="number_names, English to German, 1,000 numbers that no model has seen, beam 5")
+    for column in ("model", "trained in", "exact match", "BLEU", "sentences/s", "run folder"):
+        table.add_column(column, justify="left" if column in ("model", "run folder") else "right")
+    for row in rows:
+        name = row["name"]
+        time_taken = f"{seconds[name]:.0f} s" if name in seconds else ""
+        where = str(folder / name) if name in seconds else ""
+        table.add_row(name, time_taken, f"{row['exact_match']} %", row["bleu"], row["speed"], where)
+    Console(width=110).print(table)
+    print(f"TensorBoard: tensorboard --logdir {folder}")
+    if any(float(row["exact_match"]) < GOAL for row in rows):
+        sys.exit(f"a model stayed below {GOAL} % exact match")
+
+
+if __name__ == "__main__":
+    main()
