@@ -1,4 +1,9 @@
-"""TODO"""
+"""The built-in models; each file registers one, and is imported when one of its names is asked for."""
+
+from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":
     raise ImportError(f"import this package as 'seqgen.models', not as {__name__!r}, or its components register twice")
+
+MODELS.declare("fconv", "seqgen.models.fconv")
+MODELS.declare("transformer", "seqgen.models.transformer")

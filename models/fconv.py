@@ -1,0 +1,401 @@
+"""The convolutional model (Gehring et al. 2017, "Convolutional sequence to sequence learning")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqgen.config import option
+from seqgen.decoder import IncrementalDecoder
+from seqgen.encoder import Encoder
+from seqgen.errors import ConfigError
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.attention import attend, fold_beams, unfold_beams
+from seqgen.modules.cached_weight import weight_norm_linear
+from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
+from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.embedding import token_embedding
+from seqgen.modules.gradient import scale_gradient
+from seqgen.modules.linearized_convolution import LinearizedConvolution
+from seqgen.modules.masks import padding_mask_of, starts_of_rows
+from seqgen.modules.positions import LearnedPositions
+from seqgen.registry import register_model
+from seqgen.structures import EncoderOut
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+_EMBEDDING_STD = 0.1
+
+
+@dataclass
+class FConvConfig:
+    """Configuration of the convolutional model, with fairseq's names."""
+
+    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
+    encoder_embed_dim: int = option(512, "channels of the encoder's embeddings and output", minimum=1)
+    encoder_layers: str = option(
+        "[(512, 3)] * 20", "encoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+    )
+    decoder_embed_dim: int = option(512, "channels of the decoder's embeddings", minimum=1)
+    decoder_layers: str = option(
+        "[(512, 3)] * 20", "decoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+    )
+    decoder_out_embed_dim: int = option(256, "channels before the output projection", minimum=1)
+    decoder_attention: str = option(
+        "True", "whether decoder layers attend to the source: True, or a list such as [True, False] * 10"
+    )
+    share_input_output_embed: bool = option(
+        False, "whether the decoder's input embedding is its output projection as well"
+    )
+    max_source_positions: int = option(
+        1024,
+        "rows of the source position table; the longest source has 2 tokens less (numbering starts at 2)",
+        minimum=3,
+    )
+    max_target_positions: int = option(
+        1024,
+        "rows of the target position table; the longest target has 2 tokens less (numbering starts at 2)",
+        minimum=3,
+    )
+
+
+@dataclass(frozen=True)
+class FConvEncoderOut(EncoderOut):
+    """The convolutional encoder's output.
+
+    Attributes:
+        values: ``(N, S, C)`` what attention averages: features plus input embedding, times the square root of the
+            sentence's length, while scores are computed from ``encoder_out``.
+    """
+
+    values: Tensor = field(kw_only=True)
+
+
+class FConvEncoder(Encoder):
+    """Reads the source by gated convolutions.
+
+    Args:
+        embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
+        layers: the convolutions.
+        dropout: probability of dropping a feature.
+        max_positions: rows of the position table.
+        num_attention_layers: decoder layers that attend, by which the gradient is scaled down.
+    """
+
+    def __init__(
+        self,
+        embed_tokens: nn.Embedding,
+        layers: list[ConvolutionSpec],
+        *,
+        dropout: float,
+        max_positions: int,
+        num_attention_layers: int,
+    ):
+        super().__init__()
+        dim = embed_tokens.embedding_dim
+        self.dropout = Dropout(dropout)
+        self.num_attention_layers = num_attention_layers
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(max_positions, embed_tokens)
+        self.fc1 = weight_norm_linear(dim, layers[0].channels, dropout)
+        self.residuals = [layer.residual for layer in layers]
+        self.projections = _projections(layers)
+        self.convolutions = nn.ModuleList(
+            weight_norm_conv(ConvTBC(inputs, 2 * layer.channels, layer.kernel_width), dropout)
+            for inputs, layer in zip(_input_channels(layers), layers, strict=True)
+        )
+        self.fc2 = weight_norm_linear(layers[-1].channels, dim)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> FConvEncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward``."""
+        padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx)
+        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+        embedded = self.dropout(self.embed_tokens(src_tokens) + positions)
+
+        x = self.fc1(embedded)
+        history = [x]
+        for convolution, projection, back in zip(self.convolutions, self.projections, self.residuals, strict=True):
+            residual = projection(history[-back]) if back > 0 else None
+            x = F.glu(convolution(_zero(self.dropout(x), padding_mask)), dim=-1)
+            x = x if residual is None else _scaled_sum(x, residual)
+            history.append(x)
+        x = _zero(self.fc2(x), padding_mask)
+
+        # Attention layers add up their gradients here, each by two ways (Gehring et al. 2017, section 3.5).
+        x = scale_gradient(x, 1 / (2 * self.num_attention_layers))
+        return FConvEncoderOut(x, padding_mask, values=_scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
+
+    def max_positions(self) -> int:
+        """The longest source, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+class FConvAttention(nn.Module):
+    """Attention of one decoder layer, from its output and the embedding of the token before (section 3.3).
+
+    Args:
+        channels: channels of the layer's output.
+        embed_dim: channels of the embeddings and of the encoder's output.
+    """
+
+    def __init__(self, channels: int, embed_dim: int):
+        super().__init__()
+        self.in_projection = weight_norm_linear(channels, embed_dim)
+        self.out_projection = weight_norm_linear(embed_dim, channels)
+
+    def forward(
+        self, x: Tensor, target_embedding: Tensor, encoder_out: FConvEncoderOut, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend and add the result to the layer's output.
+
+        Args:
+            x: ``(N, T, channels)``.
+            target_embedding: ``(N, T, embed_dim)``.
+            encoder_out: the encoder's output, with one row for each row of ``x`` or for each sentence.
+            need_weights: whether the weights are wanted.
+
+        Returns:
+            ``(N, T, channels)``, and the weights ``(N, T, S)`` where wanted.
+        """
+        rows, length, _ = x.shape
+        query = _scaled_sum(self.in_projection(x), target_embedding)
+        padding_mask = encoder_out.encoder_padding_mask
+        averages, weights = attend(
+            fold_beams(query.unsqueeze(2), encoder_out.num_rows),
+            encoder_out.encoder_out.unsqueeze(1),
+            encoder_out.values.unsqueeze(1),
+            None if padding_mask is None else ~padding_mask[:, None, None, :],
+            scale=1,
+            need_weights=need_weights,
+        )
+        x = _scaled_sum(self.out_projection(unfold_beams(averages, rows)), x)
+        return x, None if weights is None else weights.reshape(rows, length, -1)
+
+
+class FConvDecoder(IncrementalDecoder):
+    """Writes the target by gated causal convolutions, with attention to the source in chosen layers.
+
+    Args:
+        embed_tokens: embedding of the target vocabulary.
+        layers: the convolutions.
+        attention: for each of them, whether it attends to the source.
+        out_embed_dim: channels before the output projection.
+        dropout: probability of dropping a feature.
+        max_positions: rows of the position table.
+        share_input_output_embed: whether the output projection is the embedding.
+    """
+
+    shares_encoder_output = True
+
+    def __init__(
+        self,
+        embed_tokens: nn.Embedding,
+        layers: list[ConvolutionSpec],
+        attention: list[bool],
+        *,
+        out_embed_dim: int,
+        dropout: float,
+        max_positions: int,
+        share_input_output_embed: bool,
+    ):
+        super().__init__()
+        dim = embed_tokens.embedding_dim
+        self.dropout = Dropout(dropout)
+        self.num_attention_layers = sum(attention)
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(max_positions, embed_tokens)
+        self.fc1 = weight_norm_linear(dim, layers[0].channels, dropout)
+        self.residuals = [layer.residual for layer in layers]
+        self.projections = _projections(layers)
+        self.convolutions = nn.ModuleList(
+            weight_norm_conv(LinearizedConvolution(inputs, 2 * layer.channels, layer.kernel_width), dropout)
+            for inputs, layer in zip(_input_channels(layers), layers, strict=True)
+        )
+        self.attention = nn.ModuleList(
+            FConvAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
+            for layer, attends in zip(layers, attention, strict=True)
+        )
+        self.fc2 = weight_norm_linear(layers[-1].channels, out_embed_dim)
+        if share_input_output_embed:
+            self.fc3 = nn.Linear(out_embed_dim, embed_tokens.num_embeddings)
+            self.fc3.weight = embed_tokens.weight
+        else:
+            self.fc3 = weight_norm_linear(out_embed_dim, embed_tokens.num_embeddings, dropout)
+
+    def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in the base class
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the last hidden features; the attention is the mean over the layers that attend."""
+        seen = self.positions_seen(incremental_state)
+        tokens = prev_output_tokens[:, seen:]
+        starts = starts_of_rows(incremental_state, tokens.size(0))
+        positions = self.embed_positions.of_target(seen, tokens.size(1), starts)
+        embedded = self.dropout(self.embed_tokens(tokens) + positions)
+        not_begun = _not_begun(seen, tokens.size(1), starts)
+
+        x = self.fc1(embedded)
+        history = [x]
+        maps: list[Tensor] = []
+        for convolution, attention, projection, back in zip(
+            self.convolutions, self.attention, self.projections, self.residuals, strict=True
+        ):
+            residual = projection(history[-back]) if back > 0 else None
+            x = F.glu(convolution(_zero(self.dropout(x), not_begun), incremental_state), dim=-1)
+            if attention is not None:
+                x, weights = attention(x, embedded, encoder_out, need_attention)
+                maps += [] if weights is None else [weights]
+            x = x if residual is None else _scaled_sum(x, residual)
+            history.append(x)
+        self.advance(incremental_state, tokens.size(1))
+        return self.dropout(self.fc2(x)), torch.stack(maps).mean(0) if maps else None
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to logits ``(..., V)``."""
+        logits: Tensor = self.fc3(features)
+        return logits
+
+    def max_positions(self) -> int:
+        """The longest target, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+def _positions(num_rows: int, embed_tokens: nn.Embedding) -> LearnedPositions:
+    padding_idx = embed_tokens.padding_idx
+    assert padding_idx is not None
+    return LearnedPositions(num_rows, embed_tokens.embedding_dim, padding_idx, std=_EMBEDDING_STD)
+
+
+def _input_channels(layers: list[ConvolutionSpec]) -> list[int]:
+    """Channels of the input of each layer; the first has as many as its output."""
+    return [layers[0].channels, *(layer.channels for layer in layers[:-1])]
+
+
+def _projections(layers: list[ConvolutionSpec]) -> nn.ModuleList:
+    """What brings the residual of each layer to the channels of its output.
+
+    With layers of 512, 512 and 1024 channels, whose residuals are their inputs, only the third needs a projection.
+    """
+    channels = _input_channels(layers)
+    modules: list[nn.Module] = []
+    for i, layer in enumerate(layers):
+        inputs = channels[i + 1 - layer.residual] if layer.residual > 0 else layer.channels
+        modules.append(nn.Identity() if inputs == layer.channels else weight_norm_linear(inputs, layer.channels))
+    return nn.ModuleList(modules)
+
+
+def _scaled_sum(x: Tensor, y: Tensor) -> Tensor:
+    """Add two things of equal variance so that the sum has that variance too."""
+    return (x + y).mul_(math.sqrt(0.5))
+
+
+def _zero(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero the positions ``(N, T)`` of ``x`` ``(N, T, C)`` where ``mask`` is true."""
+    return x if mask is None else x.masked_fill(mask.unsqueeze(-1), 0)
+
+
+def _sqrt_lengths(x: Tensor, padding_mask: Tensor | None) -> Tensor | float:
+    """The square root of each sentence's length, ``(N, 1, 1)``.
+
+    A mean over m vectors of equal variance has a standard deviation smaller by the square root of m (section 3.5).
+    """
+    if padding_mask is None:
+        return math.sqrt(x.size(1))
+    return (~padding_mask).sum(1).to(x.dtype).sqrt().view(-1, 1, 1)
+
+
+def _not_begun(seen: int, new: int, starts: Tensor | None) -> Tensor | None:
+    """``(N, new)`` true at new positions before a row's start, which convolutions must see as zeros."""
+    if starts is None:
+        return None
+    return torch.arange(seen, seen + new, device=starts.device) < starts.unsqueeze(1)
+
+
+def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:
+    """A configuration with equal embeddings and, where nothing else is said, equal layers on both sides."""
+    return FConvConfig(
+        encoder_embed_dim=embed_dim,
+        encoder_layers=encoder,
+        decoder_embed_dim=embed_dim,
+        decoder_layers=decoder or encoder,
+        decoder_out_embed_dim=out_embed_dim,
+    )
+
+
+@register_model(
+    "fconv",
+    config=FConvConfig,
+    presets={
+        "fconv_tiny": _sized(128, 128, "[(128, 3)] * 4", "[(128, 3)] * 3"),
+        "fconv_iwslt_de_en": _sized(256, 256, "[(256, 3)] * 4", "[(256, 3)] * 3"),
+        "fconv_wmt_en_de": _sized(768, 512, "[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2"),
+        "fconv_wmt_en_fr": _sized(
+            768, 512, "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
+        ),
+    },
+)
+class FConvModel(EncoderDecoderModel):
+    """The convolutional model."""
+
+    @classmethod
+    def build_model(cls, cfg: FConvConfig, task: Task) -> Self:
+        """Build the model.
+
+        Args:
+            cfg: the configuration.
+            task: gives the dictionaries.
+
+        Raises:
+            ConfigError: the configuration contradicts itself.
+        """
+        encoder_layers = parse_convolutions("model.encoder_layers", cfg.encoder_layers)
+        decoder_layers = parse_convolutions("model.decoder_layers", cfg.decoder_layers)
+        attention = parse_choices("model.decoder_attention", cfg.decoder_attention, len(decoder_layers))
+        _check(cfg, attention)
+        encoder = FConvEncoder(
+            _embedding(task.source_dictionary, cfg.encoder_embed_dim),
+            encoder_layers,
+            dropout=cfg.dropout,
+            max_positions=cfg.max_source_positions,
+            num_attention_layers=sum(attention),
+        )
+        decoder = FConvDecoder(
+            _embedding(task.target_dictionary, cfg.decoder_embed_dim),
+            decoder_layers,
+            attention,
+            out_embed_dim=cfg.decoder_out_embed_dim,
+            dropout=cfg.dropout,
+            max_positions=cfg.max_target_positions,
+            share_input_output_embed=cfg.share_input_output_embed,
+        )
+        return cls(encoder, decoder)
+
+
+def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
+    return token_embedding(len(dictionary), dim, dictionary.pad(), std=_EMBEDDING_STD)
+
+
+def _check(cfg: FConvConfig, attention: list[bool]) -> None:
+    if not any(attention):
+        raise ConfigError("model.decoder_attention: at least one layer must attend, or the source would not be read")
+    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise ConfigError(
+            "model.encoder_embed_dim and model.decoder_embed_dim must be the same, since attention adds them, but they "
+            f"are {cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+        )
+    if cfg.share_input_output_embed and cfg.decoder_out_embed_dim != cfg.decoder_embed_dim:
+        raise ConfigError(
+            "model.share_input_output_embed needs decoder_out_embed_dim and decoder_embed_dim to be the same, but they "
+            f"are {cfg.decoder_out_embed_dim} and {cfg.decoder_embed_dim}"
+        )

@@ -1,0 +1,293 @@
+"""The transformer (Vaswani et al. 2017, "Attention is all you need")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.config import option
+from seqgen.decoder import IncrementalDecoder
+from seqgen.encoder import Encoder
+from seqgen.errors import ConfigError
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.embedding import token_embedding
+from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+from seqgen.modules.transformer_layer import (
+    ACTIVATIONS,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    TransformerLayerOptions,
+)
+from seqgen.registry import register_model
+from seqgen.structures import EncoderOut
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+
+@dataclass
+class TransformerConfig:
+    """Configuration of the transformer, with fairseq's names; the defaults are the base model of the paper."""
+
+    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
+    attention_dropout: float = option(0.0, "probability of dropping an attention weight", minimum=0, maximum=0.99)
+    activation_dropout: float = option(
+        0.0, "probability of dropping a feature inside the feed-forward part", minimum=0, maximum=0.99
+    )
+    activation_fn: str = option("relu", "activation of the feed-forward part", choices=sorted(ACTIVATIONS))
+    encoder_embed_dim: int = option(512, "channels of the encoder", minimum=1)
+    encoder_ffn_embed_dim: int = option(2048, "channels inside the encoder's feed-forward part", minimum=1)
+    encoder_layers: int = option(6, "layers of the encoder", minimum=1)
+    encoder_attention_heads: int = option(8, "attention heads of the encoder", minimum=1)
+    encoder_normalize_before: bool = option(False, "whether the encoder normalizes before each part (pre-norm)")
+    encoder_learned_pos: bool = option(False, "whether the encoder's positions are learned rather than sinusoidal")
+    encoder_layerdrop: float = option(
+        0.0, "probability of leaving out an encoder layer in training", minimum=0, maximum=0.99
+    )
+    decoder_embed_dim: int = option(512, "channels of the decoder", minimum=1)
+    decoder_ffn_embed_dim: int = option(2048, "channels inside the decoder's feed-forward part", minimum=1)
+    decoder_layers: int = option(6, "layers of the decoder", minimum=1)
+    decoder_attention_heads: int = option(8, "attention heads of the decoder", minimum=1)
+    decoder_normalize_before: bool = option(False, "whether the decoder normalizes before each part (pre-norm)")
+    decoder_learned_pos: bool = option(False, "whether the decoder's positions are learned rather than sinusoidal")
+    decoder_layerdrop: float = option(
+        0.0, "probability of leaving out a decoder layer in training", minimum=0, maximum=0.99
+    )
+    share_decoder_input_output_embed: bool = option(
+        False, "whether the decoder's input embedding is its output projection as well"
+    )
+    share_all_embeddings: bool = option(
+        False, "whether source, target and output share one embedding (needs a joint vocabulary)"
+    )
+    no_scale_embedding: bool = option(False, "whether embeddings are not multiplied by the square root of their size")
+    layernorm_embedding: bool = option(False, "whether embeddings are normalized")
+    max_source_positions: int = option(1024, "longest source, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(1024, "longest target, in tokens with end-of-sentence", minimum=1)
+
+    def encoder_options(self) -> TransformerLayerOptions:
+        """What the encoder's layers have in common."""
+        return TransformerLayerOptions(
+            embed_dim=self.encoder_embed_dim,
+            ffn_embed_dim=self.encoder_ffn_embed_dim,
+            attention_heads=self.encoder_attention_heads,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            activation_fn=self.activation_fn,
+            normalize_before=self.encoder_normalize_before,
+        )
+
+    def decoder_options(self) -> TransformerLayerOptions:
+        """What the decoder's layers have in common."""
+        return TransformerLayerOptions(
+            embed_dim=self.decoder_embed_dim,
+            ffn_embed_dim=self.decoder_ffn_embed_dim,
+            attention_heads=self.decoder_attention_heads,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            activation_fn=self.activation_fn,
+            normalize_before=self.decoder_normalize_before,
+        )
+
+
+class TransformerEncoder(Encoder):
+    """Reads the source by layers of self-attention.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
+    """
+
+    def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding):
+        super().__init__()
+        dim = cfg.encoder_embed_dim
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(cfg.max_source_positions, dim, embed_tokens, cfg.encoder_learned_pos)
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
+        self.dropout = Dropout(cfg.dropout)
+        options = cfg.encoder_options()
+        self.layers = LayerDropList(
+            cfg.encoder_layerdrop, [TransformerEncoderLayer(options) for _ in range(cfg.encoder_layers)]
+        )
+        self.layer_norm = nn.LayerNorm(dim) if cfg.encoder_normalize_before else nn.Identity()
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward``."""
+        padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx)
+        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+        x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
+        x = self.dropout(self.layernorm_embedding(x))
+        for layer in self.layers.active():
+            x = layer(x, padding_mask)
+        return EncoderOut(self.layer_norm(x), padding_mask)
+
+    def max_positions(self) -> int:
+        """The longest source, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+class TransformerDecoder(IncrementalDecoder):
+    """Writes the target by layers of causal self-attention and attention to the source.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: embedding of the target vocabulary.
+        encoder_dim: channels of the encoder's output.
+    """
+
+    shares_encoder_output = True
+
+    def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
+        super().__init__()
+        dim = cfg.decoder_embed_dim
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(cfg.max_target_positions, dim, embed_tokens, cfg.decoder_learned_pos)
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
+        self.dropout = Dropout(cfg.dropout)
+        options = cfg.decoder_options()
+        self.layers = LayerDropList(
+            cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
+        )
+        self.layer_norm = nn.LayerNorm(dim) if cfg.decoder_normalize_before else nn.Identity()
+        self.output_projection = nn.Linear(dim, embed_tokens.num_embeddings, bias=False)
+        if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
+            self.output_projection.weight = embed_tokens.weight
+        else:
+            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+
+    def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in the base class
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
+        seen = self.positions_seen(incremental_state)
+        tokens = prev_output_tokens[:, seen:]
+        starts = starts_of_rows(incremental_state, tokens.size(0))
+        # A pass that begins at the first position is causal in the way that attention kernels know.
+        is_causal = seen == 0 and starts is None
+        mask = None if is_causal else step_mask(seen, tokens.size(1), starts, tokens.device)
+
+        positions = self.embed_positions.of_target(seen, tokens.size(1), starts)
+        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
+        x = self.dropout(self.layernorm_embedding(x))
+        attention: Tensor | None = None
+        for layer in self.layers.active():
+            x, attention = layer(
+                x,
+                encoder_out.encoder_out,
+                encoder_out.encoder_padding_mask,
+                mask,
+                is_causal=is_causal,
+                incremental_state=incremental_state,
+                need_weights=need_attention and layer is self.layers[-1],
+            )
+        self.advance(incremental_state, tokens.size(1))
+        return self.layer_norm(x), attention
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to logits ``(..., V)``."""
+        logits: Tensor = self.output_projection(features)
+        return logits
+
+    def max_positions(self) -> int:
+        """The longest target, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+def _positions(max_positions: int, dim: int, embed_tokens: nn.Embedding, learned: bool) -> Positions:
+    padding_idx = embed_tokens.padding_idx
+    assert padding_idx is not None
+    num_rows = max_positions + padding_idx + 1
+    if learned:
+        return LearnedPositions(num_rows, dim, padding_idx, std=dim**-0.5)
+    return SinusoidalPositions(num_rows, dim, padding_idx)
+
+
+def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
+    """A configuration whose encoder and decoder are of the same size."""
+    return TransformerConfig(
+        encoder_embed_dim=dim,
+        encoder_ffn_embed_dim=ffn_dim,
+        encoder_attention_heads=heads,
+        encoder_layers=layers,
+        decoder_embed_dim=dim,
+        decoder_ffn_embed_dim=ffn_dim,
+        decoder_attention_heads=heads,
+        decoder_layers=layers,
+        **values,
+    )
+
+
+@register_model(
+    "transformer",
+    config=TransformerConfig,
+    presets={
+        "transformer_tiny": _sized(128, 256, 4, 4, share_decoder_input_output_embed=True),
+        "transformer_iwslt_de_en": _sized(512, 1024, 4, 6),
+        "transformer_base": _sized(512, 2048, 8, 6),
+        "transformer_big": _sized(1024, 4096, 16, 6, dropout=0.3),
+    },
+)
+class TransformerModel(EncoderDecoderModel):
+    """The transformer."""
+
+    @classmethod
+    def build_model(cls, cfg: TransformerConfig, task: Task) -> Self:
+        """Build the model.
+
+        Args:
+            cfg: the configuration.
+            task: gives the dictionaries.
+
+        Raises:
+            ConfigError: the configuration contradicts itself or does not fit the dictionaries.
+        """
+        _check(cfg)
+        source, target = task.source_dictionary, task.target_dictionary
+        source_embedding = _embedding(source, cfg.encoder_embed_dim)
+        if not cfg.share_all_embeddings:
+            target_embedding = _embedding(target, cfg.decoder_embed_dim)
+        elif source is target or source == target:
+            target_embedding = source_embedding
+        else:
+            raise ConfigError(
+                "model.share_all_embeddings needs one vocabulary for source and target; use a joint one, or "
+                "model.share_decoder_input_output_embed=true"
+            )
+        encoder = TransformerEncoder(cfg, source_embedding)
+        decoder = TransformerDecoder(cfg, target_embedding, cfg.encoder_embed_dim)
+        return cls(encoder, decoder)
+
+
+def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
+    return token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
+
+
+def _check(cfg: TransformerConfig) -> None:
+    for side in ("encoder", "decoder"):
+        dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
+        if dim % heads:
+            raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
+    if cfg.activation_fn not in ACTIVATIONS:
+        raise ConfigError(
+            f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+        )
+    if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise ConfigError(
+            "model.share_all_embeddings needs encoder_embed_dim and decoder_embed_dim to be the same, but they are "
+            f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+        )

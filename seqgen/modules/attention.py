@@ -1,0 +1,118 @@
+"""The arithmetic of attention, apart from projections and caches.
+
+Letters: ``B`` rows of the keys, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.modules.dropout import Dropout
+
+_SMALL = 64 * 64
+"""Up to so many scores of a head, two plain matrix products are quicker on a CPU than the fused kernel.
+
+Measured at 4,000 positions and 4 heads of 32, forward and backward: 5 against 12 ms for 20 positions a row, 13 against
+12 for 50, 17 against 19 for 100, 52 against 33 for 400. A decoding step (16 rows of 8 heads, 5 queries, 32 keys): 0.13
+against 0.36 ms.
+"""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout: Dropout | None = None,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Average values with the softmax of scaled scores.
+
+    Args:
+        query: ``(B, H, Q, D)``.
+        key: ``(B, H, K, D)``.
+        value: ``(B, H, K, D)``.
+        mask: broadcastable to ``(B, H, Q, K)``; bool, true where a query may attend, or a float that is added to the
+            scores. A query that may attend to nothing gets a finite output without meaning.
+        is_causal: whether query ``i`` sees only keys up to ``i``; then ``mask`` must be ``None``.
+        scale: factor of the scores, by default ``D ** -0.5``.
+        dropout: applied to the weights.
+        need_weights: whether the weights are wanted.
+
+    Returns:
+        The averages ``(B, H, Q, D)``, and the weights ``(B, H, Q, K)`` before dropout where wanted.
+    """
+    drops = dropout is not None and dropout.training and dropout.p > 0
+    on_cpu = query.device.type == "cpu"
+    if need_weights or (on_cpu and (drops or query.size(-2) * key.size(-2) <= _SMALL)):
+        return _attend_plainly(query, key, value, mask, is_causal, scale, dropout, need_weights)
+    p = dropout.p if drops and dropout is not None else 0.0
+    out = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale)
+    return out, None
+
+
+def _attend_plainly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    dropout: Dropout | None,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    scale = query.size(-1) ** -0.5 if scale is None else scale
+    if is_causal:
+        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+    scores = torch.matmul(query if scale == 1 else query * scale, key.transpose(-1, -2))
+    if mask is not None and mask.dtype == torch.bool:
+        # The lowest finite number rather than -inf: a row in which everything is masked must not become NaN.
+        scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1)
+    out = torch.matmul(weights if dropout is None else dropout(weights), value)
+    return out, weights if need_weights else None
+
+
+def fold_beams(x: Tensor, key_rows: int) -> Tensor:
+    """Bring the beams of a sentence beside each other, so that they can attend to one copy of its keys.
+
+    Rows 0 and 1 of two beams of sentence 0, each with queries ``a b``, become one row of queries ``a0 b0 a1 b1``.
+
+    Args:
+        x: ``(rows, Q, H, D)``, where ``rows`` is a multiple ``r`` of ``key_rows``, sentence-major.
+        key_rows: rows of the keys.
+
+    Returns:
+        ``(key_rows, H, r * Q, D)``.
+    """
+    rows, length, heads, dim = x.shape
+    if rows == key_rows:
+        return x.transpose(1, 2)
+    if key_rows == 0 or rows % key_rows:
+        raise ValueError(f"{rows} rows of queries cannot share {key_rows} rows of keys: not a multiple of it")
+    # (B * r, Q, H, D) -> (B, r, Q, H, D) -> (B, H, r, Q, D) -> (B, H, r * Q, D)
+    grouped = x.view(key_rows, -1, length, heads, dim).permute(0, 3, 1, 2, 4)
+    return grouped.reshape(key_rows, heads, -1, dim)
+
+
+def unfold_beams(x: Tensor, rows: int) -> Tensor:
+    """Undo ``fold_beams`` and join the heads: ``(B, H, r * Q, D)`` to ``(rows, Q, H * D)``.
+
+    Args:
+        x: what was computed for the folded queries.
+        rows: ``B * r``.
+    """
+    key_rows, heads, queries, dim = x.shape
+    if rows == key_rows:
+        return x.transpose(1, 2).reshape(rows, queries, heads * dim)
+    beams = rows // key_rows
+    # (B, H, r * Q, D) -> (B, H, r, Q, D) -> (B, r, Q, H, D) -> (B * r, Q, H * D)
+    grouped = x.view(key_rows, heads, beams, -1, dim).permute(0, 2, 3, 1, 4)
+    return grouped.reshape(rows, queries // beams, heads * dim)

@@ -1,0 +1,20 @@
+"""Token embeddings."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def token_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float) -> nn.Embedding:
+    """A normally distributed embedding whose padding row is zero.
+
+    Args:
+        num_embeddings: size of the vocabulary.
+        embedding_dim: channels.
+        padding_idx: id of padding.
+        std: standard deviation of the initial values.
+    """
+    embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx)
+    nn.init.normal_(embedding.weight, std=std)
+    nn.init.zeros_(embedding.weight[padding_idx])
+    return embedding

@@ -1,0 +1,30 @@
+"""Layer dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+
+class LayerDropList(nn.ModuleList):
+    """A list of layers, each left out of a training step with probability ``p`` (Fan et al. 2020).
+
+    Args:
+        p: probability of leaving a layer out.
+        layers: the layers; each must give an output of the shape of its input.
+    """
+
+    def __init__(self, p: float, layers: Iterable[nn.Module] = ()):
+        super().__init__(layers)
+        self.p = p
+
+    def active(self) -> Iterator[nn.Module]:
+        """The layers to run this time: all of them except in training."""
+        if not self.training or self.p == 0:
+            yield from self
+            return
+        for layer, chance in zip(self, torch.rand(len(self)).tolist(), strict=True):
+            if chance >= self.p:
+                yield layer

@@ -1,0 +1,135 @@
+"""Position embeddings, numbered as in fairseq: the first token has number ``padding_idx + 1``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Positions(nn.Module):
+    """Looks up a vector for each position in a table ``weight`` with one row for each number.
+
+    The numbers up to ``padding_idx`` are not used: tokens are numbered from ``padding_idx + 1``, and padding has the
+    number ``padding_idx``, whose row is zero.
+
+    Args:
+        num_rows: rows of the table.
+        embedding_dim: channels.
+        padding_idx: the number of padding.
+    """
+
+    weight: Tensor
+
+    def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
+        super().__init__()
+        if num_rows < padding_idx + 2:
+            raise ValueError(f"a table of {num_rows} positions is too small where padding is number {padding_idx}")
+        self.num_rows = num_rows
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+
+    @property
+    def max_positions(self) -> int:
+        """How many tokens a sentence may have: with padding number 1, a table of 1,024 rows takes 1,022 tokens."""
+        return self.num_rows - self.padding_idx - 1
+
+    def of_source(self, length: int, padding_mask: Tensor | None) -> Tensor:
+        """The positions of a source, which counts only what is not padding, on either side.
+
+        Args:
+            length: tokens of each row, padding included.
+            padding_mask: ``(N, length)`` bool, true at padding; ``None`` where there is none.
+
+        Returns:
+            ``(N, length, C)``, or ``(1, length, C)`` where there is no padding.
+        """
+        if padding_mask is None:
+            return self._range(length, 0, "source")
+        if length > self.max_positions:
+            self._check(int((~padding_mask).sum(1).max()), "source")
+        # padding, a, b -> 1, 2, 3 where padding_idx is 1
+        tokens = (~padding_mask).long()
+        return F.embedding(tokens.cumsum(1) * tokens + self.padding_idx, self.weight, self.padding_idx)
+
+    def of_target(self, seen: int, new: int, starts: Tensor | None = None) -> Tensor:
+        """The positions of new target tokens.
+
+        Args:
+            seen: positions seen before.
+            new: positions now computed.
+            starts: ``(N,)`` int64, the step at which each row began, from which its positions count; ``None`` where
+                that is 0 everywhere.
+
+        Returns:
+            ``(1, new, C)``, or ``(N, new, C)`` with ``starts``.
+        """
+        if starts is None:
+            return self._range(new, seen, "target")
+        steps = torch.arange(seen, seen + new, device=starts.device)
+        numbers = (steps - starts.unsqueeze(1)).clamp(min=0)  # what stands before the start is not seen anyway
+        if seen + new > self.max_positions:
+            self._check(int(numbers.max()) + 1, "target")
+        return F.embedding(numbers + self.padding_idx + 1, self.weight)
+
+    def _range(self, count: int, first: int, what: str) -> Tensor:
+        self._check(first + count, what)
+        begin = self.padding_idx + 1 + first
+        return self.weight[begin : begin + count].unsqueeze(0)
+
+    def _check(self, length: int, what: str) -> None:
+        if length > self.max_positions:
+            raise ValueError(
+                f"a {what} of {length} tokens is longer than the {self.max_positions} positions of the model; "
+                f"truncate it, or build the model with a larger max_{what}_positions"
+            )
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``print(model)``."""
+        return f"{self.num_rows}, {self.embedding_dim}, padding_idx={self.padding_idx}"
+
+
+class LearnedPositions(Positions):
+    """A learned vector for each position.
+
+    Args:
+        num_rows: rows of the table, ``padding_idx + 1`` of which are not used.
+        embedding_dim: channels.
+        padding_idx: the number of padding.
+        std: standard deviation of the initial values.
+    """
+
+    def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int, std: float):
+        super().__init__(num_rows, embedding_dim, padding_idx)
+        self.weight = nn.Parameter(torch.empty(num_rows, embedding_dim))
+        nn.init.normal_(self.weight, std=std)
+        nn.init.zeros_(self.weight[padding_idx])
+
+
+class SinusoidalPositions(Positions):
+    """Sines and cosines of geometrically falling frequencies (Vaswani et al. 2017, section 3.5).
+
+    As in fairseq the sines of all frequencies come first and then the cosines, and the frequencies fall from 1 to
+    1/10000 in ``C/2 - 1`` steps. The table is computed, not saved with the weights.
+
+    Args:
+        num_rows: rows of the table, ``padding_idx + 1`` of which are not used.
+        embedding_dim: channels.
+        padding_idx: the number of padding.
+    """
+
+    def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
+        super().__init__(num_rows, embedding_dim, padding_idx)
+        self.register_buffer("weight", _sinusoids(num_rows, embedding_dim, padding_idx), persistent=False)
+
+
+def _sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
+    half = embedding_dim // 2
+    # In float32, as fairseq does it, so that models trained there see the same numbers.
+    frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
+    angles = torch.arange(num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
+    table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, embedding_dim % 2))
+    table[padding_idx] = 0
+    return table

@@ -1,0 +1,158 @@
+"""The layers of a transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqgen.incremental_state import StateDict
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.multihead_attention import MultiheadAttention
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+
+
+@dataclass(frozen=True)
+class TransformerLayerOptions:
+    """What the layers of one stack have in common.
+
+    Attributes:
+        embed_dim: channels of input and output.
+        ffn_embed_dim: channels inside the feed-forward part.
+        attention_heads: heads of each attention.
+        dropout: probability of dropping a feature of what is added to the residual.
+        attention_dropout: probability of dropping an attention weight.
+        activation_dropout: probability of dropping a feature after the activation.
+        activation_fn: name of the activation, a key of ``ACTIVATIONS``.
+        normalize_before: whether normalization comes before each part (pre-norm) rather than after its residual sum.
+    """
+
+    embed_dim: int
+    ffn_embed_dim: int
+    attention_heads: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation_fn: str = "relu"
+    normalize_before: bool = False
+
+
+class _Layer(nn.Module):
+    """Self-attention and the feed-forward part, which encoder and decoder layers share."""
+
+    def __init__(self, options: TransformerLayerOptions):
+        super().__init__()
+        self.normalize_before = options.normalize_before
+        self.self_attn = MultiheadAttention(
+            options.embed_dim, options.attention_heads, dropout=options.attention_dropout
+        )
+        self.self_attn_layer_norm = nn.LayerNorm(options.embed_dim)
+        self.fc1 = _glorot_linear(options.embed_dim, options.ffn_embed_dim)
+        self.fc2 = _glorot_linear(options.ffn_embed_dim, options.embed_dim)
+        self.final_layer_norm = nn.LayerNorm(options.embed_dim)
+        self.activation = ACTIVATIONS[options.activation_fn]
+        self.dropout = Dropout(options.dropout)
+        self.activation_dropout = Dropout(options.activation_dropout)
+
+    def _before(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        normalized: Tensor = norm(x) if self.normalize_before else x
+        return normalized
+
+    def _after(self, norm: nn.LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
+        x = residual + self.dropout(x)
+        normalized: Tensor = x if self.normalize_before else norm(x)
+        return normalized
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.fc1(self._before(self.final_layer_norm, x)))
+        return self._after(self.final_layer_norm, x, self.fc2(self.activation_dropout(hidden)))
+
+
+class TransformerEncoderLayer(_Layer):
+    """Self-attention and a feed-forward part, each with a residual connection.
+
+    Args:
+        options: sizes and probabilities.
+    """
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Transform each position.
+
+        Args:
+            x: ``(N, S, C)``.
+            padding_mask: ``(N, S)`` bool, true at padding; ``None`` where there is none.
+
+        Returns:
+            ``(N, S, C)``; padded positions hold nothing of meaning.
+        """
+        attended, _ = self.self_attn(self._before(self.self_attn_layer_norm, x), key_padding_mask=padding_mask)
+        x = self._after(self.self_attn_layer_norm, x, attended)
+        return self._feed_forward(x)
+
+
+class TransformerDecoderLayer(_Layer):
+    """Causal self-attention, attention to the encoder's output, and a feed-forward part, with residual connections.
+
+    Args:
+        options: sizes and probabilities.
+        encoder_dim: channels of the encoder's output.
+    """
+
+    def __init__(self, options: TransformerLayerOptions, encoder_dim: int):
+        super().__init__(options)
+        self.encoder_attn = MultiheadAttention(
+            options.embed_dim, options.attention_heads, encoder_dim=encoder_dim, dropout=options.attention_dropout
+        )
+        self.encoder_attn_layer_norm = nn.LayerNorm(options.embed_dim)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor,
+        encoder_padding_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        incremental_state: StateDict | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transform each new position.
+
+        Args:
+            x: ``(N, T, C)``.
+            encoder_out: ``(N or sentences, S, encoder_dim)``.
+            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
+            attn_mask: which positions each may attend to, see ``MultiheadAttention``.
+            is_causal: whether each position sees those up to itself, in a pass without a state.
+            incremental_state: what was seen before.
+            need_weights: whether the weights over the source are wanted.
+
+        Returns:
+            ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
+        """
+        attended, _ = self.self_attn(
+            self._before(self.self_attn_layer_norm, x),
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            incremental_state=incremental_state,
+        )
+        x = self._after(self.self_attn_layer_norm, x, attended)
+        attended, weights = self.encoder_attn(
+            self._before(self.encoder_attn_layer_norm, x),
+            encoder_out,
+            key_padding_mask=encoder_padding_mask,
+            incremental_state=incremental_state,
+            need_weights=need_weights,
+        )
+        x = self._after(self.encoder_attn_layer_norm, x, attended)
+        return self._feed_forward(x), weights
+
+
+def _glorot_linear(in_features: int, out_features: int) -> nn.Linear:
+    linear = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

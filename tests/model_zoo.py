@@ -1,0 +1,199 @@
+"""Small random models for the laws that every registered model must keep.
+
+A model joins by one entry in ``ZOO``: a name and a function that builds it, untrained, in evaluation mode, from a
+vocabulary of ``VOCAB`` ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import MODELS
+from seqgen.structures import EncoderOut
+
+VOCAB = 23
+
+
+class TinyDictionary:
+    """A vocabulary of ``VOCAB`` ids, with fairseq's special ones."""
+
+    def __len__(self) -> int:
+        return VOCAB
+
+    def bos(self) -> int:
+        return 0
+
+    def pad(self) -> int:
+        return 1
+
+    def eos(self) -> int:
+        return 2
+
+    def unk(self) -> int:
+        return 3
+
+
+class TinyTask:
+    """Gives dictionaries, which is all that a model asks of its task; the same one for both sides if ``joint``."""
+
+    def __init__(self, joint: bool = False):
+        self.source_dictionary = TinyDictionary()
+        self.target_dictionary = self.source_dictionary if joint else TinyDictionary()
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A model of the zoo: how it is built, and the ids that its inputs are made of."""
+
+    build: Callable[[], EncoderDecoderModel]
+    pad: int = 1
+    eos: int = 2
+    start: int = 2
+    vocab: int = VOCAB
+    first_word: int = 4
+
+
+def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], EncoderDecoderModel]:
+    """Build a registered model or preset with some values changed."""
+
+    def build() -> EncoderDecoderModel:
+        config = replace(MODELS.config(name), **changes)
+        model = MODELS.entry(name).component.build_model(config, TinyTask(joint))
+        return model
+
+    return build
+
+
+_NARROW = {
+    "encoder_embed_dim": 16,
+    "decoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+_CONVOLUTIONAL = {"encoder_embed_dim": 12, "decoder_embed_dim": 12, "decoder_out_embed_dim": 12}
+
+ZOO: dict[str, Specimen] = {
+    "fconv_tiny": Specimen(registered("fconv_tiny")),
+    "fconv_uneven": Specimen(
+        registered(
+            "fconv",
+            **_CONVOLUTIONAL,
+            encoder_layers="[(8, 3)] * 2 + [(10, 2), (14, 1, 2)]",
+            decoder_layers="[(8, 4), (8, 2, 0)] + [(14, 1, 3), (10, 3, 1)]",
+            decoder_attention="[True, False, False, True]",
+        )
+    ),
+    "fconv_shared": Specimen(
+        registered(
+            "fconv",
+            **_CONVOLUTIONAL,
+            encoder_layers="[(12, 3)]",
+            decoder_layers="[(12, 3)] * 2",
+            share_input_output_embed=True,
+        )
+    ),
+    "transformer_tiny": Specimen(registered("transformer_tiny")),
+    "transformer_prenorm_gelu_learned": Specimen(
+        registered(
+            "transformer",
+            **_NARROW,
+            encoder_normalize_before=True,
+            decoder_normalize_before=True,
+            encoder_learned_pos=True,
+            decoder_learned_pos=True,
+            activation_fn="gelu",
+            encoder_layerdrop=0.2,
+            decoder_layerdrop=0.2,
+        )
+    ),
+    "transformer_shared": Specimen(
+        registered(
+            "transformer",
+            joint=True,
+            **_NARROW,
+            share_all_embeddings=True,
+            no_scale_embedding=True,
+            layernorm_embedding=True,
+        )
+    ),
+    "transformer_narrow_decoder": Specimen(
+        registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
+    ),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> EncoderDecoderModel:
+    """A model of the zoo in evaluation mode.
+
+    Its parameters are random everywhere, so that nothing stays hidden behind a bias of zero.
+    """
+    torch.manual_seed(seed)
+    model = ZOO[name].build().to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@dataclass
+class Inputs:
+    """Sources of unequal length, padded on the right, and a target prefix for each."""
+
+    src_tokens: Tensor
+    src_lengths: Tensor
+    prev_output_tokens: Tensor
+
+    def sources(self, pad: int, left: bool) -> Tensor:
+        """The sources, padded on the left or on the right."""
+        if not left:
+            return self.src_tokens
+        width = self.src_tokens.size(1)
+        rows = [
+            torch.cat([row.new_full((width - n,), pad), row[:n]])
+            for row, n in zip(self.src_tokens, self.src_lengths.tolist(), strict=True)
+        ]
+        return torch.stack(rows)
+
+
+def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
+    """Random inputs; the first word of a target may be anything, padding included, as for a model that starts with it.
+
+    Args:
+        name: the model of the zoo.
+        lengths: length of each source, end-of-sentence included.
+        target_length: columns of the target prefix.
+        rows_per_sentence: target rows for each source.
+        seed: what the words are drawn from.
+    """
+    specimen = ZOO[name]
+    generator = torch.Generator().manual_seed(seed)
+    src_tokens = torch.full((len(lengths), max(lengths)), specimen.pad)
+    for row, length in enumerate(lengths):
+        words = torch.randint(specimen.first_word, specimen.vocab, (length - 1,), generator=generator)
+        src_tokens[row, :length] = torch.cat([words, torch.tensor([specimen.eos])])
+    rows = len(lengths) * rows_per_sentence
+    targets = torch.randint(specimen.first_word, specimen.vocab, (rows, target_length), generator=generator)
+    targets[:, 0] = specimen.start
+    return Inputs(src_tokens, torch.tensor(lengths), targets)
+
+
+def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:
+    """Repeat each sentence's row for each of its beams."""
+    return encoder_out.map(lambda tensor: tensor.repeat_interleave(rows_per_sentence, dim=0))
+
+
+def parameters_of(module: nn.Module) -> Tensor:
+    """All parameters as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
