@@ -41,6 +41,10 @@ class NumberNamesConfig(ParallelTextConfig):
     target_lang: str = option("de", "language that is written", choices=LANGUAGES)
     train_size: int = option(20_000, "number of training pairs", minimum=ALWAYS_TRAIN, maximum=90_000)
     vocab_size: int = option(200, "size of a vocabulary that is made from the training text", minimum=5)
+    hard_vocab_limit: bool = option(
+        False, "refuse a text that is too small for vocab_size, else make a smaller vocabulary"
+    )
+    spm_type: str = option("bpe", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
     workers: int = option(1, "processes that encode text; 0 takes one for each core", minimum=0)
 
 

@@ -26,6 +26,7 @@ def train_sentencepiece(
     vocab_size: int,
     model_type: str = "unigram",
     character_coverage: float = 1.0,
+    hard_vocab_limit: bool = True,
     key: str = "vocab_size",
 ) -> bytes:
     """Train a SentencePiece model; the same text and settings give the same model.
@@ -35,6 +36,7 @@ def train_sentencepiece(
         vocab_size: number of pieces, the four special symbols included.
         model_type: ``unigram`` or ``bpe``.
         character_coverage: share of the text's characters that get a piece of their own.
+        hard_vocab_limit: whether a text that is too small for ``vocab_size`` is refused or gets fewer pieces.
         key: the configuration key of ``vocab_size``, for messages.
 
     Returns:
@@ -52,6 +54,7 @@ def train_sentencepiece(
             vocab_size=vocab_size,
             model_type=model_type,
             character_coverage=character_coverage,
+            hard_vocab_limit=hard_vocab_limit,
             num_threads=THREADS,
             input_sentence_size=MAX_LINES,
             shuffle_input_sentence=True,

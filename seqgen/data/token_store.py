@@ -127,8 +127,8 @@ class TokenStore:
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # an empty file cannot be mapped
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+    # An empty file cannot be mapped. The plain view is several times faster to slice than a numpy.memmap.
+    return np.memmap(path, dtype, "r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype)
 
 
 def _crc32(path: Path) -> int:

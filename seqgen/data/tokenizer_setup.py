@@ -29,6 +29,9 @@ class TokenizerConfig:
     )
     joined_dictionary: bool = option(True, "one vocabulary for both languages")
     vocab_size: int = option(8000, "size of a vocabulary that is made from the training text", minimum=5)
+    hard_vocab_limit: bool = option(
+        True, "refuse a text that is too small for vocab_size, else make a smaller vocabulary"
+    )
     spm_type: str = option("unigram", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
     character_coverage: float = option(
         1.0, "share of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
@@ -114,6 +117,7 @@ def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[],
             vocab_size=cfg.vocab_size,
             model_type=cfg.spm_type,
             character_coverage=cfg.character_coverage,
+            hard_vocab_limit=cfg.hard_vocab_limit,
             key="task.vocab_size",
         )
     origin = model or "the SentencePiece model"
