@@ -80,8 +80,8 @@ def run_lock(folder: Path) -> Iterator[None]:
     """
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "a+", encoding="utf-8")
-    with file:
+        (folder / LOCK).touch()
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
         try:
             portalocker.lock(file, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
         except portalocker.LockException:

@@ -31,9 +31,14 @@ class LRScheduler:
     Args:
         cfg: an instance of the configuration class that the schedule is registered with.
         optimization: gives ``lr`` and ``max_update``.
+
+    Raises:
+        ConfigError: there is no learning rate.
     """
 
-    def __init__(self, cfg: Any, optimization: OptimizationConfig):
+    cfg: Any
+
+    def __init__(self, cfg: WarmupConfig, optimization: OptimizationConfig):
         if not optimization.lr:
             raise ConfigError("optimization.lr is empty; give at least one learning rate")
         self.cfg = cfg

@@ -1,0 +1,175 @@
+"""Several processes that train together."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+T = TypeVar("T")
+_BUCKET = 1 << 24
+"""Gradient elements that are summed in one message."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Which of several processes this is; the default is one process alone.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: how many processes there are.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that logs and saves."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, in every process."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Add up values by name over all processes; a name may be missing in some."""
+        total: dict[str, float] = {}
+        for part in self.gather(dict(values)):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def any(self, value: bool) -> bool:
+        """Whether the value is true in any process."""
+        return any(self.gather(value))
+
+    def sum_gradients(self, params: Sequence[Parameter]) -> None:
+        """Replace every gradient by its sum over all processes.
+
+        A parameter that no process has used keeps no gradient, as in a process alone.
+
+        Args:
+            params: the parameters, the same in all processes.
+        """
+        if self.world_size == 1:
+            return
+        used = torch.tensor([param.grad is not None for param in params], dtype=torch.int32, device=params[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        shared = [param for param, flag in zip(params, used.tolist(), strict=True) if flag]
+        for param in shared:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        for bucket in _buckets(shared):
+            grads = [param.grad for param in bucket if param.grad is not None]
+            flat = torch.cat([grad.flatten() for grad in grads])
+            dist.all_reduce(flat)
+            for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
+
+
+def _buckets(params: Iterable[Parameter]) -> Iterable[list[Parameter]]:
+    bucket: list[Parameter] = []
+    size = 0
+    for param in params:
+        if bucket and (size + param.numel() > _BUCKET or param.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(param)
+        size += param.numel()
+    if bucket:
+        yield bucket
+
+
+def peers_from_environment() -> Peers:
+    """The processes that ``torchrun`` started, or one alone where it did not."""
+    return Peers(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def join(peers: Peers, backend: str, device: torch.device) -> None:
+    """Meet the other processes at the address in the environment; does nothing for one alone.
+
+    Args:
+        peers: which process this is.
+        backend: ``"gloo"``, ``"nccl"``, or ``"auto"`` for the one that fits the device.
+        device: where this process computes.
+    """
+    if peers.world_size > 1 and not dist.is_initialized():
+        chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
+        dist.init_process_group(chosen, rank=peers.rank, world_size=peers.world_size)
+
+
+def leave() -> None:
+    """Part from the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses at the moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
+    """Where classes are defined, so that a new process can import them though their folder is on no path.
+
+    Args:
+        components: the classes.
+
+    Returns:
+        Name and file of each module, a package before what is in it.
+    """
+    found: dict[str, str] = {}
+    for component in components:
+        parts = component.__module__.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            found[name] = str(getattr(sys.modules.get(name), "__file__", "") or "")
+    return list(found.items())
+
+
+def import_modules(modules: Iterable[tuple[str, str]]) -> None:
+    """Import what ``modules_of`` found in another process, by name or else from the file."""
+    for name, file in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            _import_file(name, Path(file))
+
+
+def _import_file(name: str, file: Path) -> None:
+    folder = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {name} from {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+def move_scalars(tensors: Sequence[Tensor | float]) -> list[float]:
+    """Bring scalars from the device in one transfer.
+
+    Args:
+        tensors: scalars, as tensors or plain.
+    """
+    on_device = [value.detach().float() for value in tensors if isinstance(value, Tensor)]
+    moved = iter(torch.stack(on_device).tolist() if on_device else [])
+    return [next(moved) if isinstance(value, Tensor) else float(value) for value in tensors]

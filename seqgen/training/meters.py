@@ -1,0 +1,66 @@
+"""Training statistics between two log records."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from seqgen.training.trainer import UpdateResult
+from seqgen.training.validation import mean_scores
+
+
+class Meter:
+    """Sums of what updates did since the last record, and the time they took.
+
+    The sums are part of a checkpoint, so that a record that is written after resuming covers the same updates as it
+    would have without the interruption; the times are those of both processes.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of all training so far, validation and saving included
+        self._last = time.perf_counter()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new record."""
+        self.sums: dict[str, float] = {}
+        self.gnorm = self.busy = 0.0
+        self.updates = self.skipped = 0
+
+    def tick(self, busy: bool = False) -> None:
+        """Count the time since the last call; as time spent on updates if ``busy``."""
+        now = time.perf_counter()
+        self.seconds += now - self._last
+        self.busy += now - self._last if busy else 0.0
+        self._last = now
+
+    def add(self, result: UpdateResult) -> None:
+        """Count an update."""
+        self.tick(busy=True)
+        if result.skipped:
+            self.skipped += 1
+            return
+        for name, value in result.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.gnorm += result.gnorm
+        self.updates += 1
+
+    def record(self) -> dict[str, float]:
+        """The means since the last record: scores, ``gnorm``, ``tokens_per_second``."""
+        tokens = self.sums.get("ntokens", self.sums.get("sample_size", 0.0))
+        scores = mean_scores(self.sums)
+        scores["gnorm"] = self.gnorm / max(1, self.updates)
+        scores["tokens_per_second"] = tokens / self.busy if self.busy else 0.0
+        if self.skipped:
+            scores["skipped"] = self.skipped
+        return scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs."""
+        names = ("sums", "gnorm", "busy", "updates", "skipped", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` was called."""
+        vars(self).update(state)
+        self._last = time.perf_counter()

@@ -1,0 +1,129 @@
+"""What a person sees of training: a bar on a terminal, plain lines elsewhere. Both write to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+_SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
+
+
+class ProgressDisplay(Protocol):
+    """Shows how training goes."""
+
+    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+        """Show an update.
+
+        Args:
+            update: its number, from 1.
+            epoch: its epoch, from 1.
+            record: the means since the last record, where one is due.
+            left: seconds until training ends, where that can be told.
+        """
+
+    def message(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def make_display(log_format: str, total: int | None) -> ProgressDisplay:
+    """Choose a display.
+
+    Args:
+        log_format: ``"bar"``, ``"lines"``, ``"none"``, or ``"auto"``: a bar if standard error is a terminal.
+        total: updates that training takes, where that can be told.
+    """
+    if log_format == "none":
+        return Silence()
+    if log_format == "bar" or (log_format == "auto" and sys.stderr.isatty()):
+        return Bar(total)
+    return Lines(total)
+
+
+class Silence:
+    """Shows nothing."""
+
+    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+        """See ``ProgressDisplay``."""
+
+    def message(self, text: str) -> None:
+        """See ``ProgressDisplay``."""
+
+    def close(self) -> None:
+        """See ``ProgressDisplay``."""
+
+
+class Lines(Silence):
+    """A line for each record."""
+
+    def __init__(self, total: int | None):
+        self.total = total
+
+    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+        """Show a record, if one is due."""
+        if record is not None:
+            of = f"/{self.total}" if self.total else ""
+            remaining = f" | {describe_seconds(left)} left" if left is not None else ""
+            self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
+
+    def message(self, text: str) -> None:
+        """Show a line."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bar(Silence):
+    """A bar that moves with every update, with the latest record beside it."""
+
+    def __init__(self, total: int | None, console: Console | None = None):
+        self.console = console or Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}" + (f"/{total}" if total else " updates")),
+            TextColumn("{task.fields[record]}"),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            refresh_per_second=2,
+            transient=True,
+        )
+        self.task: TaskID = self.progress.add_task("", total=total, epoch=1, record="", left="")
+        self.progress.start()
+
+    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+        """Move the bar."""
+        fields: dict[str, object] = {"epoch": epoch}
+        if record is not None:
+            fields["record"] = describe(record)
+        if left is not None:
+            fields["left"] = f"{describe_seconds(left)} left"
+        self.progress.update(self.task, completed=update, **fields)  # type: ignore[arg-type]
+
+    def message(self, text: str) -> None:
+        """Show a line above the bar."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.progress.stop()
+
+
+def describe(record: Mapping[str, float]) -> str:
+    """A record in one line: known values first, then the criterion's own, then the speed."""
+    hidden = {*_SHOWN, "nll_loss", "tokens_per_second"}
+    names = [name for name in _SHOWN if name in record] + [name for name in record if name not in hidden]
+    parts = [f"{name} {record[name]:.4g}" for name in names]
+    if "tokens_per_second" in record:
+        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    return " | ".join(parts)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(max(0.0, seconds))))

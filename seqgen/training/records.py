@@ -1,0 +1,104 @@
+"""What a run folder keeps of how training went: ``log.jsonl`` and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from seqgen.training.files import disk_errors, write_atomically
+from seqgen.training.validation import Sample
+
+LOG = "log.jsonl"
+EVENTS = "tensorboard"
+
+
+class Records:
+    """Writes both.
+
+    ``log.jsonl`` has one object a line, with ``event`` (``start``, ``resume``, ``train``, ``valid``, ``stop``),
+    ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. A killed run may
+    have logged updates that its checkpoint does not hold; when it resumes, these records are removed (and TensorBoard
+    is told to forget them), since the same updates are made and logged again.
+
+    Args:
+        run: the run's folder.
+        update: the update to go on from; 0 for a new run.
+        tensorboard: whether to write events for TensorBoard.
+    """
+
+    def __init__(self, run: Path, update: int, tensorboard: bool):
+        self.path = run / LOG
+        self._forget_after(update)
+        self._events: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder = str(run / EVENTS)
+            self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
+
+    def _forget_after(self, update: int) -> None:
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if _update_of(line) <= update]
+        if len(kept) < len(lines):
+            write_atomically(self.path, "".join(kept).encode())
+
+    def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
+        """Write a record.
+
+        Args:
+            event: what happened.
+            update: updates made so far.
+            epoch: the current epoch, from 1.
+            values: by name; numbers go to TensorBoard too, under ``EVENT/NAME``.
+        """
+        values = values or {}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        record = {"event": event, "time": now, "update": update, "epoch": epoch}
+        record |= {name: _plain(value) for name, value in values.items()}
+        with disk_errors(str(self.path)), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        if self._events is not None:
+            with disk_errors(EVENTS):
+                for name, value in values.items():
+                    if isinstance(value, int | float):
+                        self._events.add_scalar(f"{event}/{name}", value, update)
+
+    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Write decoded sentences as text for TensorBoard."""
+        if self._events is not None and samples:
+            rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
+            table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
+            self._events.add_text("valid/samples", table, update)
+
+    def flush(self) -> None:
+        """See the events in the file."""
+        if self._events is not None:
+            with disk_errors(EVENTS):
+                self._events.flush()
+
+    def close(self) -> None:
+        """End the files."""
+        if self._events is not None:
+            self._events.close()
+
+
+def _update_of(line: str) -> float:
+    """The update of a log line; infinity for a line that a killed process did not finish."""
+    try:
+        return int(json.loads(line)["update"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

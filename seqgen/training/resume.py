@@ -1,0 +1,82 @@
+"""Which configurations may continue a run that another one began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from seqgen.errors import ConfigError
+
+_MAY_CHANGE = frozenset(
+    {
+        "run_dir",
+        # how long
+        "optimization.max_update",
+        "optimization.max_epoch",
+        "optimization.stop_time_hours",
+        "optimization.stop_min_lr",
+        "checkpoint.patience",
+        # where
+        "common.device",
+        "common.threads",
+        "common.user_dir",
+        "distributed_training.distributed_backend",
+        # how often to log, validate and save, and how
+        "common.log_interval",
+        "common.log_format",
+        "common.tensorboard",
+        "checkpoint.save_interval",
+        "checkpoint.save_interval_updates",
+        "checkpoint.keep_last_epochs",
+        "checkpoint.keep_interval_updates",
+        "dataset.num_workers",
+        "dataset.gen_subset",
+        "dataset.max_tokens_valid",
+        "dataset.batch_size_valid",
+        "dataset.validate_interval",
+        "dataset.validate_interval_updates",
+        "dataset.validate_decode",
+    }
+)
+_MAY_CHANGE_GROUPS = ("generation.",)
+_LENGTH = "optimization.max_update"
+_SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
+_MISSING = "(not set)"
+
+
+def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a run which was begun with one configuration can be continued with another.
+
+    Args:
+        old: the run's configuration as nested plain values, as in its ``config.yaml``.
+        new: the configuration that is asked for.
+
+    Raises:
+        ConfigError: keys differ that decide what is learned; the message lists them with both values.
+    """
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    keys = [*before, *(key for key in after if key not in before)]
+    differing = [key for key in keys if before.get(key, _MISSING) != after.get(key, _MISSING)]
+    refused = [key for key in differing if not _may_change(key, before)]
+    if refused:
+        lines = [f"  {key}: {before.get(key, _MISSING)} -> {after.get(key, _MISSING)}" for key in refused]
+        hint = f"\n({_LENGTH} is the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
+        raise ConfigError(
+            "this run was begun with another configuration, so that it cannot be continued with this one; give these "
+            "keys as they were, or choose another run_dir:\n" + "\n".join(lines) + hint
+        )
+
+
+def _may_change(key: str, before: Mapping[str, Any]) -> bool:
+    if key == _LENGTH:
+        length = _SCHEDULE_LENGTH.get(str(before.get("lr_scheduler._name")))
+        return length is None or bool(before.get(f"lr_scheduler.{length}"))
+    return key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_GROUPS)
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

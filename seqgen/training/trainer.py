@@ -1,0 +1,262 @@
+"""One update at a time: forward, backward, clipping, optimizer, schedule, average."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.config import TrainConfig
+from seqgen.errors import ConfigError, UserError
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import CRITERIA
+from seqgen.structures import Batch
+from seqgen.task import Task
+from seqgen.training.checkpoints import fit
+from seqgen.training.criteria import Criterion, CriterionOut
+from seqgen.training.distributed import Peers, move_scalars
+from seqgen.training.ema import EMA
+from seqgen.training.lr_schedulers import build_lr_scheduler
+from seqgen.training.optimizers import build_optimizer
+from seqgen.training.seeding import seed_everything
+
+SKIPS = 100
+"""Updates in a row that may be left out for a loss that is not finite before training gives up."""
+
+
+class NonFiniteError(UserError):
+    """The loss or the gradient has become NaN or infinite."""
+
+
+@dataclass
+class UpdateResult:
+    """What one update did.
+
+    Attributes:
+        sums: values summed over the update's batches in all processes: ``loss``, ``sample_size`` and whatever the
+            criterion logs.
+        gnorm: norm of the gradient of the mean loss, before clipping.
+        lr: the learning rate that was used.
+        skipped: why the update was left out; empty where it was made.
+    """
+
+    sums: dict[str, float] = field(default_factory=dict)
+    gnorm: float = 0.0
+    lr: float = 0.0
+    skipped: str = ""
+
+
+class Trainer:
+    """Changes a model's weights.
+
+    Args:
+        cfg: the whole configuration.
+        task: computes the loss of a batch.
+        model: the model, on its device.
+        device: where to compute.
+        peers: the processes that train together.
+
+    Attributes:
+        update: updates made so far.
+        ema: the averaged model, where training averages.
+
+    Raises:
+        ConfigError: options that exclude each other.
+    """
+
+    def __init__(
+        self, cfg: TrainConfig, task: Task, model: EncoderDecoderModel, device: torch.device, peers: Peers | None = None
+    ):
+        if cfg.common.bf16 and cfg.common.fp16:
+            raise ConfigError("common.bf16 and common.fp16 exclude each other; choose one")
+        self.cfg, self.task, self.model, self.device = cfg, task, model, device
+        self.peers = peers or Peers()
+        self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
+        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        self.names = [name for name, _ in named]
+        self.params = [param for _, param in named]
+        self.optimizer = build_optimizer(cfg.optimizer, self.params)
+        self.scheduler = build_lr_scheduler(cfg.lr_scheduler, cfg.optimization)
+        decay = cfg.optimization.ema_decay
+        self.ema = EMA(model, decay) if decay else None
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
+        self.update = 0
+        self.skips = 0  # in a row
+
+    @property
+    def eval_model(self) -> EncoderDecoderModel:
+        """The model to validate and to decode with: the averaged one, where training averages."""
+        return self.ema.model if self.ema is not None else self.model
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The number format of the forward pass."""
+        if not (self.cfg.common.bf16 or self.cfg.common.fp16):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
+
+    def train_update(self, batches: Sequence[Batch | None], epoch: int) -> UpdateResult:
+        """Make one update from the gradients of several batches.
+
+        The gradient is that of the summed loss of all batches in all processes, divided by the sum of their sample
+        sizes, however these are spread over batches and processes.
+
+        Args:
+            batches: this process's batches; ``None`` where it has none while another process still does.
+            epoch: the current epoch, from 1.
+
+        Returns:
+            What was done.
+
+        Raises:
+            NonFiniteError: the loss or the gradient is NaN or infinite, and that is to stop training.
+        """
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        outs = [self._backward(batch, place) for place, batch in enumerate(batches) if batch is not None]
+        ids = [batch.ids for batch in batches if batch is not None]
+        local, bad = _sum_outs(outs, ids)
+        sums = self.peers.sum(local)
+        result = UpdateResult(sums, lr=self.scheduler.lr_at(self.update, epoch))
+        if not math.isfinite(sums["loss"]):
+            bad = [sentence for part in self.peers.gather(bad) for sentence in part]
+            return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
+        self.peers.sum_gradients(self.params)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        norm = self._normalize_gradients(sums["sample_size"])
+        result.gnorm = float(norm)
+        if not math.isfinite(result.gnorm) and self.scaler is None:
+            every = [i for part in self.peers.gather(torch.cat(ids).tolist() if ids else []) for i in part]
+            return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {_some(every)}")
+        self._step(result)
+        return result
+
+    def _backward(self, batch: Batch, place: int) -> CriterionOut:
+        """Add a batch's gradient; its random numbers depend on its place among the batches of all processes."""
+        peers = self.peers
+        seed_everything((self.cfg.common.seed, self.update, place * peers.world_size + peers.rank))
+        with self.autocast():
+            out: CriterionOut = self.task.train_step(
+                batch.to(self.device, non_blocking=True), self.model, self.criterion
+            )
+        loss = out.loss if self.scaler is None else self.scaler.scale(out.loss)
+        torch.autograd.backward(loss)
+        return out
+
+    @torch.no_grad()
+    def _normalize_gradients(self, sample_size: float) -> Tensor:
+        """Divide the gradients by the sample size and clip their norm, in one pass; return the norm before clipping."""
+        grads = [param.grad for param in self.params if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads) / sample_size
+        clip = self.cfg.optimization.clip_norm
+        factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
+        torch._foreach_mul_(grads, factor / sample_size)
+        return norm
+
+    def _step(self, result: UpdateResult) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = result.lr * group.get("lr_scale", 1.0)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if not math.isfinite(result.gnorm):
+                self._leave_out(result, "float16 overflowed, the loss scale was halved", expected=True)
+                return
+        self.update += 1
+        self.skips = 0
+        if self.ema is not None:
+            self.ema.update(self.model, self.update)
+
+    def _leave_out(self, result: UpdateResult, reason: str, expected: bool = False) -> UpdateResult:
+        """Drop the gradients of an update, or stop."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.skips += 1
+        if self.cfg.optimization.nonfinite_loss == "stop" and not expected:
+            raise NonFiniteError(
+                f"update {self.update + 1}: {reason}; a lower optimization.lr or optimization.clip_norm may help, and "
+                "optimization.nonfinite_loss=skip leaves such batches out"
+            )
+        if self.skips >= SKIPS:
+            raise NonFiniteError(f"update {self.update + 1}: {reason}, and {SKIPS} times in a row now; training stops")
+        result.skipped = reason
+        return result
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to decode with, by name."""
+        return dict(self.eval_model.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs besides ``weights``: nested plain values and tensors."""
+        state = self.optimizer.state_dict()
+        return {
+            "update": self.update,
+            "skips": self.skips,
+            "optimizer": {
+                "state": {self.names[int(index)]: values for index, values in state["state"].items()},
+                "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
+            },
+            "lr_scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict() if self.scaler is not None else {},
+            "trained_weights": dict(self.model.state_dict()) if self.ema is not None else {},
+        }
+
+    def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
+        """Take up where ``weights`` and ``state_dict`` were taken.
+
+        Args:
+            weights: what ``weights`` returned.
+            state: what ``state_dict`` returned.
+            where: the checkpoint that they come from, for messages.
+
+        Raises:
+            CheckpointError: the weights do not fit the model.
+        """
+        if self.ema is not None:
+            fit(self.ema.model, weights, where)
+            self.ema.model.load_state_dict(weights)
+            weights = state["trained_weights"]
+        fit(self.model, weights, where)
+        self.model.load_state_dict(weights)
+        self._load_optimizer(state["optimizer"])
+        self.scheduler.load_state_dict(state["lr_scheduler"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.update, self.skips = state["update"], state["skips"]
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        current = self.optimizer.state_dict()
+        indices = {name: index for index, name in enumerate(self.names)}
+        groups = []
+        for group, values in zip(current["param_groups"], saved["groups"], strict=True):
+            # JSON has no tuples; how the step is computed belongs to the device, not to the run
+            values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
+            groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
+        state = {indices[name]: values for name, values in saved["state"].items()}
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _sum_outs(outs: Sequence[CriterionOut], ids: Sequence[Tensor]) -> tuple[dict[str, float], list[int]]:
+    """Add up what the criterion returned for each batch; also the sentences of batches whose loss is not finite."""
+    sums = {"loss": 0.0, "sample_size": 0.0}
+    rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
+    values = iter(move_scalars([value for row in rows for value in row.values()]))
+    bad: list[int] = []
+    for row, sentences in zip(rows, ids, strict=True):
+        for name in row:
+            value = next(values)
+            sums[name] = sums.get(name, 0.0) + value
+            if name == "loss" and not math.isfinite(value):
+                bad += sentences.tolist()
+    return sums, bad
+
+
+def _some(ids: Sequence[int], limit: int = 10) -> str:
+    more = f" and {len(ids) - limit} more" if len(ids) > limit else ""
+    return f"{', '.join(str(i) for i in sorted(ids)[:limit])}{more} (numbered from 0)"

@@ -1,0 +1,372 @@
+"""The training loop: epochs of updates, and between them validation, saving and stopping."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqgen.config import TrainConfig
+from seqgen.data.iterator import EpochIterator
+from seqgen.data.pair_dataset import Dataset, PairDataset
+from seqgen.errors import CheckpointError
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+from seqgen.task import Task
+from seqgen.training.checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
+from seqgen.training.distributed import Peers, join, leave, peers_from_environment
+from seqgen.training.meters import Meter
+from seqgen.training.progress import ProgressDisplay, describe, make_display
+from seqgen.training.records import Records
+from seqgen.training.seeding import seed_everything
+from seqgen.training.signals import StopSignals
+from seqgen.training.trainer import Trainer
+from seqgen.training.validation import Interrupted, ValidationResult, Validator, lower_is_better, pick
+
+
+def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu") -> int:
+    """Train a model into a run folder, or continue what is in it.
+
+    The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
+    that many processes are started on this machine; under ``torchrun`` this process joins the others.
+
+    Args:
+        cfg: the whole configuration.
+        task: the task, set up in the folder.
+        folder: the run's folder.
+        device: where to compute.
+
+    Returns:
+        The exit code: 0 when training has ended as configured, 130 or 143 when SIGINT or SIGTERM has ended it after
+        saving; the run can then be continued.
+
+    Raises:
+        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, or the loss is not finite.
+    """
+    device = torch.device(device)
+    peers = peers_from_environment()
+    if cfg.distributed_training.distributed_world_size > 1 and peers.world_size == 1:
+        from seqgen.training.launch import launch
+
+        return launch(cfg, folder, device)
+    join(peers, cfg.distributed_training.distributed_backend, device)
+    try:
+        with StopSignals() as signals:
+            return TrainingRun(cfg, task, folder, device, peers, signals).run()
+    finally:
+        leave()
+
+
+class TrainingRun:
+    """One process's part in training a run.
+
+    Args:
+        cfg: the whole configuration.
+        task: the task.
+        folder: the run's folder.
+        device: where to compute.
+        peers: the processes that train together.
+        signals: says when to stop.
+    """
+
+    def __init__(
+        self, cfg: TrainConfig, task: Task, folder: Path, device: torch.device, peers: Peers, signals: StopSignals
+    ):
+        self.cfg, self.task, self.folder, self.peers, self.signals = cfg, task, folder, peers, signals
+        seed_everything((cfg.common.seed,))
+        model = task.build_model(cfg.model).to(device)
+        self.trainer = Trainer(cfg, task, model, device, peers)
+        self.notes: list[str] = []
+        self.iterator = self._train_iterator(model)
+        valid = self._dataset(cfg.dataset.valid_subset, model)
+        self.validator = Validator(self.trainer, valid, lambda: bool(signals.received))
+        self.checkpoints = Checkpoints(folder) if peers.is_main else None
+        self.meter = Meter()
+        self.best: float | None = None
+        self.stale = 0  # validations since the best one
+        self.pending: bool | None = (
+            None  # what was to be done after the last update was not: whether an epoch had ended
+        )
+        self.display: ProgressDisplay
+        self.records: Records | None = None
+
+    def _dataset(self, split: str, model: EncoderDecoderModel) -> Dataset:
+        dataset = self.task.dataset(split)
+        if isinstance(dataset, PairDataset):
+            dataset = dataset.limited(*model.max_positions())
+            self.notes += dataset.report()
+        return dataset
+
+    def _train_iterator(self, model: EncoderDecoderModel) -> EpochIterator:
+        cfg = self.cfg.dataset
+        return EpochIterator(
+            self._dataset(cfg.train_subset, model),
+            lambda examples: self.task.collate(examples, model),
+            max_tokens=cfg.max_tokens,
+            batch_size=cfg.batch_size,
+            seed=self.cfg.common.seed,
+            rank=self.peers.rank,
+            world_size=self.peers.world_size,
+            even=False,  # no batch twice; train_update copes with a process that has none left
+            num_workers=cfg.num_workers,
+        )
+
+    def run(self) -> int:
+        """Train until there is a reason to stop; see ``train``."""
+        resumed = self._restore()
+        self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self._total_updates())
+        if self.peers.is_main:
+            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
+            self._announce(resumed)
+        try:
+            reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
+            self._say_goodbye(reason)
+        finally:
+            self.display.close()
+            if self.records is not None:
+                self.records.close()
+        return self.signals.exit_code if reason == "interrupted" else 0
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def _epochs(self) -> str:
+        """Train epoch after epoch; return why it ended."""
+        while True:
+            reason = self._epoch()
+            if reason:
+                return reason
+
+    def _epoch(self) -> str:
+        """Train what is left of an epoch; return the reason to stop, empty if there is none."""
+        epoch = self.iterator.epoch
+        freq = self._update_freq(epoch)
+        total = self._updates_in_epoch()
+        with closing(self._batches()) as batches:
+            for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
+                group: list[Batch | None] = list(itertools.islice(batches, freq))
+                group += [None] * (freq - len(group))
+                ended = number == total
+                if ended:
+                    next(batches, None)  # lets the iterator go on to the next epoch, so that a state says so
+                self._update(group, epoch)
+                reason = self._after_update(epoch, ended)
+                if reason:
+                    return reason
+        return ""
+
+    def _batches(self) -> Generator[Batch]:
+        yield from self.iterator
+
+    def _update(self, group: list[Batch | None], epoch: int) -> None:
+        self.meter.tick()
+        result = self.trainer.train_update(group, epoch)
+        self.meter.add(result)
+        if result.skipped:
+            self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
+            return
+        update, record = self.trainer.update, None
+        if update % self.cfg.common.log_interval == 0:
+            record = {**self.meter.record(), "lr": result.lr}
+            self.meter.reset()
+            self._write("train", epoch, record)
+        self.display.update(update, epoch, record, self._seconds_left(epoch))
+
+    def _after_update(self, epoch: int, ended: bool) -> str:
+        """Validate, save and find out whether to stop; the last word on an update.
+
+        Args:
+            epoch: the update's epoch.
+            ended: whether the epoch has ended with it.
+
+        Returns:
+            The reason to stop, empty if there is none.
+        """
+        if self.peers.any(bool(self.signals.received)):
+            return self._interrupt(ended)
+        limit = self._limit(epoch if ended else epoch - 1)
+        improved = False
+        if self._is_due("validate", epoch, ended, bool(limit)):
+            try:
+                improved = self._validate(epoch)
+            except Interrupted:
+                return self._interrupt(ended)
+            limit = limit or self._limit(epoch if ended else epoch - 1)
+        if improved or limit or self._is_due("save", epoch, ended, False):
+            self._save(self._names(epoch, ended, improved))
+        return limit
+
+    def _interrupt(self, ended: bool) -> str:
+        """Save between an update and what was to be done after it; that is caught up on when training resumes."""
+        self.pending = ended
+        self._save(["last"])
+        return "interrupted"
+
+    def _catch_up(self) -> str:
+        if self.pending is None:
+            return ""
+        ended, self.pending = self.pending, None
+        return self._after_update(self.iterator.epoch - ended, ended)
+
+    def _is_due(self, what: str, epoch: int, ended: bool, at_end: bool) -> bool:
+        """Whether to ``validate`` or ``save`` now; validation that is not switched off is due at the very end too."""
+        cfg: Any = self.cfg.dataset if what == "validate" else self.cfg.checkpoint
+        epochs, updates = getattr(cfg, f"{what}_interval"), getattr(cfg, f"{what}_interval_updates")
+        by_epoch = ended and epochs > 0 and epoch % epochs == 0
+        by_update = updates > 0 and self.trainer.update % updates == 0 and not self.trainer.skips
+        return by_epoch or by_update or (at_end and bool(epochs or updates))
+
+    def _limit(self, epochs: int) -> str:
+        """Why training is over, empty if it is not.
+
+        Args:
+            epochs: epochs completed.
+        """
+        cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
+        self.meter.tick()
+        lr = self.trainer.scheduler.lr_at(self.trainer.update, epochs + 1)
+        warming_up = self.trainer.update < self.cfg.lr_scheduler.warmup_updates
+        reasons = {
+            f"max_update={cfg.max_update} reached": 0 < cfg.max_update <= self.trainer.update,
+            f"max_epoch={cfg.max_epoch} reached": 0 < cfg.max_epoch <= epochs,
+            f"stop_time_hours={cfg.stop_time_hours:g} reached": 0 < cfg.stop_time_hours * 3600 <= self.meter.seconds,
+            f"stop_min_lr={cfg.stop_min_lr:g} reached": lr <= cfg.stop_min_lr and not warming_up,
+            f"no better score in patience={patience} validations": 0 < patience <= self.stale,
+        }
+        mine = next((reason for reason, holds in reasons.items() if holds), "")
+        if not cfg.stop_time_hours:
+            return mine
+        return next((reason for reason in self.peers.gather(mine) if reason), "")  # the processes' clocks differ
+
+    # -- validating and saving ------------------------------------------------------------------------------------
+
+    def _validate(self, epoch: int) -> bool:
+        """Validate; return whether the score is the best so far."""
+        self.meter.tick()
+        result = self.validator.validate()
+        metric = self.cfg.checkpoint.best_checkpoint_metric
+        score = pick(result.scores, metric) * (1 if lower_is_better(metric) else -1)
+        self.trainer.scheduler.on_validation(score)
+        improved = math.isfinite(score) and (self.best is None or score < self.best)
+        self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
+        self._log_validation(result, epoch, improved)
+        return improved
+
+    def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
+        self._write("valid", epoch, result.scores)
+        if self.records is not None:
+            self.records.write_samples(self.trainer.update, result.samples)
+        best = " | best so far" if improved else ""
+        self._message(f"valid at update {self.trainer.update} | epoch {epoch} | {describe(result.scores)}{best}")
+
+    def _names(self, epoch: int, ended: bool, improved: bool) -> list[str]:
+        """Under which names to save now; ``last`` comes last, so that after a kill nothing is older than it."""
+        cfg, update = self.cfg.checkpoint, self.trainer.update
+        names = []
+        if ended and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
+            names.append(f"epoch_{epoch}")
+        by_update = cfg.save_interval_updates and update % cfg.save_interval_updates == 0
+        if by_update and cfg.keep_interval_updates:
+            names.append(f"update_{update}")
+        return [*names, *(["best"] if improved else []), "last"]
+
+    def _save(self, names: list[str]) -> None:
+        self.meter.tick()
+        if self.checkpoints is None:
+            return
+        self.checkpoints.save(names, self.trainer.weights(), self._state())
+        self.checkpoints.prune("epoch", self.cfg.checkpoint.keep_last_epochs)
+        self.checkpoints.prune("update", self.cfg.checkpoint.keep_interval_updates)
+        if self.records is not None:
+            self.records.flush()
+        self.meter.tick()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self.trainer.state_dict(),
+            "iterator": self.iterator.state_dict(),
+            "meter": self.meter.state_dict(),
+            "best": self.best,
+            "stale": self.stale,
+            "pending": self.pending,
+        }
+
+    def _restore(self) -> str:
+        """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
+        newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
+        if newest is not None:
+            state = read_training_state(newest)
+            self.trainer.load_state_dict(read_weights(newest), state, str(newest))
+            self.iterator.load_state_dict(state["iterator"])
+            self.meter.load_state_dict(state["meter"])
+            self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+            return f"resuming from {newest} at update {self.trainer.update}"
+        given = self.cfg.checkpoint.finetune_from
+        if not given:
+            return ""
+        try:
+            source = resolve(given)
+            load_weights(self.trainer.model, source)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+        if self.trainer.ema is not None:
+            self.trainer.ema.model.load_state_dict(self.trainer.model.state_dict())
+        return f"starting from the weights of {source}"
+
+    # -- what is said ---------------------------------------------------------------------------------------------
+
+    def _announce(self, resumed: str) -> None:
+        for note in [*self.notes, resumed]:
+            if note:
+                self._message(note)
+        params = sum(param.numel() for param in self.trainer.params)
+        values = {"parameters": params, "batches": len(self.iterator), "processes": self.peers.world_size}
+        self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
+        self._message(f"{params:,} parameters, {self._updates_in_epoch():,} updates an epoch, on {self.trainer.device}")
+
+    def _say_goodbye(self, reason: str) -> None:
+        self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
+        metric = self.cfg.checkpoint.best_checkpoint_metric
+        best = "" if self.best is None else f", best {metric} {abs(self.best):.4g}"
+        self._message(f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}")
+
+    def _write(self, event: str, epoch: int, values: dict[str, Any]) -> None:
+        if self.records is not None:
+            self.records.write(event, self.trainer.update, epoch, values)
+
+    def _message(self, text: str) -> None:
+        self.display.message(text)
+
+    # -- how far it is --------------------------------------------------------------------------------------------
+
+    def _update_freq(self, epoch: int) -> int:
+        freq = self.cfg.optimization.update_freq or [1]
+        return freq[min(epoch, len(freq)) - 1]
+
+    def _updates_in_epoch(self) -> int:
+        """Updates in the current epoch, as many as the process with the most batches needs."""
+        batches: int = self.iterator.state_dict()["batches"]
+        return math.ceil(math.ceil(batches / self.peers.world_size) / self._update_freq(self.iterator.epoch))
+
+    def _total_updates(self) -> int | None:
+        """Updates until training ends, by ``max_update`` or ``max_epoch``, whichever comes first."""
+        cfg = self.cfg.optimization
+        totals = [cfg.max_update] if cfg.max_update else []
+        if cfg.max_epoch:
+            totals.append(cfg.max_epoch * self._updates_in_epoch())
+        return min(totals, default=None)
+
+    def _seconds_left(self, epoch: int) -> float | None:
+        """How long training will go on, at the speed of the updates so far."""
+        cfg, meter = self.cfg.optimization, self.meter
+        left = []
+        total = self._total_updates()
+        if total is not None:
+            left.append((total - self.trainer.update) * meter.seconds / max(1, self.trainer.update))
+        if cfg.stop_time_hours:
+            left.append(cfg.stop_time_hours * 3600 - meter.seconds)
+        return min(left, default=None)
