@@ -1,0 +1,128 @@
+"""The laws of decoding over every registered model: cache, batch, ensembles and scorer change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis
+from tests.model_zoo import VOCAB, ZOO
+from tests.scripted_model import batch_of, dictionary
+
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
+
+
+def build(name: str, seed: int = 0) -> EncoderDecoderModel:
+    torch.manual_seed(seed)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():  # sharper than at the start, so that hypotheses differ and some end early
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def words() -> Dictionary:
+    return dictionary(VOCAB - 4)
+
+
+def decode(models: list[EncoderDecoderModel], batch: Batch, **options: object) -> list[list[Hypothesis]]:
+    return SequenceGenerator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
+
+
+def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
+    assert len(one) == len(two)
+    for first, second in zip(one, two, strict=True):
+        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
+        for h, k in zip(first, second, strict=True):
+            assert h.score == pytest.approx(k.score, abs=tolerance)
+            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0, check_dtype=False)
+
+
+names = pytest.mark.parametrize("name", list(ZOO))
+
+
+@names
+@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}], ids=str)
+def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
+    for seed in range(3):
+        model = build(name, seed)
+        batch = batch_of(SOURCES)
+        assert_same(decode([model], batch, **options), decode([model], batch, use_cache=False, **options))
+
+
+@names
+def test_alone_equals_batched(name: str) -> None:
+    for seed in range(3):
+        model = build(name, seed)
+        together = decode([model], batch_of(SOURCES), max_len_a=1.0, max_len_b=3)
+        for source, hypotheses in zip(SOURCES, together, strict=True):
+            assert_same(decode([model], batch_of([source]), max_len_a=1.0, max_len_b=3), [hypotheses])
+
+
+@names
+def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    prefix = torch.tensor([[5, 6], [7, 1], [1, 1], [4, 4], [9, 1]])
+    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8)
+    results = generator.generate(batch, prefix_tokens=prefix)
+    for row, hypotheses in zip(prefix.tolist(), results, strict=True):
+        wanted = [token for token in row if token != 1]
+        assert all(h.tokens.tolist()[: len(wanted)] == wanted for h in hypotheses)
+    assert_scorer_agrees([model], batch, results)
+
+
+@names
+def test_scorer_gives_the_generators_scores(name: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    assert_scorer_agrees([model], batch, decode([model], batch))
+
+
+def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, results: list[list[Hypothesis]]) -> None:
+    longest = max(len(hypotheses[0].tokens) for hypotheses in results)
+    batch.target = torch.full((batch.num_sentences, longest), 1)
+    for row, hypotheses in enumerate(results):
+        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    batch.prev_output_tokens = torch.cat([torch.full((batch.num_sentences, 1), 2), batch.target[:, :-1]], dim=1)
+    assert_same(SequenceScorer(models, 1, 2).generate(batch), [hypotheses[:1] for hypotheses in results])
+
+
+@names
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_a_model_with_itself_is_that_model(name: str, average: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    assert_same(decode([model, model], batch, ensemble_average=average), decode([model], batch))
+
+
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_ensembles_of_different_architectures(average: str) -> None:
+    """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
+    models, batch = [build(name) for name in ZOO], batch_of(SOURCES)
+    options = {"ensemble_average": average, "ensemble_weights": [1.0 + i for i in range(len(models))]}
+    results = decode(models, batch, **options)
+    assert_same(results, decode(models, batch, use_cache=False, **options))
+    backwards = {**options, "ensemble_weights": options["ensemble_weights"][::-1]}
+    assert_same(results, decode(models[::-1], batch, **backwards))
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        assert_same(decode(models, batch_of([source]), **options), [hypotheses])
+    if average == "probability":
+        plain = decode(models, batch)
+        assert_scorer_agrees(models, batch, plain)
+
+
+@names
+def test_probabilities_sum_to_one(name: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    out = model(batch.source.src_tokens, batch.source.src_lengths, torch.randint(4, VOCAB, (len(SOURCES), 3)))
+    total = model.get_normalized_probs(out.logits, log_probs=False).sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+@names
+def test_float32_stays_near_float64(name: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    exact = decode([model], batch)
+    assert_same(decode([model.float()], batch), exact, tolerance=1e-4)
