@@ -65,10 +65,10 @@ class Side:
         ids = self.store[index]
         if limit is not None:
             ids = ids[: limit - 1]
-        tokens = torch.empty(len(ids) + 1, dtype=torch.long)
-        tokens.numpy()[:-1] = ids
+        tokens = np.empty(len(ids) + 1, np.int64)
+        tokens[:-1] = ids
         tokens[-1] = self.eos
-        return tokens
+        return torch.from_numpy(tokens)
 
     def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
         """Segment a line at random where there is subword sampling; see ``tokens``.

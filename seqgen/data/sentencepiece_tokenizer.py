@@ -10,10 +10,13 @@ from typing import Any, Self
 
 import sentencepiece
 
-from seqgen.data.dictionary import Dictionary
+from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.files import write_atomically
 from seqgen.data.tokenizer import Tokenizer, register_tokenizer, write_settings
 from seqgen.errors import DataError
+
+MIN_SHARED = 0.1
+"""A vocabulary with a smaller share of a model's pieces must be that of another model."""
 
 # SentencePiece has one random generator for each thread but sets the seed of all of them at once.
 _SAMPLING = threading.Lock()
@@ -69,6 +72,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._own_unk = self._processor.unk_id()
         self._own_silent = {i for i in range(len(pieces)) if self._processor.is_control(i)}
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
+        ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
+        if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
+            raise DataError(f"the vocabulary has hardly any piece of {origin}; give the dict.txt that belongs to it")
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""

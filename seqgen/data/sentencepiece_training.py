@@ -97,6 +97,6 @@ def _explain(message: str, vocab_size: int, key: str) -> DataError:
             f"the training text has more characters than a vocabulary of {vocab_size} pieces can hold; "
             f"set {key} to at least {found.group(1)}, or character_coverage lower"
         )
-    if "sentences_.empty()" in message:
+    if "sentences_.empty()" in message or "all_chars_count" in message:
         return DataError("the training text has no words to learn a vocabulary from; every line is empty")
     return DataError(f"SentencePiece cannot be trained on this text: {' '.join(message.split())}")

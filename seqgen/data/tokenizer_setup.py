@@ -84,8 +84,8 @@ def _check(cfg: TokenizerConfig) -> None:
         for name in ("spm_model", "source_spm_model", "target_spm_model", "subword_sampling"):
             if getattr(cfg, name):
                 raise ConfigError(f"task.{name} is for task.tokenizer=sentencepiece; remove the one or the other")
-    if cfg.sampling_nbest == 0:
-        raise ConfigError("task.sampling_nbest=0: give a number of segmentations, or -1 for all")
+    if cfg.sampling_nbest in (0, 1):
+        raise ConfigError(f"task.sampling_nbest={cfg.sampling_nbest}: give 2 or more segmentations, or -1 for all")
 
 
 def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:

@@ -1,0 +1,99 @@
+"""Batches: each example once, never too large, the same for the same seed, little padding."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqgen.data.batching import Batches, generator, make_batches, padding_share, sort_by_length
+
+lengths_lists = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
+limits = st.one_of(st.none(), st.integers(1, 100))
+
+
+def array(pairs: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def as_lists(batches: Batches) -> list[list[int]]:
+    return [batches[i].tolist() for i in range(len(batches))]
+
+
+@given(pairs=lengths_lists, max_tokens=limits, batch_size=limits, seed=st.one_of(st.none(), st.integers(0, 9)))
+def test_every_example_once_within_the_limits(
+    pairs: list[tuple[int, int]], max_tokens: int | None, batch_size: int | None, seed: int | None
+) -> None:
+    rng = None if seed is None else generator(seed, 1)
+    batches = as_lists(make_batches(array(pairs), max_tokens=max_tokens, batch_size=batch_size, rng=rng))
+    assert sorted(position for batch in batches for position in batch) == list(range(len(pairs)))
+    for batch in batches:
+        size = len(batch) * max(max(pairs[position]) for position in batch)
+        assert len(batch) == 1 or max_tokens is None or size <= max_tokens
+        assert batch_size is None or 1 <= len(batch) <= batch_size
+
+
+@given(pairs=lengths_lists, max_tokens=limits)
+def test_batches_are_as_large_as_they_may_be(pairs: list[tuple[int, int]], max_tokens: int | None) -> None:
+    batches = as_lists(make_batches(array(pairs), max_tokens=max_tokens))
+    for batch, following in itertools.pairwise(batches):
+        assert max_tokens is not None
+        longer = [*batch, following[0]]
+        assert len(longer) * max(max(pairs[position]) for position in longer) > max_tokens
+
+
+def test_worked_example() -> None:
+    """Target length first; sources from short to long and from long to short by turns."""
+    lengths = array([(7, 3), (5, 4), (2, 3), (3, 4), (4, 3), (6, 5), (8, 4), (4, 5), (3, 5)])
+    order = sort_by_length(lengths)
+    assert [tuple(row) for row in lengths[order].tolist()] in (
+        [(2, 3), (4, 3), (7, 3), (8, 4), (5, 4), (3, 4), (3, 5), (4, 5), (6, 5)],
+        [(7, 3), (4, 3), (2, 3), (3, 4), (5, 4), (8, 4), (6, 5), (4, 5), (3, 5)],
+    )
+    assert as_lists(make_batches(array([(1, 2), (1, 2), (1, 2), (1, 9), (1, 3)]), max_tokens=6)) == [
+        [0, 1, 2],
+        [4],
+        [3],
+    ]
+
+
+def test_deterministic_in_seed_and_epoch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 20, (500, 2)).astype(np.int32)
+    make = lambda seed, epoch: as_lists(make_batches(lengths, max_tokens=100, rng=generator(seed, epoch)))  # noqa: E731
+    assert make(1, 1) == make(1, 1)
+    assert make(1, 1) != make(1, 2)
+    assert make(1, 1) != make(2, 1)
+    assert make(1, 2) != make(2, 1), "seed and epoch are not just added up"
+
+
+def test_one_side_only() -> None:
+    lengths = np.array([[5], [1], [5], [1]], np.int32)
+    assert as_lists(make_batches(lengths, batch_size=2)) == [[1, 3], [0, 2]]
+
+
+@given(count=st.integers(0, 20), world_size=st.integers(1, 7))
+def test_shards(count: int, world_size: int) -> None:
+    batches = make_batches(np.ones((count, 2), np.int32), batch_size=1)
+    uneven = [as_lists(batches.shard(rank, world_size, even=False)) for rank in range(world_size)]
+    assert sorted(batch[0] for shard in uneven for batch in shard) == list(range(count)), "each exactly once"
+    even = [as_lists(batches.shard(rank, world_size)) for rank in range(world_size)]
+    assert len({len(shard) for shard in even}) == 1
+    assert {batch[0] for shard in even for batch in shard} == set(range(count)), "none is lost"
+    assert sum(map(len, even)) < count + world_size
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "batch_size"])
+def test_limit_below_one(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0 but must be at least 1"):
+        make_batches(np.ones((1, 2), np.int32), **{name: 0})
+
+
+def test_little_padding() -> None:
+    """Lengths as in real text: the target's padding, which costs most, is under one percent."""
+    rng = np.random.default_rng(0)
+    source = rng.gamma(6, 2.5, 30_000).clip(2, 80)
+    lengths = np.stack([source, (source * rng.normal(1, 0.2, 30_000)).clip(2, 90)], 1).astype(np.int32)
+    share = padding_share(lengths, make_batches(lengths, max_tokens=4096, rng=generator(1, 1)))
+    assert share[0] < 0.14
+    assert share[1] < 0.01

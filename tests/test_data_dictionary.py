@@ -1,0 +1,130 @@
+"""The vocabulary: ids, files, and what bad files get."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
+from seqgen.errors import DataError
+
+symbol_texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+def test_fairseq_ids(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_bytes("▁the 12\n▁a b 7\n\u2028 3\r\n".encode())
+    dictionary = Dictionary.load(tmp_path / "dict.txt")
+    assert [dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk()] == [0, 1, 2, 3]
+    assert dictionary.symbols == ["<s>", "<pad>", "</s>", "<unk>", "▁the", "▁a b", "\u2028"]
+    assert dictionary.counts[4:] == [12, 7, 3]
+    assert dictionary.index("▁a b") == 5
+    assert dictionary.index("nothing") == 3
+    assert dictionary[4] == dictionary.symbol(4) == "▁the"
+    assert "▁the" in dictionary
+    with pytest.raises(IndexError, match="id 7 is outside the vocabulary of 7 symbols"):
+        dictionary[7]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"a 1\nb\n", "line 2: 'b' is not a symbol, a space and a count"),
+        (b"a 1\nb x\n", "line 2: 'b x' is not"),
+        (b"a 1\nb -3\n", "line 2"),
+        (b"a 1\n\nb 1\n", "line 2: ''"),
+        (b"a 1\nb 1\na 2\n", "line 3: the symbol 'a' is there already"),
+        (b"</s> 1\n", "line 1: the symbol '</s>' is there already"),
+        (b"a 1\n\xff 1\n", "line 2: byte 1 .* is not valid UTF-8"),
+    ],
+)
+def test_bad_dict_txt(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "dict.txt").write_bytes(content)
+    with pytest.raises(DataError, match=rf"dict\.txt.*{message}"):
+        Dictionary.load(tmp_path / "dict.txt")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    for name in ("dict.txt", "dictionary.json"):
+        with pytest.raises(DataError, match=f"there is no file .*{name}"):
+            Dictionary.load(tmp_path / name)
+
+
+def test_overwriting_symbol_gets_a_new_id(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text("a 1\n<pad> 2 #fairseq:overwrite\nb 3\n")
+    dictionary = Dictionary.load(tmp_path / "dict.txt")
+    assert dictionary.index("<pad>") == 5
+    assert dictionary.pad() == 1
+    dictionary.save(tmp_path / "dictionary.json")
+    assert Dictionary.load(tmp_path / "dictionary.json") == dictionary
+
+
+@given(
+    symbols=st.lists(symbol_texts, unique=True, min_size=4, max_size=12),
+    specials=st.permutations(range(4)),
+    without_bos=st.booleans(),
+)
+def test_json_keeps_everything(
+    tmp_path_factory: pytest.TempPathFactory, symbols: list[str], specials: list[int], without_bos: bool
+) -> None:
+    pad, eos, unk, bos = specials
+    dictionary = Dictionary(symbols, range(len(symbols)), pad=pad, eos=eos, unk=unk, bos=None if without_bos else bos)
+    path = tmp_path_factory.mktemp("dictionary") / "dictionary.json"
+    dictionary.save(path)
+    loaded = Dictionary.load(path)
+    assert loaded == dictionary
+    assert loaded.counts == dictionary.counts
+    assert loaded.fingerprint() == dictionary.fingerprint()
+    assert [loaded.index(symbol) for symbol in symbols] == list(range(len(symbols)))
+
+
+@given(
+    symbols=st.dictionaries(symbol_texts.filter(lambda s: s not in FAIRSEQ_SPECIALS), st.integers(0, 10**9), min_size=1)
+)
+def test_dict_txt_round_trip(tmp_path_factory: pytest.TempPathFactory, symbols: dict[str, int]) -> None:
+    dictionary = Dictionary.from_counts(symbols)
+    path = tmp_path_factory.mktemp("dictionary") / "dict.txt"
+    try:
+        dictionary.save(path)
+    except DataError:
+        assert any("\n" in s or s.startswith("\ufeff") for s in symbols), "only these do not fit into a dict.txt"
+        return
+    loaded = Dictionary.load(path)
+    assert loaded == dictionary
+    assert loaded.counts == dictionary.counts
+
+
+def test_dict_txt_holds_no_other_special_ids(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"save as \.json"):
+        Dictionary(["<pad>", "</s>", "<unk>"], pad=0, eos=1, unk=2, bos=None).save(tmp_path / "dict.txt")
+
+
+def test_equality_is_about_ids_not_counts() -> None:
+    one, two = Dictionary.from_counts({"a": 2, "b": 1}), Dictionary.from_counts({"a": 9, "b": 8})
+    assert one == two
+    assert one.fingerprint() == two.fingerprint()
+    other = Dictionary.from_counts({"a": 1, "b": 2})
+    assert one != other
+    assert one.fingerprint() != other.fingerprint()
+    assert Dictionary(one.symbols) != Dictionary(one.symbols, pad=2, eos=1)
+
+
+def test_from_counts_orders_by_frequency_then_symbol() -> None:
+    counts = {"b": 2, "c": 5, "a": 2, "</s>": 9}
+    assert Dictionary.from_counts(counts).symbols[4:] == ["c", "a", "b"]
+    assert Dictionary.from_counts(counts, size=6).symbols[4:] == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"symbols": ["a", "a"], "counts": [1, 1]}', '{"symbols": 3}', "\xff"]
+)
+def test_damaged_json(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dictionary.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=r"dictionary\.json is not a vocabulary, or damaged"):
+        Dictionary.load(tmp_path / "dictionary.json")
+
+
+def test_special_id_outside() -> None:
+    with pytest.raises(DataError, match="eos id 9 is outside the vocabulary of 4 symbols"):
+        Dictionary(eos=9)

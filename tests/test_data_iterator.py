@@ -1,0 +1,219 @@
+"""Collation, and going through epochs: exact places, threads that change nothing and end."""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seqgen.data.collate import Example, collate
+from seqgen.data.iterator import EpochIterator
+from seqgen.errors import DataError
+from seqgen.structures import Batch
+
+PAD, EOS, START = 1, 2, 7
+
+
+class Numbers:
+    """``n`` examples whose ids depend on position, epoch and seed, as with noise."""
+
+    def __init__(self, n: int = 40):
+        self.sizes = np.random.default_rng(0).integers(2, 9, (n, 2)).astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def lengths(self, epoch: int) -> NDArray[np.int32]:
+        return self.sizes
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        rng = np.random.default_rng([seed, epoch, position])
+        source, target = (torch.from_numpy(np.append(rng.integers(8, 99, n - 1), EOS)) for n in self.sizes[position])
+        return Example(position, source, target)
+
+
+def put_together(examples: Sequence[Example]) -> Batch:
+    return collate(examples, source_pad=PAD, target_pad=PAD, start_symbol=START)
+
+
+def iterator(n: int = 40, **settings) -> EpochIterator:  # type: ignore[no-untyped-def]
+    return EpochIterator(Numbers(n), put_together, **{"max_tokens": 30, **settings})
+
+
+def content(batch: Batch) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    assert batch.target is not None
+    return batch.ids.tolist(), batch.source.src_tokens.tolist(), batch.target.tolist()
+
+
+def test_collate_worked_example() -> None:
+    a, b = torch.tensor([4, 5, EOS]), torch.tensor([6, EOS])
+    batch = collate([(0, b, a), (9, a, b)], source_pad=PAD, target_pad=0, start_symbol=START)
+    assert batch.ids.tolist() == [0, 9]
+    assert batch.source.src_tokens.tolist() == [[6, EOS, PAD], [4, 5, EOS]]
+    assert batch.source.src_lengths.tolist() == [2, 3]
+    assert batch.target is not None
+    assert batch.prev_output_tokens is not None
+    assert batch.target.tolist() == [[4, 5, EOS], [6, EOS, 0]]
+    assert batch.prev_output_tokens.tolist() == [[START, 4, 5], [START, 6, 0]]
+    assert batch.ntokens == 5
+    left = collate([(0, b, None), (9, a, None)], source_pad=PAD, target_pad=0, start_symbol=START, left_pad_source=True)
+    assert left.source.src_tokens.tolist() == [[PAD, 6, EOS], [4, 5, EOS]]
+    assert left.target is left.prev_output_tokens is None
+    assert left.ntokens == 5
+    assert left.source.src_tokens.dtype == torch.int64
+
+
+def test_collate_refuses() -> None:
+    ids: Tensor = torch.tensor([EOS])
+    for bad in ([], [(0, ids, ids), (1, ids, None)]):
+        with pytest.raises(ValueError, match="batch"):
+            collate(bad, source_pad=PAD, target_pad=PAD, start_symbol=START)
+
+
+def test_epochs() -> None:
+    it = iterator()
+    epochs = [[content(batch) for batch in it] for _ in range(2)]
+    assert it.epoch == 3
+    for epoch in epochs:
+        assert sorted(i for batch in epoch for i in batch[0]) == list(range(40))
+    assert epochs[0] != epochs[1]
+    again = iterator(num_workers=0)
+    assert [[content(batch) for batch in again] for _ in range(2)] == epochs, "threads change nothing"
+    assert [content(b) for b in iterator(seed=2)] != epochs[0]
+
+
+def test_unshuffled_is_the_same_in_each_epoch() -> None:
+    it = iterator(shuffle=False)
+    first, second = ([batch.ids.tolist() for batch in it] for _ in range(2))
+    assert first == second
+
+
+@settings(max_examples=30, deadline=None)
+@given(stop=st.integers(0, 25), workers=st.integers(0, 3), workers_after=st.integers(0, 3))
+def test_resume_equals_uninterrupted(stop: int, workers: int, workers_after: int) -> None:
+    whole = iterator()
+    expected = [content(batch) for _ in range(3) for batch in whole]
+    it = iterator(num_workers=workers)
+    endless = itertools.chain.from_iterable(it for _ in itertools.count())
+    seen = [content(batch) for batch in itertools.islice(endless, stop)]
+    state = it.state_dict()
+    resumed = iterator(num_workers=workers_after)
+    resumed.load_state_dict(state)
+    while resumed.epoch <= 3:
+        seen += [content(batch) for batch in resumed]
+    assert seen == expected
+
+
+def test_state_within_the_loop_leads_to_the_next_batch() -> None:
+    it = iterator()
+    batches = []
+    for batch in it:
+        batches.append(content(batch))
+        if len(batches) == len(it):
+            last = it.state_dict()
+    other = iterator()
+    other.load_state_dict(last)
+    assert list(other) == [], "the last batch was consumed when the state was taken"
+    assert other.epoch == 2
+
+
+def test_breaking_off_and_going_on() -> None:
+    expected = [content(batch) for batch in iterator()]
+    it = iterator()
+    seen = [content(batch) for batch in itertools.islice(it, 3)] + [content(batch) for batch in it]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_an_epoch(world_size: int) -> None:
+    batches = [[b.ids.tolist() for b in iterator(rank=r, world_size=world_size)] for r in range(world_size)]
+    assert len({len(part) for part in batches}) == 1
+    assert {i for part in batches for batch in part for i in batch} == set(range(40))
+    exact = [[b.ids.tolist() for b in iterator(rank=r, world_size=world_size, even=False)] for r in range(world_size)]
+    assert sorted(i for part in exact for batch in part for i in batch) == list(range(40))
+    assert [exact[i % world_size][i // world_size] for i in range(sum(map(len, exact)))] == [
+        batch.ids.tolist() for batch in iterator()
+    ]
+
+
+def test_place_is_the_same_with_another_number_of_processes() -> None:
+    two = iterator(rank=1, world_size=2)
+    assert len(list(itertools.islice(two, 3))) == 3
+    one = iterator()
+    one.load_state_dict(two.state_dict())
+    assert one.consumed == 6
+
+
+def test_other_data_or_limits_are_refused_within_an_epoch() -> None:
+    it = iterator()
+    at_start = it.state_dict()
+    next(iter(it))
+    for other in (iterator(n=41), iterator(max_tokens=50)):
+        with pytest.raises(DataError, match=r"saved within an epoch of .* batches with 40 examples, but now there are"):
+            other.load_state_dict(it.state_dict())
+        other.load_state_dict(at_start)
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("seqgen-batches")]
+
+
+def test_threads_end_however_the_loop_ends() -> None:
+    for batch in iterator(num_workers=2):
+        assert batch.num_sentences
+        assert worker_threads()
+        break
+    assert not worker_threads()
+    with contextlib.suppress(KeyError):
+        for _ in iterator(num_workers=2):
+            raise KeyError
+    assert not worker_threads()
+    assert list(iterator(num_workers=2))
+    assert not worker_threads()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_error_in_an_example_comes_at_its_place(workers: int) -> None:
+    it = iterator(num_workers=workers, shuffle=False)
+    inner = it.collate
+    numbers = itertools.count()
+    order = {tuple(b.ids.tolist()): i for i, b in zip(numbers, iterator(shuffle=False), strict=False)}
+
+    def failing(examples: Sequence[Example]) -> Batch:
+        if order[tuple(example.id for example in examples)] == 4:
+            raise RuntimeError("the fifth")
+        return inner(examples)
+
+    it.collate = failing
+    with pytest.raises(RuntimeError, match="the fifth"):
+        list(it)
+    assert it.consumed == 4
+    assert not worker_threads()
+
+
+def test_batches_are_ready_before_they_are_asked_for() -> None:
+    it = iterator()
+    made: list[float] = []
+    inner = it.collate
+
+    def timed(examples: Sequence[Example]) -> Batch:
+        made.append(time.monotonic())
+        return inner(examples)
+
+    it.collate = timed
+    batches = iter(it)
+    next(batches)
+    deadline = time.monotonic() + 10
+    while len(made) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(made) >= 5, "the next ones were prepared while nobody asked"
+    assert it.consumed == 1
+    del batches

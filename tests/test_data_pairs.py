@@ -1,0 +1,115 @@
+"""Pairs: what is left out or truncated, what is reported, and subword sampling."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.sentencepiece_training import train_sentencepiece
+from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
+from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.errors import DataError
+
+TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))  # ids 4, 5, 6
+SOURCE = ["a b", "", "a a a a", "b", "c c", "a"]
+TARGET = ["b", "a", "b b", "", "c c c c c", "x"]
+
+
+def side(folder: Path, name: str, lines: list[str], tokenizer: Tokenizer = TOKENIZER, sample: bool = False) -> Side:
+    path = folder / name
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    store = build_store(folder / "cache", name, [path], TokenEncoder(tokenizer))
+    if not sample:
+        return Side(store, tokenizer.dictionary.eos())
+    text = build_store(folder / "cache", name + "-text", [path], TextEncoder())
+    return Side(store, tokenizer.dictionary.eos(), tokenizer, text)
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Side, Side]:
+    return side(tmp_path, "en", SOURCE), side(tmp_path, "de", TARGET)
+
+
+def as_lists(dataset: PairDataset) -> list[tuple[int, list[int], list[int]]]:
+    return [(e.id, e.source.tolist(), [] if e.target is None else e.target.tolist()) for e in dataset]
+
+
+def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
+    dataset = PairDataset(*sides, name="train")
+    assert as_lists(dataset) == [
+        (0, [4, 5, 2], [5, 2]),
+        (2, [4, 4, 4, 4, 2], [5, 5, 2]),
+        (4, [6, 6, 2], [6, 6, 6, 6, 6, 2]),
+        (5, [4, 2], [3, 2]),
+    ]
+    assert dataset[0].source.dtype == torch.int64
+    assert dataset.lengths().tolist() == [[3, 2], [5, 3], [3, 6], [2, 2]]
+    assert dataset.report() == [
+        "2 pairs of train have an empty side and are left out: en, line 2; en, line 4.",
+        "1 lines of train have 1 characters or words that the vocabulary lacks: de, line 6.",
+    ]
+
+
+def test_overlong_dropped(sides: tuple[Side, Side]) -> None:
+    dataset = PairDataset(*sides, name="train", max_source_positions=4, max_target_positions=5)
+    assert dataset.indices.tolist() == [0, 5]
+    assert dataset.report()[1] == (
+        "2 pairs of train are longer than 4 source tokens or 5 target tokens and are left out: en, line 3; en, line 5."
+    )
+
+
+def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
+    dataset = PairDataset(*sides, max_source_positions=4, max_target_positions=5, on_overlong="truncate")
+    assert as_lists(dataset)[1:3] == [(2, [4, 4, 4, 2], [5, 5, 2]), (4, [6, 6, 2], [6, 6, 6, 6, 2])]
+    assert dataset.lengths().tolist() == [[3, 2], [4, 3], [3, 5], [2, 2]]
+    assert "are truncated: en, line 3; en, line 5" in dataset.report()[1]
+
+
+def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:
+    with pytest.raises(DataError, match="1 pairs of train are longer than 4 source tokens: en, line 3; shorten them"):
+        PairDataset(*sides, name="train", max_source_positions=4, on_overlong="error")
+
+
+def test_limits_of_a_model(sides: tuple[Side, Side]) -> None:
+    dataset = PairDataset(*sides, max_source_positions=4)
+    assert dataset.limited(9, 5).indices.tolist() == [0, 5]
+    assert dataset.limited(None, None).indices.tolist() == [0, 4, 5]
+    with pytest.raises(DataError, match=r"no pair can be used.*longer than 1 source tokens"):
+        dataset.limited(1, None)
+
+
+def test_unequal_sides(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train: there are 6 source lines but 1 target lines"):
+        PairDataset(side(tmp_path, "en", SOURCE), side(tmp_path, "de", ["a"]), name="train")
+
+
+def test_source_only(tmp_path: Path) -> None:
+    dataset = PairDataset(side(tmp_path, "en", SOURCE))
+    assert [e.target for e in dataset] == [None] * 5
+    assert dataset.lengths().shape == (5, 1)
+
+
+def test_subword_sampling(tmp_path: Path) -> None:
+    text = [f"{a} {b}" for a in ("one", "two", "three") for b in ("green", "blue", "red")]
+    tokenizer = SentencePieceTokenizer(train_sentencepiece(text, vocab_size=20))
+    dataset = PairDataset(
+        side(tmp_path, "en", text, tokenizer, sample=True),
+        side(tmp_path, "de", text, tokenizer, sample=True),
+        max_target_positions=int(max(len(tokenizer.encode(line)) for line in text)) + 1,
+    )
+
+    def epoch(number: int, seed: int = 1) -> list[tuple[list[int], list[int]]]:
+        examples = [dataset.example(i, epoch=number, seed=seed) for i in range(len(dataset))]
+        return [(e.source.tolist(), e.target.tolist()) for e in examples if e.target is not None]
+
+    assert epoch(1) == epoch(1)
+    assert epoch(1) != epoch(2)
+    assert epoch(1) != epoch(1, seed=2)
+    for (source, target), line in zip(epoch(1), text, strict=True):
+        assert tokenizer.decode(source) == tokenizer.decode(target) == line
+        assert source[-1] == target[-1] == 2
+        assert len(target) <= (dataset.limits[1] or 0), "a sample that is too long is not taken"
+    assert [e.source.tolist()[:-1] for e in dataset] == [tokenizer.encode(line) for line in text]
