@@ -51,8 +51,9 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     if not checkpoints:
         raise CheckpointError("no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
-    floating = [name for name, tensor in first.items() if tensor.is_floating_point()]
-    sums = {name: first[name].double() for name in floating}
+    owners: dict[int, str] = {}  # of several names that share a weight, the first; they go on sharing it
+    owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
+    sums = {name: first[name].double() for name in owners.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:
         other = read_weights(path)
         different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
@@ -61,12 +62,10 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
                 f"{path}: its weights have other names or shapes than those of {checkpoints[0]}: "
                 + ", ".join(sorted(different)[:5])
             )
-        for name in floating:
-            sums[name] += other[name]
-    return {
-        name: (sums[name] / len(checkpoints)).to(tensor.dtype) if name in sums else tensor
-        for name, tensor in first.items()
-    }
+        for name, total in sums.items():
+            total += other[name]
+    means = {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
+    return {name: means.get(owner[name], tensor) for name, tensor in first.items()}
 
 
 def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:

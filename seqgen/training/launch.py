@@ -67,10 +67,9 @@ def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSi
     try:
         while len(results) < len(processes):
             waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-            for pipe in wait(waiting, timeout=0.5):
-                rank = pipes.index(pipe)  # type: ignore[arg-type]
+            for rank in [pipes.index(pipe) for pipe in wait(waiting, timeout=0.5) if isinstance(pipe, Connection)]:
                 try:
-                    results[rank] = pipe.recv()  # type: ignore[union-attr]
+                    results[rank] = pipes[rank].recv()
                 except EOFError:
                     results[rank] = RuntimeError(f"training process {rank} died")
                 if isinstance(results[rank], Exception):

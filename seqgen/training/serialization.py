@@ -79,19 +79,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     metadata = {"format": "pt"}
     unique: dict[str, Tensor] = {}
     names: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
     for name, tensor in tensors.items():
         identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and identity in names:
             metadata[_ALIAS + name] = names[identity]
             continue
         names[identity] = name
-        unique[name] = _own_memory(tensor.detach().cpu())
+        unique[name] = _own_memory(tensor.detach().cpu(), storages)
+    path.touch()
+    mode = path.stat().st_mode
     try:
         safetensors.torch.save_file(unique, path, metadata)
     except safetensors.SafetensorError as error:
         # The library wraps the operating system's error in a text of its own.
         full = "No space left" in str(error) or "StorageFull" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    path.chmod(mode)  # the library's own choice shuts everybody else out
     sync(path)
 
 
@@ -170,8 +174,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _own_memory(tensor: Tensor) -> Tensor:
-    """A contiguous tensor that is the whole of its storage, as the format demands."""
-    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
+    """A contiguous tensor that is the whole of a storage not yet among ``storages``, as the format demands."""
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    if not (tensor.is_contiguous() and whole) or storage.data_ptr() in storages:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor

@@ -1,0 +1,110 @@
+"""Optimizers, against the formulas of their papers; and all of them survive being saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from seqgen.errors import ConfigError
+from seqgen.registry import OPTIMIZERS
+from seqgen.training.optimizers import build_optimizer
+
+
+def minimize(name: str, steps: int = 3, lr: float = 0.1, **options: Any) -> tuple[Tensor, list[Tensor]]:
+    """Take steps with given gradients; return the start and the parameter after each step."""
+    cfg = OPTIMIZERS.config(name)
+    for key, value in options.items():
+        assert hasattr(cfg, key)
+        setattr(cfg, key, value)
+    torch.manual_seed(0)
+    param = Parameter(torch.randn(3, 4, dtype=torch.float64))
+    start, path = param.detach().clone(), []
+    optimizer = build_optimizer(cfg, [param])
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr / (step + 1)
+        param.grad = gradient(step)
+        optimizer.step()
+        path.append(param.detach().clone())
+    return start, path
+
+
+def gradient(step: int) -> Tensor:
+    return torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_with_decoupled_decay(name: str) -> None:
+    x, path = minimize(name, adam_betas=[0.8, 0.9], adam_eps=1e-3, weight_decay=0.2)
+    m = v = torch.zeros_like(x)
+    for step, got in enumerate(path):
+        lr, g = 0.1 / (step + 1), gradient(step)
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        m_hat, v_hat = m / (1 - 0.8 ** (step + 1)), v / (1 - 0.9 ** (step + 1))
+        x = x * (1 - lr * 0.2) - lr * m_hat / (v_hat.sqrt() + 1e-3)
+        torch.testing.assert_close(got, x)
+
+
+def test_nag_is_fairseqs() -> None:
+    """Fairseq keeps the momentum multiplied by the learning rate and corrects it when that changes."""
+    x, path = minimize("nag", momentum=0.9, weight_decay=0.1)
+    buffer, last = torch.zeros_like(x), 0.1
+    for step, got in enumerate(path):
+        lr, g = 0.1 / (step + 1), gradient(step)
+        correct = lr / last
+        x = x * (1 - lr * 0.1)
+        x = x + 0.9 * 0.9 * correct * buffer - (1 + 0.9) * lr * g
+        buffer, last = 0.9 * correct * buffer - lr * g, lr
+        torch.testing.assert_close(got, x)
+
+
+def test_sgd_with_momentum() -> None:
+    x, path = minimize("sgd", momentum=0.5, weight_decay=0.1)
+    v = torch.zeros_like(x)
+    for step, got in enumerate(path):
+        v = 0.5 * v + gradient(step) + 0.1 * x
+        x = x - 0.1 / (step + 1) * v
+        torch.testing.assert_close(got, x)
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+@pytest.mark.parametrize("relative", [False, True])
+def test_adafactor_by_the_paper(beta1: float, relative: bool) -> None:
+    """Algorithm 5 of Shazeer & Stern 2018 with its factored second moment as an outer product of sums."""
+    x, path = minimize("adafactor", beta1=beta1, relative_step=relative, scale_parameter=relative, weight_decay=0.1)
+    rows, cols, m = torch.zeros(3, 1).double(), torch.zeros(1, 4).double(), torch.zeros_like(x)
+    for step, got in enumerate(path, start=1):
+        g = gradient(step - 1)
+        beta2 = 1 - step**-0.8
+        squares = g * g + 1e-30
+        rows = beta2 * rows + (1 - beta2) * squares.sum(1, keepdim=True)
+        cols = beta2 * cols + (1 - beta2) * squares.sum(0, keepdim=True)
+        u = g / (rows @ cols / rows.sum()).sqrt()
+        u = u / max(1.0, u.square().mean().sqrt().item())
+        rate = min(1e-2, step**-0.5) if relative else 0.1 / step
+        scale = max(1e-3, x.square().mean().sqrt().item()) if relative else 1.0
+        m = beta1 * m + (1 - beta1) * rate * scale * u if beta1 else rate * scale * u
+        x = x * (1 - rate * 0.1) - m
+        torch.testing.assert_close(got, x)
+
+
+def test_adafactor_of_a_vector_is_not_factored() -> None:
+    param = Parameter(torch.tensor([1.0, -2.0]))
+    optimizer = build_optimizer(OPTIMIZERS.config("adafactor"), [param])
+    optimizer.param_groups[0]["lr"] = 0.1
+    param.grad = torch.tensor([4.0, -0.5])
+    optimizer.step()  # at the first step the second moment is the squared gradient, so that the update is its sign
+    scale = (5 / 2) ** 0.5
+    torch.testing.assert_close(param.detach(), torch.tensor([1.0 - 0.1 * scale, -2.0 + 0.1 * scale]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("adam", {"adam_betas": [0.9]}), ("adam", {"adam_betas": [0.9, 1.0]}), ("adafactor", {"warmup_init": True})],
+)
+def test_options_that_make_no_sense(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="optimizer"):
+        minimize(name, **options)
