@@ -1,0 +1,440 @@
+"""The laws of models: stepping gives what the parallel pass gives, and a sentence does not depend on its neighbours."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.decoder import IncrementalDecoder
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import EncoderOut
+from tests.model_zoo import ZOO, build, expand, inputs
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+LENGTHS = [5, 3, 8, 1]
+BEAM = 3
+
+every_model = pytest.mark.parametrize("name", list(ZOO))
+every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def assert_same(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
+
+
+class Decode:
+    """A decode that keeps, beside the state, what each row should be, and compares every step with the parallel pass.
+
+    Rows are tracked by the simplest means there is: a list of token histories and a list of sentences.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, name: str, *, shared: bool, plain_state: bool):
+        self.model = model
+        self.name = name
+        batch = inputs(name, LENGTHS, target_length=1, rows_per_sentence=BEAM)
+        self.per_sentence: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
+        self.encoder_out = self.per_sentence if shared else expand(self.per_sentence, BEAM)
+        self.sentences = [i // BEAM for i in range(len(LENGTHS) * BEAM)]
+        self.tokens = batch.prev_output_tokens
+        self.state: Any = {} if plain_state else self.decoder.new_incremental_state(len(LENGTHS), BEAM)
+        self.generator = torch.Generator().manual_seed(5)
+        self.step(0)
+
+    @property
+    def decoder(self) -> IncrementalDecoder:
+        decoder = self.model.decoder
+        assert isinstance(decoder, IncrementalDecoder)
+        return decoder
+
+    def step(self, new_tokens: int) -> None:
+        """Append random tokens, the padding id among them, and compare what the decoder says of them."""
+        seen = self.decoder.positions_seen(self.state)
+        shape = (self.tokens.size(0), new_tokens)
+        words = torch.randint(ZOO[self.name].vocab, shape, generator=self.generator)
+        self.tokens = torch.cat([self.tokens, words], dim=1)
+        got = self.decoder(self.tokens, self.encoder_out, self.state).logits
+        encoder_out = self.per_sentence.index_select(torch.tensor(self.sentences))
+        wanted = self.decoder(self.tokens, encoder_out).logits
+        assert got.size(1) == self.tokens.size(1) - seen
+        assert_same(got, wanted[:, seen:])
+
+    def _move(self, rows: Tensor) -> None:
+        self.tokens = self.tokens[rows]
+        self.sentences = [self.sentences[row] for row in rows.tolist()]
+
+    def reorder(self, new_order: list[int]) -> None:
+        """The general verb: any order, also across sentences."""
+        rows = torch.tensor(new_order)
+        share = self.tokens.size(0) // self.encoder_out.num_rows
+        self.decoder.reorder_incremental_state(self.state, rows)
+        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows // share)
+        self._move(rows)
+
+    def reorder_beams(self, parents: list[list[int]]) -> None:
+        """The narrower verb: an order within each sentence."""
+        share = self.tokens.size(0) // self.encoder_out.num_rows
+        self.decoder.reorder_beams(self.state, torch.tensor(parents))
+        rows = torch.tensor([i * BEAM + beam for i, row in enumerate(parents) for beam in row])
+        if share == 1:
+            self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
+        self._move(rows)
+
+    def select_sentences(self, keep: list[int]) -> None:
+        """The other narrower verb: some sentences, in any order."""
+        share = self.tokens.size(0) // self.encoder_out.num_rows
+        self.decoder.select_sentences(self.state, torch.tensor(keep))
+        rows = torch.tensor([i * BEAM + beam for i in keep for beam in range(BEAM)])
+        kept = torch.tensor(keep) if share == BEAM else rows
+        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, kept)
+        self._move(rows)
+
+
+@every_model
+@every_dtype
+@pytest.mark.parametrize("plain_state", [True, False], ids=["plain", "state"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
+def test_stepped_equals_full(name: str, dtype: torch.dtype, plain_state: bool, shared: bool) -> None:
+    if shared and not build(name).decoder.shares_encoder_output:
+        pytest.skip("the decoder wants a row of encoder output for each row")
+    decode = Decode(build(name, dtype), name, shared=shared, plain_state=plain_state)
+    for new_tokens in (1, 1, 1, 3, 1, 2, 4):
+        decode.step(new_tokens)
+
+
+@every_model
+@every_dtype
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
+def test_stepped_equals_full_after_any_order(name: str, dtype: torch.dtype, shared: bool) -> None:
+    if shared and not build(name).decoder.shares_encoder_output:
+        pytest.skip("the decoder wants a row of encoder output for each row")
+    decode = Decode(build(name, dtype), name, shared=shared, plain_state=True)
+    decode.step(1)
+    for size in (12, 12, 7, 1, 9, 3, 15):
+        rows = decode.tokens.size(0)
+        decode.reorder(torch.randint(rows, (size,), generator=decode.generator).tolist())
+        decode.step(1 + size % 2)
+
+
+@every_model
+@every_dtype
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
+def test_stepped_equals_full_after_the_narrower_verbs(name: str, dtype: torch.dtype, shared: bool) -> None:
+    if shared and not build(name).decoder.shares_encoder_output:
+        pytest.skip("the decoder wants a row of encoder output for each row")
+    decode = Decode(build(name, dtype), name, shared=shared, plain_state=False)
+    decode.step(1)
+    decode.reorder_beams([[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 1, 2]])
+    decode.step(1)
+    decode.reorder_beams([[1, 0, 0], [0, 2, 2], [2, 0, 1], [2, 2, 0]])
+    decode.step(2)
+    decode.select_sentences([0, 2, 3])
+    decode.step(1)
+    decode.reorder_beams([[2, 0, 1], [0, 0, 0], [1, 2, 1]])
+    decode.step(1)
+    decode.reorder([7, 0, 8, 1, 1, 4, 3, 7, 2])  # across sentences: keys are no longer shared
+    decode.step(1)
+    decode.reorder_beams([[1, 0, 0], [2, 2, 1], [0, 2, 1]])
+    decode.step(3)
+    decode.select_sentences([2, 1])
+    decode.step(1)
+    decode.select_sentences([1])
+    decode.step(1)
+
+
+@every_model
+def test_a_sentence_may_start_late(name: str) -> None:
+    """What stands before the start of a sentence is neither seen nor counted."""
+    model = build(name)
+    decoder = model.decoder
+    starts = [0, 2, 3, 1]
+    batch = inputs(name, LENGTHS, target_length=9, rows_per_sentence=BEAM)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    rows_out = expand(encoder_out, BEAM)
+    for chunks in ([1] * 9, [2, 3, 1, 3], [9]):
+        state = decoder.new_incremental_state(len(LENGTHS), BEAM)
+        state.starts = torch.tensor(starts)
+        upto, logits = 0, []
+        for chunk in chunks:
+            upto += chunk
+            used = encoder_out if decoder.shares_encoder_output else rows_out
+            logits.append(decoder(batch.prev_output_tokens[:, :upto], used, state).logits)
+        got = torch.cat(logits, dim=1)
+        for row in range(got.size(0)):
+            start = starts[row // BEAM]
+            tokens = batch.prev_output_tokens[row : row + 1, start:]
+            wanted = decoder(tokens, rows_out.index_select(torch.tensor([row]))).logits
+            assert_same(got[row : row + 1, start:], wanted)
+
+
+@every_model
+def test_select_sentences_takes_the_starts_along(name: str) -> None:
+    model = build(name)
+    decoder = model.decoder
+    batch = inputs(name, LENGTHS, target_length=6)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    state = decoder.new_incremental_state(len(LENGTHS))
+    state.starts = torch.tensor([0, 0, 2, 1])
+    decoder(batch.prev_output_tokens[:, :4], encoder_out, state)
+    keep = torch.tensor([2, 0])
+    decoder.select_sentences(state, keep)
+    encoder_out, tokens = encoder_out.index_select(keep), batch.prev_output_tokens[keep]
+    got = decoder(tokens, encoder_out, state).logits
+    wanted = decoder(tokens[:1, 2:], encoder_out.index_select(torch.tensor([0]))).logits
+    assert_same(got[:1], wanted[:, 2:])
+
+
+@every_model
+@every_dtype
+def test_alone_equals_batched(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype)
+    batch = inputs(name, LENGTHS, target_length=6)
+    together = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
+    for row, length in enumerate(LENGTHS):
+        alone = model(
+            batch.src_tokens[row : row + 1, :length],
+            batch.src_lengths[row : row + 1],
+            batch.prev_output_tokens[row : row + 1],
+        ).logits
+        assert_same(together[row : row + 1], alone)
+
+
+@every_model
+@every_dtype
+def test_the_side_of_padding_does_not_matter(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype)
+    batch = inputs(name, LENGTHS, target_length=6)
+    right, left = (
+        model(batch.sources(ZOO[name].pad, side), batch.src_lengths, batch.prev_output_tokens).logits
+        for side in (False, True)
+    )
+    assert_same(left, right)
+
+
+@every_model
+def test_every_token_matters(name: str) -> None:
+    """The tests above would pass for a model that reads nothing: this one would not."""
+    model = build(name)
+    batch = inputs(name, LENGTHS, target_length=5)
+    logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
+    for column in range(5):
+        changed = batch.prev_output_tokens.clone()
+        changed[:, column] = (changed[:, column] + 1) % ZOO[name].vocab
+        moved = (model(batch.src_tokens, batch.src_lengths, changed).logits - logits).abs().amax(-1) > 1e-9
+        assert not moved[:, :column].any(), "an earlier position sees a later token"
+        assert moved[:, column].all()
+        assert moved[:, -1].float().mean() > 0.5 or column < 2  # convolutions reach only so far
+    for row, length in enumerate(LENGTHS):
+        for column in range(length):
+            changed = batch.src_tokens.clone()
+            changed[row, column] = ZOO[name].first_word + (changed[row, column] + 1) % 7
+            if torch.equal(changed, batch.src_tokens):
+                continue
+            difference = (model(changed, batch.src_lengths, batch.prev_output_tokens).logits - logits).abs()
+            assert (difference[row].amax(-1) > 1e-9).all()
+            assert difference[torch.arange(len(LENGTHS)) != row].max() < 1e-10
+
+
+@every_model
+def test_attention_is_a_distribution_over_the_words(name: str) -> None:
+    model = build(name)
+    batch = inputs(name, LENGTHS, target_length=4)
+    asked = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens, need_attention=True)
+    unasked = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
+    assert_same(asked.logits, unasked.logits)
+    assert unasked.attention is None
+    if asked.attention is None:
+        pytest.skip("the model has no attention")
+    assert_same(asked.attention.sum(-1), torch.ones(4, 4, dtype=torch.float64))
+    padding = batch.src_tokens.eq(ZOO[name].pad).unsqueeze(1).expand_as(asked.attention)
+    assert asked.attention[padding].abs().max() == 0
+    assert asked.attention[~padding].min() > 0
+
+
+@every_model
+def test_attention_stepped_with_shared_encoder_output(name: str) -> None:
+    model = build(name)
+    if not model.decoder.shares_encoder_output:
+        pytest.skip("the decoder wants a row of encoder output for each row")
+    batch = inputs(name, LENGTHS, target_length=4, rows_per_sentence=BEAM)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    wanted = model.decoder(batch.prev_output_tokens, expand(encoder_out, BEAM), need_attention=True).attention
+    state: Any = {}
+    first = model.decoder(batch.prev_output_tokens[:, :3], encoder_out, state, need_attention=True).attention
+    last = model.decoder(batch.prev_output_tokens, encoder_out, state, need_attention=True).attention
+    assert_same(torch.cat([first, last], dim=1), wanted)
+
+
+@every_model
+def test_copies_share_no_slots(name: str) -> None:
+    model = build(name)
+    batch = inputs(name, LENGTHS, target_length=3)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    state: Any = {}
+    model.decoder(batch.prev_output_tokens[:, :2], encoder_out, state)
+    keys = set(state)
+    wanted = model.decoder(batch.prev_output_tokens, encoder_out).logits
+    copies = [copy.deepcopy(model)]
+    if "Parametrized" not in repr([type(module) for module in model.modules()]):  # PyTorch refuses to pickle those
+        copies.append(pickle.loads(pickle.dumps(model)))
+    for other in copies:
+        # The copy does not go on from what the original has seen, nor writes over it.
+        assert_same(other.decoder(batch.prev_output_tokens, encoder_out, state).logits, wanted)
+        assert len(state) == 2 * len(keys)
+        for key in set(state) - keys:
+            del state[key]
+    assert_same(model.decoder(batch.prev_output_tokens, encoder_out, state).logits, wanted[:, 2:])
+
+
+@every_model
+def test_states_do_not_mix(name: str) -> None:
+    """Two decodes with one model, step by step in turn."""
+    model = build(name)
+    a, b = (inputs(name, LENGTHS, target_length=4, seed=seed) for seed in (1, 2))
+    outs = [model.encoder(batch.src_tokens, batch.src_lengths) for batch in (a, b)]
+    states: list[Any] = [{}, {}]
+    for upto in range(1, 5):
+        for batch, out, state in zip((a, b), outs, states, strict=True):
+            got = model.decoder(batch.prev_output_tokens[:, :upto], out, state).logits
+            wanted = model.decoder(batch.prev_output_tokens[:, :upto], out).logits
+            assert_same(got, wanted[:, -1:])
+
+
+def train_step(model: EncoderDecoderModel, name: str) -> dict[str, float]:
+    """One step of training on random pairs; the largest gradient of each parameter."""
+    batch = inputs(name, [6, 4, 7], target_length=6, seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()
+    with torch.enable_grad():
+        logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.prev_output_tokens[:, 1:].flatten())
+        loss.backward()
+    assert loss.isfinite()
+    gradients = {
+        key: 0.0 if parameter.grad is None else parameter.grad.abs().max().item()
+        for key, parameter in model.named_parameters()
+    }
+    optimizer.step()
+    model.eval()
+    return gradients
+
+
+def stepped_logits(model: EncoderDecoderModel, name: str) -> Tensor:
+    """Logits of a decode in evaluation mode, step by step, with whatever the model may have cached."""
+    batch = inputs(name, LENGTHS, target_length=5)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    state: Any = {}
+    steps = [model.decoder(batch.prev_output_tokens[:, : t + 1], encoder_out, state).logits for t in range(5)]
+    return torch.cat(steps, dim=1)
+
+
+def assert_fresh(model: EncoderDecoderModel, name: str, before: Tensor) -> None:
+    """What a decode gives is not what it gave before, but what a model without any cache gives."""
+    got = stepped_logits(model, name)
+    with torch.enable_grad():  # nothing is cached where gradients are recorded
+        wanted = stepped_logits(copy.deepcopy(model), name).detach()
+    assert_same(got, wanted.to(got.dtype))
+    assert (got.to(before.dtype) - before).abs().max() > 1e-6
+
+
+@every_model
+def test_no_stale_weight_after_training(name: str) -> None:
+    model = build(name)
+    for _ in range(2):
+        before = stepped_logits(model, name)
+        gradients = train_step(model, name)
+        assert_fresh(model, name, before)
+    dropped_layers = "layerdrop" in repr(ZOO[name]) or "prenorm" in name
+    assert dropped_layers or min(gradients.values()) > 0, "a parameter that is not trained"
+
+
+@every_model
+def test_no_stale_weight_after_a_step_in_evaluation_mode(name: str) -> None:
+    """An optimizer may step without ``train()`` ever being called."""
+    model = build(name)
+    before = stepped_logits(model, name)
+    batch = inputs(name, LENGTHS, target_length=5)
+    with torch.enable_grad():
+        model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits.logsumexp(-1).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert_fresh(model, name, before)
+
+
+@every_model
+@pytest.mark.parametrize("assign", [False, True])
+def test_no_stale_weight_after_loading(name: str, assign: bool) -> None:
+    model = build(name)
+    before = stepped_logits(model, name)
+    other = build(name, seed=7).state_dict()
+    model.load_state_dict(other, assign=assign)
+    assert_fresh(model, name, before)
+
+
+@every_model
+def test_no_stale_weight_after_moving(name: str) -> None:
+    model = build(name, torch.float32)
+    before = stepped_logits(model, name)
+    assert before.dtype == torch.float32
+    model.to(torch.float64)
+    got = stepped_logits(model, name)
+    assert got.dtype == torch.float64
+    assert (got - before).abs().max() < 1e-4
+    with torch.enable_grad():
+        wanted = stepped_logits(copy.deepcopy(model), name).detach()
+    assert_same(got, wanted)
+
+
+@every_model
+def test_no_stale_weight_after_a_change_in_place(name: str) -> None:
+    model = build(name)
+    before = stepped_logits(model, name)
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    assert_fresh(model, name, before)
+    before = stepped_logits(model, name)
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.25
+    assert_fresh(model, name, before)
+
+
+@every_model
+def test_inference_mode(name: str) -> None:
+    """Weights computed in inference mode serve later decodes too, and training goes on."""
+    model = build(name)
+    wanted = stepped_logits(model, name)
+    model.train().eval()
+    with torch.inference_mode():
+        got = stepped_logits(model, name).clone()
+    assert_same(got, wanted)
+    assert_same(stepped_logits(model, name), wanted)
+    train_step(model, name)
+
+
+@every_model
+def test_too_long(name: str) -> None:
+    model = build(name)
+    longest_source, longest_target = model.max_positions()
+    if max(longest_source, longest_target) > 4096:
+        pytest.skip("the model has no such limit")
+    batch = inputs(name, [longest_source, 3], target_length=2)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)  # the longest is not too long
+    short = encoder_out.index_select(torch.tensor([1]))
+    targets = inputs(name, [3], target_length=longest_target + 1).prev_output_tokens
+    state: Any = {}
+    model.decoder(targets[:, :longest_target], short, state)
+    with pytest.raises(ValueError, match=rf"{longest_target + 1} tokens.* {longest_target} positions"):
+        model.decoder(targets, short, state)
+    for lengths in ([longest_source + 1], [longest_source + 1, 3]):
+        batch = inputs(name, lengths, target_length=2)
+        with pytest.raises(ValueError, match=rf"{longest_source + 1} tokens.* {longest_source} positions"):
+            model.encoder(batch.src_tokens, batch.src_lengths)
