@@ -227,13 +227,12 @@ class TrainingRun:
             epochs: epochs completed.
         """
         cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
-        self.meter.tick()
         lr = self.trainer.scheduler.lr_at(self.trainer.update, epochs + 1)
         warming_up = self.trainer.update < self.cfg.lr_scheduler.warmup_updates
         reasons = {
             f"max_update={cfg.max_update} reached": 0 < cfg.max_update <= self.trainer.update,
             f"max_epoch={cfg.max_epoch} reached": 0 < cfg.max_epoch <= epochs,
-            f"stop_time_hours={cfg.stop_time_hours:g} reached": 0 < cfg.stop_time_hours * 3600 <= self.meter.seconds,
+            f"stop_time_hours={cfg.stop_time_hours:g} reached": self._time_is_up(),
             f"stop_min_lr={cfg.stop_min_lr:g} reached": lr <= cfg.stop_min_lr and not warming_up,
             f"no better score in patience={patience} validations": 0 < patience <= self.stale,
         }
@@ -241,6 +240,11 @@ class TrainingRun:
         if not cfg.stop_time_hours:
             return mine
         return next((reason for reason in self.peers.gather(mine) if reason), "")  # the processes' clocks differ
+
+    def _time_is_up(self) -> bool:
+        self.meter.tick()
+        hours = self.cfg.optimization.stop_time_hours
+        return self.trainer.update > 0 and 0 < hours * 3600 <= self.meter.seconds
 
     # -- validating and saving ------------------------------------------------------------------------------------
 

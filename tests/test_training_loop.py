@@ -1,0 +1,363 @@
+"""Training runs: accumulation, stopping, validation, and going on exactly where a run was interrupted."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.training import training_loop
+from seqgen.training.checkpoints import read_weights, resolve
+from seqgen.training.distributed import Peers
+from seqgen.training.signals import StopSignals
+from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
+from seqgen.training.training_loop import TrainingRun
+from tests.training_runs import Lab, assert_identical, everything, lab, records
+
+__all__ = ["lab"]
+
+
+def names(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
+def training_run(lab: Lab, name: str, *overrides: str) -> TrainingRun:
+    cfg = lab.config(*overrides)
+    folder = lab.root / name
+    folder.mkdir(exist_ok=True)
+    return TrainingRun(cfg, lab.task(cfg, folder), folder, torch.device("cpu"), Peers(), StopSignals())
+
+
+# -- one update -----------------------------------------------------------------------------------------------------
+
+
+def test_accumulated_batches_are_one_large_batch(lab: Lab) -> None:
+    """The gradient is that of the mean over all tokens, however they are spread over batches."""
+    parts = []
+    for batches in (1, 3):
+        run = training_run(lab, "accumulate", "model.dropout=0.0", "optimizer=sgd", "optimization.clip_norm=0")
+        run.trainer.model.double()
+        examples = [run.iterator.dataset.example(i, epoch=1, seed=1) for i in range(9)]
+        chunks = [examples[start : start + 9 // batches] for start in range(0, 9, 9 // batches)]
+        result = run.trainer.train_update([run.iterator.collate(chunk) for chunk in chunks], epoch=9)
+        assert result.sums["sample_size"] == sum(len(example.target) for example in examples)
+        parts.append((result.gnorm, result.sums["loss"], [param.grad.clone() for param in run.trainer.params]))
+    assert parts[0][0] == pytest.approx(parts[1][0], rel=1e-6)
+    assert parts[0][1] == pytest.approx(parts[1][1], rel=1e-6)
+    for one, other in zip(parts[0][2], parts[1][2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01, 100.0])
+def test_clipping(lab: Lab, clip: float) -> None:
+    run = training_run(lab, "clip", f"optimization.clip_norm={clip}")
+    result = run.trainer.train_update([next(iter(run.iterator))], epoch=1)
+    norm = math.sqrt(sum(param.grad.square().sum().item() for param in run.trainer.params))
+    assert norm == pytest.approx(min(result.gnorm, clip) if clip else result.gnorm, rel=1e-3)
+
+
+def test_the_average_follows_the_weights(lab: Lab) -> None:
+    run = training_run(lab, "ema", "optimization.ema_decay=0.25", "lr_scheduler=fixed")
+    name, param = next(iter(run.trainer.model.named_parameters()))
+    wanted = param.detach().clone()
+    for update in range(1, 6):
+        run.trainer.train_update([next(iter(run.iterator))], epoch=1)
+        decay = min(0.25, update / (update + 9))
+        wanted = decay * wanted + (1 - decay) * param.detach()
+    torch.testing.assert_close(run.trainer.weights()[name], wanted)
+    assert not torch.equal(param, wanted)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision(lab: Lab, precision: str) -> None:
+    run = lab.train(precision, f"common.{precision}=true", "optimization.max_update=8", "optimization.lr=[1e-2]")
+    losses = [row["loss"] for row in records(run)]
+    assert losses[-1] < losses[0]
+    assert all(w.dtype == torch.float32 for w in read_weights(resolve(run)).values())
+
+
+def test_both_low_precisions(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
+        training_run(lab, "both", "common.bf16=true", "common.fp16=true")
+
+
+# -- losses that are not finite ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nan_at(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Updates (from 1) whose loss is NaN."""
+    updates: set[int] = set()
+    original = Trainer._backward
+
+    def poisoned(self: Trainer, batch: Any, place: int) -> Any:
+        out = original(self, batch, place)
+        if self.update + 1 in updates:
+            out.loss = out.loss * math.nan
+        return out
+
+    monkeypatch.setattr(Trainer, "_backward", poisoned)
+    return updates
+
+
+def test_a_loss_that_is_not_finite_stops(lab: Lab, nan_at: set[int]) -> None:
+    nan_at.add(5)
+    with pytest.raises(NonFiniteError, match=r"update 5: the loss is nan on a batch with the sentences \d+, \d+.*skip"):
+        lab.train("nan", "optimization.max_update=8")
+
+
+def test_a_loss_that_is_not_finite_can_be_skipped(lab: Lab, nan_at: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = training_run(lab, "skip", "optimization.nonfinite_loss=skip")
+    batches = iter(run.iterator)
+    run.trainer.train_update([next(batches)], epoch=1)
+    before = run.trainer.state_dict(), {k: v.clone() for k, v in run.trainer.weights().items()}
+    nan_at.add(2)
+    result = run.trainer.train_update([next(batches)], epoch=1)
+    assert result.skipped
+    assert run.trainer.update == 1
+    assert_identical(run.trainer.weights(), before[1])
+    nan_at.clear()
+    assert not run.trainer.train_update([next(batches)], epoch=1).skipped
+    nan_at.add(3)
+    monkeypatch.setattr("seqgen.training.trainer.SKIPS", 4)
+    batch = next(iter(run.iterator))
+    for _ in range(3):
+        assert run.trainer.train_update([batch], epoch=1).skipped
+    with pytest.raises(NonFiniteError, match="4 times in a row"):
+        run.trainer.train_update([batch], epoch=1)
+
+
+# -- the loop -----------------------------------------------------------------------------------------------------
+
+
+def test_it_learns(lab: Lab) -> None:
+    run = lab.train("learn", "optimization.max_epoch=8", "optimization.lr=[2e-2]")
+    losses = [row["loss"] for row in records(run, "valid")]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["optimization.max_update=3"], "max_update=3 reached"),
+        (["optimization.max_epoch=1"], "max_epoch=1 reached"),
+        (["optimization.stop_time_hours=1e-9"], "stop_time_hours=1e-09 reached"),
+        (["optimization.stop_min_lr=0.0029"], "stop_min_lr=0.0029 reached"),
+        (["checkpoint.patience=2", "optimization.lr=[0.0]"], "no better score in patience=2 validations"),
+    ],
+)
+def test_reasons_to_stop(lab: Lab, overrides: list[str], reason: str, request: pytest.FixtureRequest) -> None:
+    run = lab.train(f"stop-{reason[:8]}", *overrides)
+    stop = records(run, "stop")[-1]
+    assert stop["reason"] == reason
+    assert {"best", "last"} <= names(run)
+    update = stop["update"]
+    lab.train(f"stop-{reason[:8]}", *overrides)  # again: it knows that it has ended
+    assert records(run, "stop")[-1]["update"] == update
+
+
+def test_what_is_saved_when(lab: Lab) -> None:
+    run = lab.train(
+        "saves",
+        "optimization.max_update=14",
+        "checkpoint.save_interval_updates=4",
+        "checkpoint.keep_interval_updates=2",
+        "checkpoint.keep_last_epochs=1",
+        "dataset.validate_interval=0",
+    )
+    epochs = {path for path in names(run) if path.startswith("epoch")}
+    assert names(run) == {"last", "update_8", "update_12"} | epochs
+    assert len(epochs) == 1
+    assert everything(run)["state"]["update"] == 14
+    assert not records(run, "valid")
+
+
+def test_best_is_by_any_metric(lab: Lab) -> None:
+    run = lab.train(
+        "best",
+        "optimization.max_epoch=5",
+        "optimization.lr=[2e-2]",
+        "checkpoint.best_checkpoint_metric=chrF",
+        "dataset.validate_decode=20",
+        "checkpoint.keep_last_epochs=-1",
+    )
+    valid = records(run, "valid")
+    assert {"loss", "nll_loss", "ppl", "accuracy", "bleu", "chrf", "exact_match"} <= valid[0].keys()
+    assert all(row["ppl"] == pytest.approx(math.exp(row["nll_loss"])) for row in valid)
+    best = max(valid, key=lambda row: row["chrf"])
+    assert everything(run, "best")["state"]["update"] == best["update"]
+    assert -everything(run, "best")["state"]["best"] == best["chrf"]
+
+
+def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match=r"say with dataset\.validate_decode"):
+        lab.train("metric", "checkpoint.best_checkpoint_metric=bleu")
+    with pytest.raises(ConfigError, match="not among the validation scores: loss, nll_loss, ppl, accuracy"):
+        lab.train("metric", "checkpoint.best_checkpoint_metric=speed", "optimization.max_update=1")
+
+
+def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = lab.train("source", "optimization.max_update=3")
+    run = lab.train(
+        "finetuned", f"checkpoint.finetune_from={source}", "optimization.max_update=1", "lr_scheduler.warmup_updates=9"
+    )
+    # the first update of a warm-up has a learning rate of zero, so the weights are still those of the source
+    assert_identical(read_weights(resolve(run)), read_weights(resolve(source)))
+    assert everything(run)["state"]["update"] == 1
+    with pytest.raises(CheckpointError, match=r"finetune_from: .*no such file"):
+        lab.train("finetuned2", "checkpoint.finetune_from=nowhere")
+    monkeypatch.setattr(lab, "shared", lab.root / "other_vocabulary")
+    with pytest.raises(CheckpointError, match=r"finetune_from: .*vocabulary does not fit"):
+        lab.train("finetuned3", f"checkpoint.finetune_from={source}", "task.vocab_size=50")
+
+
+def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    overrides = ["common.tensorboard=true", "dataset.validate_decode=5"]
+    run = lab.train("board", "optimization.max_update=4", *overrides)
+    lab.train("board", "optimization.max_update=8", *overrides)
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "train/ppl", "train/gnorm", "train/lr", "train/tokens_per_second"} <= {
+        *events.Tags()["scalars"]
+    }
+    assert {"valid/loss", "valid/bleu"} <= {*events.Tags()["scalars"]}
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
+    assert "valid/samples/text_summary" in events.Tags()["tensors"]
+
+
+# -- resuming -------------------------------------------------------------------------------------------------------
+
+FULL = [
+    "optimization.max_update=11",
+    "optimization.ema_decay=0.9",
+    "optimization.update_freq=[1,2]",
+    "optimization.lr=[1e-2]",
+    "lr_scheduler=reduce_lr_on_plateau",
+    "lr_scheduler.lr_threshold=0.5",
+    "checkpoint.patience=50",
+    "dataset.validate_interval_updates=3",
+    "checkpoint.save_interval_updates=2",
+    "checkpoint.keep_interval_updates=-1",
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(lab: Lab) -> Path:
+    return lab.train("uninterrupted", *FULL)
+
+
+@pytest.mark.parametrize("update", range(1, 11))
+def test_resuming_after_any_update_is_exact(
+    lab: Lab, uninterrupted: Path, update: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM after any update, also in the middle of an epoch: nothing in the end is different."""
+    original = Trainer.train_update
+
+    def interrupt(self: Trainer, *args: Any) -> UpdateResult:
+        result = original(self, *args)
+        if self.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_update", interrupt)
+        run = lab.train(f"interrupted-{update}", *FULL)
+    assert lab.exit_code == 143
+    assert everything(run)["state"]["update"] == update
+    lab.train(f"interrupted-{update}", *FULL)
+    assert lab.exit_code == 0
+    assert names(run) == names(uninterrupted)
+    for name in names(run):
+        assert_identical(everything(run, name), everything(uninterrupted, name))
+    for event in ("train", "valid"):
+        assert records(run, event) == records(uninterrupted, event)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("moment", ["train_update", "validate", "save"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_resuming_after_a_kill_is_exact(
+    lab: Lab, uninterrupted: Path, moment: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = {"train_update": Trainer, "validate": training_loop.Validator, "save": training_loop.Checkpoints}[moment]
+    calls = []
+
+    def kill(*_: Any) -> Any:
+        calls.append(1)
+        if len(calls) > count:
+            raise Killed
+        return original(*_)
+
+    original = getattr(owner, moment)
+    name = f"killed-{moment}-{count}"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, moment, kill)
+        with pytest.raises(Killed):
+            lab.train(name, *FULL)
+    run = lab.train(name, *FULL)
+    assert names(run) == names(uninterrupted)
+    for checkpoint in names(run):
+        assert_identical(everything(run, checkpoint), everything(uninterrupted, checkpoint))
+    for event in ("train", "valid"):
+        assert records(run, event) == records(uninterrupted, event)
+
+
+def test_a_signal_during_validation_saves_and_catches_up(
+    lab: Lab, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = training_loop.Validator.validate
+
+    def interrupted(self: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_loop.Validator, "validate", interrupted)
+        run = lab.train("validating", *FULL)
+    assert lab.exit_code == 130
+    assert everything(run)["state"]["update"] == 3
+    assert not records(run, "valid")
+    lab.train("validating", *FULL)
+    assert_identical(everything(run), everything(uninterrupted))
+    assert records(run, "valid") == records(uninterrupted, "valid")
+
+
+def test_a_longer_run_continues_a_shorter_one(lab: Lab, uninterrupted: Path) -> None:
+    shorter = [f for f in FULL if "max_update" not in f and "plateau" not in f and "threshold" not in f]
+    run = lab.train("longer", *shorter, "optimization.max_update=5")
+    lab.train("longer", *shorter, "optimization.max_update=11")
+    once = lab.train("at-once", *shorter, "optimization.max_update=11")
+    assert_identical(everything(run)["weights"], everything(once)["weights"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "nag", "sgd", "adafactor"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_every_optimizer_resumes_exactly(lab: Lab, optimizer: str, precision: str) -> None:
+    options = [f"optimizer={optimizer}", "dataset.validate_interval=0", *(["common.fp16=true"] * (precision == "fp16"))]
+    if optimizer == "adafactor":
+        options.append("optimizer.beta1=0.9")
+    once = lab.train(f"{optimizer}-{precision}-once", *options, "optimization.max_update=6")
+    twice = lab.train(f"{optimizer}-{precision}-twice", *options, "optimization.max_update=3")
+    lab.train(f"{optimizer}-{precision}-twice", *options, "optimization.max_update=6")
+    assert_identical(everything(twice)["weights"], everything(once)["weights"])
+    assert_identical(everything(twice)["state"]["optimizer"], everything(once)["state"]["optimizer"])
+
+
+def test_a_damaged_checkpoint_is_not_resumed(lab: Lab) -> None:
+    run = lab.train("damaged", "optimization.max_update=2")
+    path = run / "checkpoints" / "last" / "training_state.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="damaged or truncated"):
+        lab.train("damaged", "optimization.max_update=4")

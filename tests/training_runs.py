@@ -1,0 +1,128 @@
+"""Small training runs for tests: the built-in example with a model that is trained in a moment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declare the built-in components
+from seqgen.compose import compose
+from seqgen.config import TrainConfig
+from seqgen.registry import TASKS
+from seqgen.task import Task
+from seqgen.training.checkpoints import read_training_state, read_weights
+from seqgen.training.training_loop import train
+
+TINY = [
+    "task.train_size=120",
+    "task.vocab_size=60",
+    "model=transformer_tiny",
+    *(
+        f"model.{side}_{key}"
+        for side in ("encoder", "decoder")
+        for key in ("embed_dim=16", "layers=1", "ffn_embed_dim=16")
+    ),
+    *(f"model.{side}_attention_heads=2" for side in ("encoder", "decoder")),
+    "dataset.max_tokens=400",
+    "dataset.num_workers=0",
+    "lr_scheduler.warmup_updates=4",
+    "common.log_interval=2",
+    "common.log_format=none",
+    "common.tensorboard=false",
+]
+
+
+class Lab:
+    """Runs of one data set; the text is encoded once.
+
+    Args:
+        root: folder for the runs.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.shared = root / "shared"
+
+    def config(self, *overrides: str) -> TrainConfig:
+        """The tiny configuration with some values changed."""
+        return compose(TrainConfig, [*TINY, f"task.cache_dir={self.root / 'cache'}", *overrides])
+
+    def task(self, cfg: TrainConfig, folder: Path) -> Task:
+        """Set up the task in a run folder."""
+        if not (folder / "tokenizer").exists() and (self.shared / "tokenizer").exists():
+            shutil.copytree(self.shared / "tokenizer", folder / "tokenizer")
+        task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)
+        if not self.shared.exists():
+            shutil.copytree(folder / "tokenizer", self.shared / "tokenizer")
+        return task
+
+    def train(self, name: str, *overrides: str) -> Path:
+        """Train a run, or go on with it; return its folder."""
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        cfg = self.config(*overrides)
+        self.exit_code = train(cfg, self.task(cfg, folder), folder)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A place for runs, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Lab(tmp_path_factory.mktemp("runs"))
+    torch.set_num_threads(threads)
+
+
+def records(run: Path, event: str = "train") -> list[dict[str, Any]]:
+    """The log's records of a kind, without what depends on the clock."""
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    clock = ("time", "tokens_per_second", "seconds")
+    return [{k: v for k, v in row.items() if k not in clock} for row in rows if row["event"] == event]
+
+
+def everything(run: Path, name: str = "last") -> dict[str, Any]:
+    """All that a checkpoint holds, except what depends on the clock."""
+    checkpoint = run / "checkpoints" / name
+    state = read_training_state(checkpoint)
+    for key in ("busy", "seconds"):
+        del state["meter"][key]
+    return {"weights": read_weights(checkpoint), "state": state}
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested values by path."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return {prefix: value}
+    return {path: leaf for key, item in items for path, leaf in flat(item, f"{prefix}/{key}").items()}
+
+
+def assert_identical(got: Any, wanted: Any) -> None:
+    """Check that two states are the same to the last bit, naming what is not."""
+    one, other = flat(got), flat(wanted)
+    assert one.keys() == other.keys()
+    different = [
+        key
+        for key in one
+        if not (torch.equal(one[key], other[key]) if isinstance(one[key], Tensor) else one[key] == other[key])
+    ]
+    assert not different, different
+
+
+if __name__ == "__main__":  # a run in a process of its own: ROOT NAME OVERRIDES...
+    torch.set_num_threads(1)
+    laboratory = Lab(Path(sys.argv[1]))
+    laboratory.train(*sys.argv[2:])
+    sys.exit(laboratory.exit_code)
