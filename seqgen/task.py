@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
     from seqgen.data.pair_dataset import PairDataset
     from seqgen.data.tokenizer import Tokenizer
+    from seqgen.generation.search import Phrases
     from seqgen.generation.sequence_generator import SequenceGenerator
     from seqgen.model import EncoderDecoderModel
 
@@ -66,6 +67,10 @@ class Task:
         if split not in self.datasets:
             self.datasets[split] = self.load_dataset(split)
         return self.datasets[split]
+
+    def splits(self) -> list[str]:
+        """The splits that there are data for."""
+        return ["train", "valid", "test"]
 
     def source_lines(self, split: str) -> Iterator[str]:
         """The raw source text of a split, line by line."""
@@ -168,6 +173,7 @@ class Task:
         models: Sequence[EncoderDecoderModel],
         sample: Batch,
         prefix_tokens: Tensor | None = None,
+        constraints: Sequence[Phrases] | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode a batch.
 
@@ -176,11 +182,12 @@ class Task:
             models: the models that it was built with.
             sample: the batch; only its source is read.
             prefix_tokens: ``(sentences, P)`` int64 target tokens that each output begins with, padded on the right.
+            constraints: for each sentence the phrases (target token ids) that its outputs must contain.
 
         Returns:
             The hypotheses of each sentence, best first.
         """
-        return generator.generate(sample, prefix_tokens=prefix_tokens)
+        return generator.generate(sample, prefix_tokens=prefix_tokens, constraints=constraints)
 
     def metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Score decoded text.
