@@ -134,6 +134,15 @@ class GenerationConfig:
     temperature: float = option(1.0, "logits are divided by this", minimum=1e-6)
     no_repeat_ngram_size: int = option(0, "n-grams of this size occur at most once; 0 for any", minimum=0)
     suppress: list[str] = option([], "symbols of the target vocabulary that are never written")
+    search: str = option("", "search strategy by name, yours too; empty for what the next keys ask, or beam search")
+    diverse_beam_groups: int = option(-1, "groups of beams that avoid each other's tokens; -1 for none", minimum=-1)
+    diverse_beam_strength: float = option(0.5, "what a token loses for each use by an earlier group", minimum=0)
+    diversity_rate: float = option(-1.0, "what the i-th best child of a beam loses, times i; -1 for nothing")
+    constraints: str = option(
+        "",
+        "phrases after tabs in an input line must occur, in this order or in any",
+        choices=("", "ordered", "unordered"),
+    )
     ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
     max_tokens: int = option(4096, "most source tokens in a batch, padding included", minimum=1)

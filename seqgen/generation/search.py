@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.registry import register_search
+from seqgen.errors import ConfigError
+from seqgen.registry import SEARCHES, register_search
+
+if TYPE_CHECKING:
+    from seqgen.config import GenerationConfig
+
+Phrases: TypeAlias = Sequence[Sequence[int]]
+"""Token ids of phrases that one sentence's output must contain."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,67 @@ class Candidates:
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
 
 
+@dataclass(frozen=True)
+class SearchBatch:
+    """What a strategy is told when the decoding of a batch begins.
+
+    Attributes:
+        num_sentences: sentences in the batch.
+        beam_size: hypotheses kept of each.
+        eos: id of end-of-sentence.
+        device: where the scores will be.
+        constraints: for each sentence the phrases that its output must contain; ``None`` where nobody asked.
+    """
+
+    num_sentences: int
+    beam_size: int
+    eos: int
+    device: torch.device
+    constraints: Sequence[Phrases] | None = None
+
+
 class Search:
-    """A strategy; a subclass implements ``step``."""
+    """A strategy; a subclass implements ``step``.
+
+    One that remembers something between two steps overrides ``begin`` to return an object of its own for each batch,
+    so that any number of decodes may run with one strategy at once, and ``select_sentences`` and ``advance`` to follow
+    what the generator does with the batch.
+    """
+
+    @classmethod
+    def build(cls, cfg: Any) -> Self:
+        """Make the strategy from an instance of the configuration class that it is registered with.
+
+        Args:
+            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
+        """
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
+
+    def begin(self, batch: SearchBatch) -> Search:
+        """Make ready for a batch.
+
+        Args:
+            batch: what is known of it.
+
+        Returns:
+            The strategy for this batch; itself where it remembers nothing.
+
+        Raises:
+            ConfigError: the batch has constraints, and the strategy does not know what to do with them.
+        """
+        if batch.constraints is not None:
+            raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
+        return self
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+
+    def advance(self, going_on: Candidates) -> None:
+        """Note which candidates become the beams of the next step.
+
+        Args:
+            going_on: ``beam`` candidates of each sentence.
+        """
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Choose the candidates of each sentence.
@@ -49,7 +117,8 @@ class Search:
             scores: ``(sentences, beam)`` sum of log-probabilities so far; ``-inf`` for a beam that is dead.
 
         Returns:
-            ``2 * beam`` candidates of each sentence.
+            ``2 * beam`` candidates of each sentence, in the order in which they are preferred: those among the first
+            ``beam`` that are end-of-sentence finish a hypothesis, and the first ``beam`` others go on.
         """
         raise NotImplementedError
 
@@ -67,6 +136,40 @@ class BeamSearch(Search):
         totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
         top_scores, entries = totals.topk(min(2 * beam, totals.size(1)), dim=1)
         return pad_candidates(Candidates(top_scores, entries % vocab, entries // vocab), 2 * beam)
+
+
+def search_from_config(cfg: GenerationConfig) -> Search:
+    """Make the strategy that the ``generation`` group of a configuration asks for.
+
+    Args:
+        cfg: the configuration.
+
+    Raises:
+        ConfigError: it asks for several at once, or for one that is not registered.
+    """
+    asked = {
+        "search": cfg.search,
+        "diverse_beam_groups": "diverse_beam" if cfg.diverse_beam_groups > 0 else "",
+        "diversity_rate": "diverse_siblings" if cfg.diversity_rate > 0 else "",
+        "constraints": "constrained" if cfg.constraints else "",
+    }
+    keys = [key for key, name in asked.items() if name]
+    if len(keys) > 1:
+        raise ConfigError(f"generation.{keys[0]} and generation.{keys[1]} are two search strategies; choose one")
+    if cfg.diverse_beam_strength != 0.5 and cfg.diverse_beam_groups < 1:
+        raise ConfigError(
+            f"generation.diverse_beam_strength={cfg.diverse_beam_strength} has no effect without "
+            "generation.diverse_beam_groups; give both or neither"
+        )
+    values: dict[str, dict[str, Any]] = {
+        "diverse_beam_groups": {"groups": cfg.diverse_beam_groups, "strength": cfg.diverse_beam_strength},
+        "diversity_rate": {"rate": cfg.diversity_rate},
+        "constraints": {"ordered": cfg.constraints == "ordered"},
+    }
+    key = keys[0] if keys else "search"
+    entry = SEARCHES.entry(asked[key] or "beam")
+    search: Search = entry.component.build(entry.config(**values.get(key, {})))  # type: ignore[attr-defined]
+    return search
 
 
 def pad_candidates(candidates: Candidates, size: int) -> Candidates:

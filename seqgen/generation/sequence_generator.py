@@ -23,7 +23,7 @@ from seqgen.generation.logits_processors import (
     UnknownPenalty,
     apply_all,
 )
-from seqgen.generation.search import BeamSearch, Candidates, Search
+from seqgen.generation.search import BeamSearch, Candidates, Phrases, Search, SearchBatch, search_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
@@ -147,6 +147,7 @@ class SequenceGenerator:
             temperature=cfg.temperature,
             match_source_len=cfg.match_source_len,
             no_repeat_ngram_size=cfg.no_repeat_ngram_size,
+            search_strategy=search_from_config(cfg),
             tokens_to_suppress=cfg.suppress,
             ensemble_average=cfg.ensemble_average,
             ensemble_weights=cfg.ensemble_weights,
@@ -155,28 +156,31 @@ class SequenceGenerator:
 
     @torch.inference_mode()
     def generate(
-        self, sample: Batch, prefix_tokens: Tensor | None = None, constraints: Tensor | None = None
+        self,
+        sample: Batch,
+        prefix_tokens: Tensor | None = None,
+        constraints: Sequence[Phrases] | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode a batch.
 
         Args:
             sample: the batch; only its sources are read.
             prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right.
-            constraints: phrases that must occur; the search strategy must know what to do with them.
+            constraints: for each sentence the phrases (token ids) that its outputs must contain; for a search strategy
+                that knows what to do with them.
 
         Returns:
             The hypotheses of each sentence in the order of the batch, best first. There are ``beam_size`` of them,
-            fewer only where fewer continuations are possible at all.
+            fewer only where fewer continuations are possible at all, or where beams lack a phrase when they must end.
 
         Raises:
+            ConfigError: the search strategy does not suit the beam size, or does not take constraints.
             DecodingError: a model gave NaN.
         """
-        if constraints is not None:
-            raise ConfigError(f"{type(self.search).__name__} does not take constraints")
         if sample.num_sentences == 0:
             return []
         with self.ensemble.evaluating():
-            return Decoding(self, sample, prefix_tokens).run()
+            return Decoding(self, sample, prefix_tokens, constraints).run()
 
     def max_lengths(self, src_lengths: Tensor) -> Tensor:
         """The step at which each sentence's end is forced.
@@ -201,9 +205,16 @@ class Decoding:
         generator: says how.
         sample: the batch.
         prefix_tokens: ``(sentences, P)`` int64 or ``None``.
+        constraints: phrases for each sentence, or ``None``.
     """
 
-    def __init__(self, generator: SequenceGenerator, sample: Batch, prefix_tokens: Tensor | None):
+    def __init__(
+        self,
+        generator: SequenceGenerator,
+        sample: Batch,
+        prefix_tokens: Tensor | None,
+        constraints: Sequence[Phrases] | None,
+    ):
         self.generator = generator
         self.beam = generator.beam_size
         ensemble = generator.ensemble
@@ -215,6 +226,7 @@ class Decoding:
         ]
         device = sources[0].src_tokens.device
         count = sample.num_sentences
+        self.search = generator.search.begin(SearchBatch(count, self.beam, generator.eos, device, constraints))
         self.sentences = torch.arange(count, device=device)
         self.prefix_tokens = prefix_tokens
         self.max_lengths = generator.max_lengths(sources[0].src_lengths)
@@ -277,7 +289,7 @@ class Decoding:
 
     def choose(self, lprobs: Tensor, step: int) -> Candidates:
         """Let the search strategy choose candidates from ``(live * beam, V)`` scores."""
-        candidates = self.generator.search.step(step, lprobs.unflatten(0, (-1, self.beam)), self.scores)
+        candidates = self.search.step(step, lprobs.unflatten(0, (-1, self.beam)), self.scores)
         if bool(candidates.scores.isnan().any()):
             sentence = int(self.sentences[candidates.scores.isnan().any(1)][0])
             raise DecodingError(
@@ -343,6 +355,7 @@ class Decoding:
         self.positional_scores = self.positional_scores[keep]
         if self.attention is not None:
             self.attention = self.attention[keep]
+        self.search.select_sentences(keep)
         for member in self.members:
             member.select_sentences(keep)
         return going_on.select(keep), None if attention is None else attention[keep]
@@ -351,6 +364,7 @@ class Decoding:
         """Move everything to the next step: tokens, scores and decoding states."""
         self.tokens, self.positional_scores, self.attention = self.extend(going_on, attention)
         self.scores = going_on.scores
+        self.search.advance(going_on)
         for member in self.members:
             member.reorder_beams(going_on.beams)
 

@@ -1,0 +1,298 @@
+"""Diverse and constrained search against plain loops, exhaustive search, and beam search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.constrained_search import ConstrainedSearch, allocate
+from seqgen.generation.diverse_search import DiverseBeamSearch, DiverseSiblingsSearch
+from seqgen.generation.lexical_constraints import LexicalConstraints
+from seqgen.generation.search import BeamSearch, Candidates, Search, search_from_config
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.registry import SEARCHES, register_search
+from seqgen.structures import Hypothesis
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+
+A, B, C = 4, 5, 6
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+Pairs = list[tuple[tuple[int, ...], float]]
+
+
+def decode(rule: Rule, words: int, search: Search, sources: Sequence[tuple[int, ...]] = SOURCES, **options: object):
+    constraints = options.pop("constraints", None)
+    prefix = options.pop("prefix_tokens", None)
+    generator = SequenceGenerator([ScriptedModel(rule)], dictionary(words), search_strategy=search, **options)
+    return generator.generate(batch_of(sources), prefix_tokens=prefix, constraints=constraints)
+
+
+def pairs(hypotheses: list[Hypothesis]) -> Pairs:
+    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
+
+
+def assert_same(got: Pairs, wanted: Pairs) -> None:
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
+    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
+
+
+def plain_diverse_search(rule: Rule, source: tuple[int, ...], cfg: Settings, groups: int, strength: float) -> Pairs:
+    """Diverse beam search as loops over one sentence."""
+    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * cfg.beam
+    finished: Pairs = []
+    size = cfg.beam // groups
+    for step in range(cfg.max_len + 1):
+        used: list[int] = []
+        by_group = []
+        for group in range(groups):
+            members = beams[group::groups][: 1 if step == 0 else None]
+            found = [
+                (total + score - strength * used.count(token), (*history, token))
+                for total, history in members
+                for token, score in enumerate(next_scores(rule, source, history, cfg))
+            ]
+            found = sorted(found, key=lambda c: -c[0])[: 2 * size]
+            used += [history[-1] for total, history in found if total > -math.inf]
+            by_group.append(found)
+        candidates = [c for rank in zip(*by_group, strict=True) for c in rank]
+        for total, history in candidates[: cfg.beam]:
+            if history[-1] == EOS and total > -math.inf and len(finished) < cfg.beam:
+                finished.append((history, total / len(history)))
+        beams = [c for c in candidates if c[1][-1] != EOS][: cfg.beam]
+        if len(finished) == cfg.beam:
+            break
+    return sorted(finished, key=lambda f: -f[1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("beam", "groups", "strength"), [(4, 2, 0.5), (6, 3, 0.5), (6, 2, 2.0), (3, 3, 1.0)])
+def test_diverse_beam_search_equals_plain_loops(beam: int, groups: int, strength: float, seed: int) -> None:
+    rule, cfg = random_rule(vocab=25, seed=seed), Settings(beam=beam, max_len=6)
+    results = decode(rule, 21, DiverseBeamSearch(groups, strength), beam_size=beam, max_len_b=6)
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        assert_same(pairs(hypotheses), plain_diverse_search(rule, source, cfg, groups, strength))
+
+
+def test_groups_avoid_the_tokens_of_earlier_ones() -> None:
+    """Two groups of one beam: the second finds A taken twice as dear, so that B comes first in it."""
+    table = {(): {A: 0.5, B: 0.3, C: 0.2}, (A,): {EOS: 1.0}, (B,): {EOS: 1.0}, (C,): {EOS: 1.0}}
+    search = DiverseBeamSearch(groups=2, strength=1.0)
+    (first, second), *_ = decode(table_rule(table, 7), 3, search, [(4, 2)], beam_size=2, normalize_scores=False)
+    # group 0 has A and B; in group 1 they lose 1 each, so that the logs of A .5, B .3, C .2 become -1.69, -2.2, -1.6
+    assert first.tokens.tolist() == [A, EOS]
+    assert first.score == pytest.approx(math.log(0.5))
+    assert second.tokens.tolist() == [C, EOS]
+    assert second.score == pytest.approx(math.log(0.2) - 1.0)  # </s> is taken by group 0 in the second step
+
+
+def test_one_group_or_no_rate_is_beam_search() -> None:
+    rule = random_rule(vocab=9, seed=1)
+    wanted = decode(rule, 5, BeamSearch(), beam_size=4, max_len_b=8)
+    for search in (DiverseBeamSearch(groups=1), DiverseSiblingsSearch(rate=0.0), ConstrainedSearch()):
+        for got, beam in zip(decode(rule, 5, search, beam_size=4, max_len_b=8), wanted, strict=True):
+            assert_same(pairs(got), pairs(beam))
+
+
+def test_groups_must_divide_the_beam() -> None:
+    with pytest.raises(ConfigError, match="cannot be divided into"):
+        decode(random_rule(9, 0), 5, DiverseBeamSearch(groups=3), beam_size=4)
+
+
+def test_siblings_lose_by_rank() -> None:
+    table = {
+        (): {A: 0.6, B: 0.4},
+        (A,): {A: 0.5, B: 0.4, EOS: 0.1},
+        (B,): {A: 0.9, EOS: 0.1},
+    }
+    step = DiverseSiblingsSearch(rate=0.5).step
+    rule = table_rule(table, 7)
+    first = step(0, rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
+    assert first.tokens[0, :2].tolist() == [A, B]
+    lprobs = torch.stack([rule((), (token,)).log_softmax(-1) for token in (A, B)]).unsqueeze(0)
+    second = step(1, lprobs, first.scores[:, :2])
+    # A A .3 and B A .36 lose .5 each, A B .24 loses 1
+    got = list(zip(second.beams[0].tolist(), second.tokens[0].tolist(), strict=True))[:3]
+    assert got == [(1, A), (0, A), (0, B)]
+    wanted = [math.log(0.36) - 0.5, math.log(0.3) - 0.5, math.log(0.24) - 1.0]
+    assert second.scores[0, :3].tolist() == pytest.approx(wanted)
+
+
+# -- constraints ------------------------------------------------------------------------------------------------------
+
+
+def occurrences(output: tuple[int, ...], phrase: Sequence[int]) -> int:
+    """How often a phrase occurs without overlapping itself."""
+    found, i = 0, 0
+    while i + len(phrase) <= len(output):
+        hit = output[i : i + len(phrase)] == tuple(phrase)
+        found, i = found + hit, i + (len(phrase) if hit else 1)
+    return found
+
+
+def satisfies(output: tuple[int, ...], phrases: Sequence[Sequence[int]], ordered: bool) -> bool:
+    if not ordered:
+        return all(occurrences(output, phrase) >= list(phrases).count(phrase) for phrase in phrases)
+    start = 0
+    for phrase in phrases:
+        ends = [i for i in range(start + len(phrase), len(output) + 1) if output[i - len(phrase) : i] == tuple(phrase)]
+        if not ends:
+            return False
+        start = ends[0]
+    return True
+
+
+PHRASES = [
+    [[A]],
+    [[A, A, B]],
+    [[A, B], [B, A]],
+    [[A], [A]],
+    [[A, B], [A, C]],
+    [[A, B], [A]],
+    [[C], [B, A]],
+]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("phrases", PHRASES, ids=str)
+def test_wide_constrained_search_is_exhaustive(phrases: list[list[int]], ordered: bool) -> None:
+    """A beam that covers all prefixes finds every output with the phrases, and no other, best first."""
+    longest, vocab = 4, 7
+    rule = random_rule(vocab, seed=9)
+    tokens = [t for t in range(vocab) if t not in (1, EOS)]
+    everything: Pairs = []
+    for length in range(longest + 1):
+        for history in itertools.product(tokens, repeat=length):
+            if satisfies(history, phrases, ordered):
+                output = (*history, EOS)
+                score = sum(float(rule(SOURCES[0], history[:i]).log_softmax(-1)[t]) for i, t in enumerate(output))
+                everything.append((output, score))
+    everything.sort(key=lambda pair: -pair[1])
+    search = ConstrainedSearch(ordered)
+    options = {"beam_size": 800, "max_len_b": longest, "min_len": 0, "normalize_scores": False}
+    found = decode(rule, 3, search, SOURCES[:1], constraints=[phrases], **options)[0]
+    assert_same(pairs(found), everything)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool) -> None:
+    """Every output has its sentence's phrases, and is the same in a batch as alone."""
+    rule = random_rule(vocab=40, seed=3, sharpness=3)
+    constraints = [[[A, B, C], [20]], [], [[30], [30], [7, 8]], [[9]]]
+    options = {"beam_size": 4, "max_len_b": 30}
+    together = decode(rule, 36, ConstrainedSearch(ordered), constraints=constraints, **options)
+    for source, phrases, hypotheses in zip(SOURCES, constraints, together, strict=True):
+        assert hypotheses  # not always 4: a beam that lacks a phrase at the maximum length gives none
+        assert all(satisfies(tuple(h.tokens.tolist()), phrases, ordered) for h in hypotheses)
+        alone = decode(rule, 36, ConstrainedSearch(ordered), [source], constraints=[phrases], **options)
+        assert_same(pairs(hypotheses), pairs(alone[0]))
+    without = decode(rule, 36, BeamSearch(), [SOURCES[1]], **options)
+    assert_same(pairs(together[1]), pairs(without[0]))
+
+
+def test_a_prefix_counts_towards_the_constraints() -> None:
+    rule = random_rule(vocab=12, seed=3)
+    prefix = torch.tensor([[A, B]])
+    found = decode(
+        rule, 8, ConstrainedSearch(), [(4, 2)], beam_size=3, max_len_b=6, constraints=[[[B, C]]], prefix_tokens=prefix
+    )[0]
+    assert found
+    for h in found:
+        assert h.tokens[:2].tolist() == [A, B]
+        assert satisfies(tuple(h.tokens.tolist()), [[B, C]], False)
+    at_once = decode(
+        rule, 8, ConstrainedSearch(), [(4, 2)], beam_size=3, max_len_b=6, constraints=[[[A, B]]], prefix_tokens=prefix
+    )[0]
+    plain = decode(rule, 8, BeamSearch(), [(4, 2)], beam_size=3, max_len_b=6, prefix_tokens=prefix)[0]
+    assert_same(pairs(at_once), pairs(plain))
+
+
+def test_phrases_that_do_not_fit_give_no_output() -> None:
+    rule = random_rule(vocab=12, seed=3)
+    phrases = [[A, B, C, A]]
+    found = decode(rule, 8, ConstrainedSearch(), beam_size=3, max_len_b=3, constraints=[phrases, [], [], []])
+    assert found[0] == []
+    assert all(found[1:])
+
+
+def test_banks_take_turns() -> None:
+    banks = torch.tensor([[2, 2, 2, 1, 1, 0]])
+    scores = torch.tensor([[-1.0, -2.0, -3.0, -0.5, -0.6, -0.1]])
+    assert allocate(banks, scores).tolist() == [[0, 3, 5, 1, 4, 2]]
+    dead = scores.index_fill(1, torch.tensor([0, 3]), -torch.inf)
+    assert allocate(banks, dead).tolist() == [[1, 4, 5, 2, 0, 3]]
+
+
+def test_progress_after_a_phrase_breaks_off() -> None:
+    """After a a, the token a leaves the end still matching a a of the phrase a a b."""
+    constraints = LexicalConstraints([[[A, A, B]]], ordered=False, device=torch.device("cpu"))
+    progress = constraints.start(1)
+    seen = []
+    for token in (A, A, A, B):
+        progress = constraints.advance(progress, torch.tensor([[token]]))
+        seen.append((int(progress.matched), int(constraints.bank(progress)), bool(constraints.unmet(progress))))
+    assert seen == [(1, 1, True), (2, 2, True), (2, 2, True), (0, 3, False)]
+
+
+def test_cached_equals_uncached() -> None:
+    rule = random_rule(vocab=14, seed=8)
+    constraints = [[[4, 5]], [[6]], [], [[7], [8, 9]]]
+    for search, given in (
+        (DiverseBeamSearch(2), None),
+        (DiverseSiblingsSearch(), None),
+        (ConstrainedSearch(), constraints),
+    ):
+        with_cache, without = (
+            decode(rule, 10, search, beam_size=4, max_len_b=9, constraints=given, use_cache=cache)
+            for cache in (True, False)
+        )
+        for one, two in zip(with_cache, without, strict=True):
+            assert_same(pairs(one), pairs(two))
+
+
+# -- choosing a strategy ----------------------------------------------------------------------------------------------
+
+
+def test_keys_choose_the_strategy() -> None:
+    assert type(search_from_config(GenerationConfig())) is BeamSearch
+    groups = search_from_config(GenerationConfig(diverse_beam_groups=3, diverse_beam_strength=0.7))
+    assert isinstance(groups, DiverseBeamSearch)
+    assert (groups.groups, groups.strength) == (3, 0.7)
+    siblings = search_from_config(GenerationConfig(diversity_rate=0.3))
+    assert isinstance(siblings, DiverseSiblingsSearch)
+    assert siblings.rate == 0.3
+    constrained = search_from_config(GenerationConfig(constraints="ordered"))
+    assert isinstance(constrained, ConstrainedSearch)
+    assert constrained.ordered
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"diverse_beam_groups": 2, "diversity_rate": 0.5}, "diverse_beam_groups and generation.diversity_rate"),
+        ({"diverse_beam_strength": 0.7}, "diverse_beam_strength=0.7 has no effect"),
+        ({"search": "beem"}, "did you mean 'beam'"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        search_from_config(GenerationConfig(**values))
+
+
+def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
+    @register_search("last_first")
+    class LastFirst(Search):
+        def step(self, step: int, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
+            return BeamSearch().step(step, lprobs.flip(1), scores.flip(1))
+
+    try:
+        assert type(search_from_config(GenerationConfig(search="last_first"))) is LastFirst
+    finally:
+        SEARCHES._entries.pop("last_first")
+    with pytest.raises(ConfigError, match="does not take constraints"):
+        decode(random_rule(9, 0), 5, BeamSearch(), constraints=[[]] * 4)
