@@ -160,10 +160,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
         """Note that ``new_positions`` more positions have been seen; does nothing without a state."""
-        if incremental_state is not None:
-            slots = self.get_slots(incremental_state) or {}
-            slots["positions_seen"] = int(slots.get("positions_seen", 0)) + new_positions
-            self.set_slots(incremental_state, slots)
+        self.set_slots(incremental_state, {"positions_seen": self.positions_seen(incremental_state) + new_positions})
 
     def reorder_incremental_state(self, incremental_state: StateDict, new_order: Tensor) -> None:
         """Put the rows of a state into a new order, in place.

@@ -96,9 +96,9 @@ class StatefulModule(nn.Module):
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
     def set_slots(self, incremental_state: StateDict | None, slots: Slots) -> None:
-        """Remember ``slots``; does nothing without a state."""
+        """Remember ``slots`` in place of those of the same names; does nothing without a state."""
         if incremental_state is not None:
-            incremental_state[self.state_key] = slots
+            incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **slots}
 
     def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
         """Put rows into a new order.

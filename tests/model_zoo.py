@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import seqgen.models  # noqa: F401  # declares the built-in models
+import examples.lstm
+import seqgen.models  # noqa: F401  # declares the built-in models, as the import above registers the example
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import EncoderOut
@@ -127,6 +128,7 @@ ZOO: dict[str, Specimen] = {
             layernorm_embedding=True,
         )
     ),
+    "lstm_tiny": Specimen(registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2)),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),
