@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import shutil
 import sys
@@ -32,12 +34,18 @@ TINY = [
     ),
     *(f"model.{side}_attention_heads=2" for side in ("encoder", "decoder")),
     "dataset.max_tokens=400",
+    "dataset.max_tokens_valid=8000",
     "dataset.num_workers=0",
     "lr_scheduler.warmup_updates=4",
     "common.log_interval=2",
     "common.log_format=none",
     "common.tensorboard=false",
 ]
+
+
+@functools.cache  # Hydra takes longer than such a run
+def _compose(overrides: tuple[str, ...]) -> TrainConfig:
+    return compose(TrainConfig, overrides)
 
 
 class Lab:
@@ -53,7 +61,7 @@ class Lab:
 
     def config(self, *overrides: str) -> TrainConfig:
         """The tiny configuration with some values changed."""
-        return compose(TrainConfig, [*TINY, f"task.cache_dir={self.root / 'cache'}", *overrides])
+        return copy.deepcopy(_compose((*TINY, f"task.cache_dir={self.root / 'cache'}", *overrides)))
 
     def task(self, cfg: TrainConfig, folder: Path) -> Task:
         """Set up the task in a run folder."""

@@ -30,7 +30,6 @@ _MAY_CHANGE = frozenset(
         "checkpoint.keep_last_epochs",
         "checkpoint.keep_interval_updates",
         "dataset.num_workers",
-        "dataset.gen_subset",
         "dataset.max_tokens_valid",
         "dataset.batch_size_valid",
         "dataset.validate_interval",

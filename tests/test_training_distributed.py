@@ -1,0 +1,97 @@
+"""Several processes: together they make the updates that one process makes with as many batches accumulated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqgen.errors import UserError
+from seqgen.training.checkpoints import read_weights, resolve
+from seqgen.training.distributed import Peers, import_modules, modules_of
+from tests.training_runs import Lab, lab, records
+
+__all__ = ["lab"]
+
+COMMON = [
+    "optimization.max_epoch=2",
+    "optimizer=nag",
+    "optimizer.momentum=0.5",
+    "optimization.lr=[0.5]",
+    "common.log_interval=1",
+    "dataset.validate_decode=10",
+]
+
+
+@pytest.fixture(scope="module")
+def alone(lab: Lab) -> Path:
+    return lab.train("alone", *COMMON, "optimization.update_freq=[2]")
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_that_accumulates(lab: Lab, alone: Path) -> None:
+    """Dropout included: a batch's random numbers depend on its place in the update, not on the process."""
+    both = lab.train("both", *COMMON, "distributed_training.distributed_world_size=2")
+    one, other = records(alone), records(both)
+    assert [row["update"] for row in one] == [row["update"] for row in other]
+    for left, right in zip(one + records(alone, "valid"), other + records(both, "valid"), strict=True):
+        for name in left.keys() - {"event"}:
+            assert left[name] == pytest.approx(right[name], rel=1e-4), (name, left, right)
+    for name in ("last", "best"):
+        wanted = read_weights(alone / "checkpoints" / name)
+        got = read_weights(both / "checkpoints" / name)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_processes_and_the_run_goes_on(lab: Lab, alone: Path) -> None:
+    run = lab.root / "stopped"
+
+    def interrupt() -> None:
+        while not (run / "log.jsonl").exists() or not records(run):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    options = [option for option in COMMON if "max_epoch" not in option]
+    two = "distributed_training.distributed_world_size=2"
+    lab.train("stopped", *options, two, "optimization.max_epoch=50")
+    thread.join()
+    assert lab.exit_code == 143
+    assert records(run, "stop")[-1]["reason"] == "interrupted"
+    stopped_at = records(run, "stop")[-1]["update"]
+    lab.train("stopped", *options, two, f"optimization.max_update={stopped_at + 2}")
+    assert lab.exit_code == 0
+    assert resolve(run).name == "best"
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_one_sentence(lab: Lab) -> None:
+    with pytest.raises(UserError, match="finetune_from: nowhere: there is no such file"):
+        lab.train("error", *COMMON, "distributed_training.distributed_world_size=2", "checkpoint.finetune_from=nowhere")
+
+
+def test_sums_over_one_process() -> None:
+    assert Peers().sum({"a": 1.0}) == {"a": 1.0}
+    assert Peers().gather("x") == ["x"]
+
+
+def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "net.py").write_text("class Net: pass\n")
+    modules = [("mine_not_on_path", str(package / "__init__.py")), ("mine_not_on_path.net", str(package / "net.py"))]
+    import_modules(modules)
+    module = sys.modules["mine_not_on_path.net"]
+    assert modules_of([module.Net]) == modules
+    for name, _ in modules:
+        monkeypatch.delitem(sys.modules, name)

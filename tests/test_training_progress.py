@@ -1,0 +1,122 @@
+"""What training shows and what it keeps a record of."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from seqgen.training.meters import Meter
+from seqgen.training.progress import Bar, Lines, Silence, describe, make_display
+from seqgen.training.records import Records
+from seqgen.training.seeding import seed_everything, seed_of
+from seqgen.training.trainer import UpdateResult
+from seqgen.training.validation import Sample, lower_is_better, mean_scores, pick
+
+RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
+
+
+def test_a_record_in_words() -> None:
+    assert describe(RECORD) == "loss 2.5 | lr 0.001 | own 7 | 1,234 tokens/s"
+
+
+def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines(total=80)
+    lines.update(1, 1, None, 9.0)
+    lines.update(2, 1, RECORD, 3661.2)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "update 2/80 | epoch 1 | loss 2.5 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
+
+
+def test_bar() -> None:
+    screen = io.StringIO()
+    bar = Bar(80, Console(file=screen, force_terminal=True, width=120))
+    bar.update(2, 1, RECORD, 61.0)
+    bar.progress.refresh()
+    bar.message("valid [best]")
+    bar.close()
+    shown = screen.getvalue()
+    assert "2/80" in shown
+    assert "loss 2.5" in shown
+    assert "0:01:01 left" in shown
+    assert "valid [best]" in shown
+
+
+def test_choice_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(make_display("none", None), Silence)
+    assert isinstance(make_display("auto", None), Lines)  # a test's standard error is no terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    bar = make_display("auto", None)
+    bar.close()
+    assert isinstance(bar, Bar)
+
+
+def test_scores_from_sums() -> None:
+    sums = {"loss": 30.0, "sample_size": 10.0, "nll_loss": 20.0, "ntokens": 10.0, "correct": 4.0, "gates": 5.0}
+    assert mean_scores(sums) == pytest.approx(
+        {"loss": 3.0, "nll_loss": 2.0, "ppl": math.e**2, "accuracy": 40.0, "gates": 0.5}
+    )
+    assert mean_scores({"loss": 1e6, "sample_size": 1.0})["ppl"] == math.inf
+
+
+def test_directions_of_metrics() -> None:
+    assert all(lower_is_better(name) for name in ("loss", "nll_loss", "ppl", "TER"))
+    assert not any(lower_is_better(name) for name in ("bleu", "chrF", "exact_match", "accuracy"))
+    assert pick({"chrF": 3.0}, "CHRF") == 3.0
+
+
+def test_a_meter_goes_on_where_another_stopped() -> None:
+    one, other = Meter(), Meter()
+    results = [UpdateResult({"loss": n, "sample_size": 2.0, "ntokens": 2.0}, gnorm=n) for n in (1.0, 3.0)]
+    one.add(results[0])
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    other.add(results[1])
+    one.add(results[1])
+    one.add(UpdateResult(skipped="nan"))
+    assert other.record()["loss"] == one.record()["loss"] == 1.0
+    assert one.record()["gnorm"] == 2.0
+    assert one.record()["skipped"] == 1
+
+
+def log(run: Path) -> list[tuple[str, int]]:
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [(row["event"], row["update"]) for row in rows]
+
+
+def test_records_after_the_resumed_update_are_forgotten(tmp_path: Path) -> None:
+    first = Records(tmp_path, 0, tensorboard=False)
+    for update in (2, 4, 6):
+        first.write("train", update, 1, {"loss": math.inf, "note": "größer"})
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"event": "train", "upd')  # what a killed process leaves
+    again = Records(tmp_path, 4, tensorboard=False)
+    again.write("resume", 4, 1)
+    assert log(tmp_path) == [("train", 2), ("train", 4), ("resume", 4)]
+    row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert row["loss"] is None
+    assert row["note"] == "größer"
+
+
+def test_samples_without_tensorboard(tmp_path: Path) -> None:
+    Records(tmp_path, 0, tensorboard=False).write_samples(1, [Sample("a", "b", "c")])
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_randomness_is_a_function_of_its_place() -> None:
+    import random
+
+    import numpy
+    import torch
+
+    draws = []
+    for parts in ((1, 2, 3), (1, 2, 3), (1, 3, 2), (2, 2, 3)):
+        seed_everything(parts)
+        draws.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
+    assert draws[0] == draws[1]
+    assert len({value for draw in draws[1:] for value in draw}) == 9
+    assert 0 <= seed_of(0) < 2**63
