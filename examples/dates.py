@@ -1,0 +1,108 @@
+"""A task of one's own: dates in words to dates in digits, letter by letter, in one file.
+
+"the 3rd of March 1987" becomes "1987-03-03". Train it with
+``seqgen-train common.user_dir=examples/dates.py task=dates model=transformer_tiny``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from seqgen.config import option
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.files import new_folder
+from seqgen.data.parallel_text import ParallelFiles
+from seqgen.data.tokenizer import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
+from seqgen.registry import register_task
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, cache_folder, check_split
+
+SIZES = {"train": 8000, "valid": 500, "test": 500}
+
+
+@register_tokenizer("letters")
+class LetterTokenizer(Tokenizer):
+    """Each letter is a symbol, a space too."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the letters."""
+        return [self.dictionary.index(letter) for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The letters of ids."""
+        return "".join(self.dictionary.symbol(index) for index in ids)
+
+    def fingerprint(self) -> str:
+        """Changes when the letters change."""
+        return f"letters:{self.dictionary.fingerprint()}"
+
+    def save(self, folder: Path) -> None:
+        """Write what ``load`` needs."""
+        write_settings(folder, {"tokenizer": "letters"})
+        self.dictionary.save(folder / "dictionary.json")
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read what ``save`` wrote."""
+        return cls(Dictionary.load(folder / "dictionary.json"))
+
+
+@dataclass
+class DatesConfig(ParallelTextConfig):
+    """Which dates."""
+
+    first_year: int = option(1900, "first year that occurs", minimum=1, maximum=9999)
+    last_year: int = option(2099, "last year that occurs", minimum=1, maximum=9999)
+    workers: int = option(1, "processes that encode text; 0 takes one for each core", minimum=0)
+
+
+@register_task("dates", config=DatesConfig)
+class DatesTask(ParallelTextTask):
+    """Dates in words to dates in digits."""
+
+    @classmethod
+    def setup_task(cls, cfg: DatesConfig, folder: Path) -> Self:
+        """Make the tokenizer, or read it from the run folder."""
+        home = folder / "tokenizer"
+        if not home.is_dir():
+            letters = Dictionary()
+            for letter in sorted({letter for day in _days(cfg, "train") for letter in _words(day) + _digits(day)}):
+                letters.add_symbol(letter)
+            save_tokenizer(LetterTokenizer(letters), home)
+        tokenizer = load_tokenizer(home)
+        return cls(cfg, tokenizer, tokenizer, folder)
+
+    @classmethod
+    def find_files(cls, cfg: DatesConfig, folder: Path, split: str) -> ParallelFiles:
+        """Write the text of a split, unless it is there already."""
+        check_split(split)
+        home = cache_folder(cfg, folder) / f"dates-{split}-{cfg.first_year}-{cfg.last_year}"
+        if not home.is_dir():
+            with new_folder(home) as temporary:
+                days = _days(cfg, split)
+                (temporary / "words").write_text("".join(f"{_words(day)}\n" for day in days), encoding="utf-8")
+                (temporary / "digits").write_text("".join(f"{_digits(day)}\n" for day in days), encoding="utf-8")
+        return ParallelFiles([home / "words"], [home / "digits"])
+
+
+def _days(cfg: DatesConfig, split: str) -> list[datetime.date]:
+    """The days of a split, in an order that depends on nothing else."""
+    first = datetime.date(cfg.first_year, 1, 1)
+    numbers = list(range((datetime.date(cfg.last_year, 12, 31) - first).days + 1))
+    random.Random("dates").shuffle(numbers)
+    splits = list(SIZES)
+    start = sum(SIZES[earlier] for earlier in splits[: splits.index(split)])
+    return [first + datetime.timedelta(days=number) for number in numbers[start : start + SIZES[split]]]
+
+
+def _words(day: datetime.date) -> str:
+    ending = "th" if 10 <= day.day % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
+    return f"the {day.day}{ending} of {day:%B} {day.year}"
+
+
+def _digits(day: datetime.date) -> str:
+    return day.isoformat()
