@@ -1,6 +1,8 @@
 """Encoded text on disk: built once, in any number of processes, keyed by content, and never trusted blindly."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from seqgen.data import store_builder
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
+from seqgen.data.store_builder import LineError, TextEncoder, TokenEncoder, build_store
 from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenStore
 from seqgen.data.tokenizer import WhitespaceTokenizer
 from seqgen.errors import DataError
@@ -121,6 +123,75 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, text: Path) -> None:
     with pytest.raises(DataError, match="empty is empty"):
         build_store(tmp_path / "cache", "t", [text, tmp_path / "empty"], TokenEncoder(TOKENIZER))
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+class Strict(TokenEncoder):
+    """Wants no ``x``."""
+
+    def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+        for index, line in enumerate(lines):
+            if "x" in line:
+                raise LineError(index, "there is an x; remove it")
+        return super().encode_lines(lines)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk_bytes", [1, 6, 1 << 20])
+def test_error_of_an_encoder_names_the_line(tmp_path: Path, text: Path, workers: int, chunk_bytes: int) -> None:
+    with pytest.raises(DataError, match="text, line 3: there is an x; remove it"):
+        build_store(tmp_path / "c", "t", [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
+
+
+def test_built_at_the_same_time_by_two(tmp_path: Path, text: Path) -> None:
+    """The one who comes last finds the other's store and takes it."""
+
+    class Slow(TokenEncoder):
+        def encode_lines(self, lines):  # type: ignore[no-untyped-def]
+            if not other:
+                other.append(build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER)))
+            return super().encode_lines(lines)
+
+    other: list[TokenStore] = []
+    store = build_store(tmp_path / "cache", "t", [text], Slow(TOKENIZER))
+    assert store.folder == other[0].folder
+    assert ids(store) == ids(other[0])
+    assert list((tmp_path / "cache").iterdir()) == [store.folder]
+
+
+def test_leftovers_of_the_killed_are_removed_after_a_day(tmp_path: Path, text: Path) -> None:
+    name = build_store(tmp_path / "other", "t", [text], TokenEncoder(TOKENIZER)).folder.name
+    old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("old", "young"))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / VALUES).write_bytes(b"half")
+    for path in (old / VALUES, old, young):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {name, young.name}
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.test_data_store import TOKENIZER, TokenEncoder, build_store
+
+class Sleepy(TokenEncoder):
+    def encode_lines(self, lines):
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+
+build_store(Path({folder!r}) / "cache", "t", [Path({folder!r}) / "text"], Sleepy(TOKENIZER), workers=2, chunk_bytes=1)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path, text: Path) -> None:
+    script = SCRIPT.format(root=str(Path(__file__).resolve().parent.parent), folder=str(tmp_path))
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()  # the workers are at work
+    parent.kill()
+    parent.communicate(timeout=10)  # the pipe has an end only when no worker holds it any more
 
 
 class Killed(TokenEncoder):

@@ -83,6 +83,11 @@ class Dictionary:
         """Id of a symbol, that of unknown ones where it is not in the vocabulary."""
         return self._ids.get(symbol, self._unk)
 
+    def word_index(self, word: str) -> int:
+        """Id of a word of a text: as ``index``, but a word that is spelt like a special symbol is an unknown one."""
+        index = self.index(word)
+        return self._unk if index in (self._pad, self._eos, self._bos) else index
+
     def symbol(self, index: int) -> str:
         """Symbol of an id.
 

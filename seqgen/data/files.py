@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from seqgen.errors import DataError
+
+LEFTOVER_SECONDS = 24 * 3600
 
 
 @contextlib.contextmanager
@@ -70,6 +74,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     with write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
             yield temporary
@@ -81,6 +86,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
                     raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders that nobody has written to for a day: those of processes that were killed."""
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # another process may be doing the same
+            newest = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
+            if newest < time.time() - LEFTOVER_SECONDS:
+                shutil.rmtree(leftover)
 
 
 def _umask() -> int:

@@ -93,7 +93,7 @@ class SentencePieceTokenizer(Tokenizer):
             return ids
         if self._own_unk in ids:
             # a piece that the model does not know may still be a symbol of the vocabulary, under its own characters
-            return [self.dictionary.index(piece) for piece in self._processor.encode(text, out_type=str)]
+            return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -116,7 +116,7 @@ class SentencePieceTokenizer(Tokenizer):
             pieces = self._processor.encode(
                 text, out_type=out_type, enable_sampling=True, alpha=self.alpha, nbest_size=self.nbest
             )
-        return list(pieces) if self.native else [self.dictionary.index(piece) for piece in pieces]
+        return list(pieces) if self.native else [self.dictionary.word_index(piece) for piece in pieces]
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
@@ -124,7 +124,8 @@ class SentencePieceTokenizer(Tokenizer):
         if self.native:
             lacking = [piece for piece in pieces if self._processor.piece_to_id(piece) == self._own_unk]
         else:
-            lacking = [piece for piece in pieces if piece not in self.dictionary]
+            unk = self.dictionary.unk()
+            lacking = [piece for piece in pieces if self.dictionary.word_index(piece) == unk]
         return [piece.strip("▁") for piece in lacking if piece.strip("▁")]
 
     def fingerprint(self) -> str:

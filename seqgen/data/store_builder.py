@@ -7,7 +7,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -32,6 +35,20 @@ PARALLEL_CHUNKS = 8
 """A text of fewer chunks is encoded in this process: starting others would take longer."""
 
 
+class LineError(Exception):
+    """What a ``LineEncoder`` raises where a line is no use; the builder adds the file and the line's number.
+
+    Args:
+        index: which of the lines that were to be encoded, from 0.
+        reason: what is wrong with it, and what to do.
+    """
+
+    def __init__(self, index: int, reason: str):
+        super().__init__(index, reason)
+        self.index = index
+        self.reason = reason
+
+
 class LineEncoder(Protocol):
     """Turns lines into values for a store; it is sent to worker processes, so it must survive pickling."""
 
@@ -47,7 +64,11 @@ class LineEncoder(Protocol):
         """Changes whenever the same line would give other values."""
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """A sequence of values for each line."""
+        """A sequence of values for each line.
+
+        Raises:
+            LineError: a line is no use.
+        """
 
 
 @dataclass
@@ -99,7 +120,10 @@ class _Encoded:
 
 
 def _encode(encoder: LineEncoder, chunk: LineChunk) -> _Encoded:
-    rows = encoder.encode_lines(chunk.decode())
+    try:
+        rows = encoder.encode_lines(chunk.decode())
+    except LineError as error:
+        raise DataError(f"{chunk.path}, line {chunk.first + error.index}: {error.reason}") from None
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     values = np.fromiter(chain.from_iterable(rows), encoder.dtype, int(lengths.sum()))
     if encoder.unknown is None:
@@ -112,9 +136,19 @@ def _encode(encoder: LineEncoder, chunk: LineChunk) -> _Encoded:
 _encoder: LineEncoder | None = None
 
 
-def _set_encoder(encoder: LineEncoder) -> None:
+def _begin_worker(encoder: LineEncoder, parent: int) -> None:
     global _encoder  # noqa: PLW0603  # one for each worker process, so that it is sent once and not with every chunk
     _encoder = encoder
+    # Signals are the parent's business: it ends its workers. One that is killed cannot, so they watch for that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _encode_in_worker(chunk: LineChunk) -> _Encoded:
@@ -138,7 +172,7 @@ def _encode_all(
         return
     # Forking is quick and needs no importable main module. The workers touch neither torch nor a GPU.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_set_encoder, initargs=(encoder,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(encoder, os.getpid()))
     waiting: deque[tuple[int, Future[_Encoded]]] = deque()
     try:
         for i, chunk in chunks:

@@ -97,7 +97,7 @@ class WhitespaceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
-        return [self.dictionary.index(word) for word in text.split()]
+        return [self.dictionary.word_index(word) for word in text.split()]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer.decode``."""
@@ -107,7 +107,8 @@ class WhitespaceTokenizer(Tokenizer):
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
-        return [word for word in text.split() if word not in self.dictionary]
+        unk = self.dictionary.unk()
+        return [word for word in text.split() if self.dictionary.word_index(word) == unk]
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""
