@@ -38,6 +38,7 @@ setup(
         "safetensors>=0.4.5",
         "tensorboard>=2.16",
         "rich>=13.7",
+        "portalocker>=2.8",
         "num2words>=0.5.13",
     ],
     extras_require={

@@ -13,7 +13,8 @@ import torch
 
 from seqgen.errors import UserError
 from seqgen.training.checkpoints import read_weights, resolve
-from seqgen.training.distributed import Peers, import_modules, modules_of
+from seqgen.training.distributed import Peers
+from seqgen.training.launch import import_modules, modules_of
 from tests.training_runs import Lab, lab, records
 
 __all__ = ["lab"]

@@ -13,9 +13,10 @@ from rich.console import Console
 from seqgen.training.meters import Meter
 from seqgen.training.progress import Bar, Lines, Silence, describe, make_display
 from seqgen.training.records import Records
+from seqgen.training.scores import lower_is_better, mean_scores, pick
 from seqgen.training.seeding import seed_everything, seed_of
 from seqgen.training.trainer import UpdateResult
-from seqgen.training.validation import Sample, lower_is_better, mean_scores, pick
+from seqgen.training.validation import Sample
 
 RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0, "lr": 0.001}
 

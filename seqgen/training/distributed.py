@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import socket
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn import Parameter
 
 T = TypeVar("T")
@@ -118,58 +112,3 @@ def leave() -> None:
     """Part from the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody uses at the moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
-    """Where classes are defined, so that a new process can import them though their folder is on no path.
-
-    Args:
-        components: the classes.
-
-    Returns:
-        Name and file of each module, a package before what is in it.
-    """
-    found: dict[str, str] = {}
-    for component in components:
-        parts = component.__module__.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            found[name] = str(getattr(sys.modules.get(name), "__file__", "") or "")
-    return list(found.items())
-
-
-def import_modules(modules: Iterable[tuple[str, str]]) -> None:
-    """Import what ``modules_of`` found in another process, by name or else from the file."""
-    for name, file in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            _import_file(name, Path(file))
-
-
-def _import_file(name: str, file: Path) -> None:
-    folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {name} from {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-
-
-def move_scalars(tensors: Sequence[Tensor | float]) -> list[float]:
-    """Bring scalars from the device in one transfer.
-
-    Args:
-        tensors: scalars, as tensors or plain.
-    """
-    on_device = [value.detach().float() for value in tensors if isinstance(value, Tensor)]
-    moved = iter(torch.stack(on_device).tolist() if on_device else [])
-    return [next(moved) if isinstance(value, Tensor) else float(value) for value in tensors]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import multiprocessing
 import os
 import signal
+import socket
+import sys
+from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +21,7 @@ from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
 from seqgen.errors import UserError
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
-from seqgen.training.distributed import Peers, free_port, import_modules, join, leave, modules_of
+from seqgen.training.distributed import Peers, join, leave
 from seqgen.training.signals import StopSignals
 
 
@@ -45,7 +50,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device) -> int:
     groups |= {OPTIMIZERS: cfg.optimizer, LR_SCHEDULERS: cfg.lr_scheduler}
     modules = modules_of(registry.of(part).component for registry, part in groups.items())
     threads = max(1, (cfg.common.threads or len(os.sched_getaffinity(0))) // world_size)
-    job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": free_port()}
+    job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": _free_port()}
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
@@ -114,3 +119,47 @@ def _work(pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any],
     finally:
         leave()
     pipe.send(answer)
+
+
+def _free_port() -> int:
+    """A TCP port of this machine that nobody uses at the moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
+    """Where classes are defined, so that a new process can import them though their folder is on no path.
+
+    Args:
+        components: the classes.
+
+    Returns:
+        Name and file of each module, a package before what is in it.
+    """
+    found: dict[str, str] = {}
+    for component in components:
+        parts = component.__module__.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            found[name] = str(getattr(sys.modules.get(name), "__file__", "") or "")
+    return list(found.items())
+
+
+def import_modules(modules: Iterable[tuple[str, str]]) -> None:
+    """Import what ``modules_of`` found in another process, by name or else from the file."""
+    for name, file in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            _import_file(name, Path(file))
+
+
+def _import_file(name: str, file: Path) -> None:
+    folder = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {name} from {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from seqgen.training.scores import mean_scores
 from seqgen.training.trainer import UpdateResult
-from seqgen.training.validation import mean_scores
 
 
 class Meter:

@@ -19,10 +19,11 @@ from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.checkpoints import fit
 from seqgen.training.criteria import Criterion, CriterionOut
-from seqgen.training.distributed import Peers, move_scalars
+from seqgen.training.distributed import Peers
 from seqgen.training.ema import EMA
 from seqgen.training.lr_schedulers import build_lr_scheduler
 from seqgen.training.optimizers import build_optimizer
+from seqgen.training.scores import move_scalars
 from seqgen.training.seeding import seed_everything
 
 SKIPS = 100

@@ -21,12 +21,14 @@ from seqgen.task import Task
 from seqgen.training.checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
 from seqgen.training.meters import Meter
+from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
+from seqgen.training.scores import lower_is_better, pick
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
-from seqgen.training.validation import Interrupted, ValidationResult, Validator, lower_is_better, pick
+from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
 
 def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu") -> int:
@@ -81,6 +83,7 @@ class TrainingRun:
         seed_everything((cfg.common.seed,))
         model = task.build_model(cfg.model).to(device)
         self.trainer = Trainer(cfg, task, model, device, peers)
+        self.milestones = Milestones(cfg)
         self.notes: list[str] = []
         self.iterator = self._train_iterator(model)
         valid = self._dataset(cfg.dataset.valid_subset, model)
@@ -89,9 +92,7 @@ class TrainingRun:
         self.meter = Meter()
         self.best: float | None = None
         self.stale = 0  # validations since the best one
-        self.pending: bool | None = (
-            None  # what was to be done after the last update was not: whether an epoch had ended
-        )
+        self.pending: bool | None = None  # whether the last update, whose aftermath is still to come, ended an epoch
         self.display: ProgressDisplay
         self.records: Records | None = None
 
@@ -119,7 +120,8 @@ class TrainingRun:
     def run(self) -> int:
         """Train until there is a reason to stop; see ``train``."""
         resumed = self._restore()
-        self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self._total_updates())
+        self.total = self.milestones.total_updates(self._updates_in_epoch())
+        self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self.total)
         if self.peers.is_main:
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
             self._announce(resumed)
@@ -144,7 +146,7 @@ class TrainingRun:
     def _epoch(self) -> str:
         """Train what is left of an epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
-        freq = self._update_freq(epoch)
+        freq = self.milestones.update_freq(epoch)
         total = self._updates_in_epoch()
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
@@ -153,28 +155,30 @@ class TrainingRun:
                 ended = number == total
                 if ended:
                     next(batches, None)  # lets the iterator go on to the next epoch, so that a state says so
-                self._update(group, epoch)
-                reason = self._after_update(epoch, ended)
-                if reason:
-                    return reason
+                if self._update(group, epoch) or ended:
+                    reason = self._after_update(epoch, ended)
+                    if reason:
+                        return reason
         return ""
 
     def _batches(self) -> Generator[Batch]:
         yield from self.iterator
 
-    def _update(self, group: list[Batch | None], epoch: int) -> None:
+    def _update(self, group: list[Batch | None], epoch: int) -> bool:
+        """Make an update; return whether it was made rather than left out."""
         self.meter.tick()
         result = self.trainer.train_update(group, epoch)
         self.meter.add(result)
         if result.skipped:
             self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
-            return
+            return False
         update, record = self.trainer.update, None
         if update % self.cfg.common.log_interval == 0:
             record = {**self.meter.record(), "lr": result.lr}
             self.meter.reset()
             self._write("train", epoch, record)
-        self.display.update(update, epoch, record, self._seconds_left(epoch))
+        self.display.update(update, epoch, record, self.milestones.seconds_left(update, self.total, self.meter.seconds))
+        return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
         """Validate, save and find out whether to stop; the last word on an update.
@@ -188,16 +192,18 @@ class TrainingRun:
         """
         if self.peers.any(bool(self.signals.received)):
             return self._interrupt(ended)
-        limit = self._limit(epoch if ended else epoch - 1)
+        place = self.trainer.update, epoch, ended
+        completed = epoch if ended else epoch - 1
+        limit = self._limit(completed)
         improved = False
-        if self._is_due("validate", epoch, ended, bool(limit)):
+        if self.milestones.is_due("validate", *place) or (limit and self.milestones.ever("validate")):
             try:
                 improved = self._validate(epoch)
             except Interrupted:
                 return self._interrupt(ended)
-            limit = limit or self._limit(epoch if ended else epoch - 1)
-        if improved or limit or self._is_due("save", epoch, ended, False):
-            self._save(self._names(epoch, ended, improved))
+            limit = limit or self._limit(completed)
+        if improved or limit or self.milestones.is_due("save", *place):
+            self._save(self.milestones.checkpoint_names(*place, improved))
         return limit
 
     def _interrupt(self, ended: bool) -> str:
@@ -212,39 +218,15 @@ class TrainingRun:
         ended, self.pending = self.pending, None
         return self._after_update(self.iterator.epoch - ended, ended)
 
-    def _is_due(self, what: str, epoch: int, ended: bool, at_end: bool) -> bool:
-        """Whether to ``validate`` or ``save`` now; validation that is not switched off is due at the very end too."""
-        cfg: Any = self.cfg.dataset if what == "validate" else self.cfg.checkpoint
-        epochs, updates = getattr(cfg, f"{what}_interval"), getattr(cfg, f"{what}_interval_updates")
-        by_epoch = ended and epochs > 0 and epoch % epochs == 0
-        by_update = updates > 0 and self.trainer.update % updates == 0 and not self.trainer.skips
-        return by_epoch or by_update or (at_end and bool(epochs or updates))
-
     def _limit(self, epochs: int) -> str:
-        """Why training is over, empty if it is not.
-
-        Args:
-            epochs: epochs completed.
-        """
-        cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
-        lr = self.trainer.scheduler.lr_at(self.trainer.update, epochs + 1)
-        warming_up = self.trainer.update < self.cfg.lr_scheduler.warmup_updates
-        reasons = {
-            f"max_update={cfg.max_update} reached": 0 < cfg.max_update <= self.trainer.update,
-            f"max_epoch={cfg.max_epoch} reached": 0 < cfg.max_epoch <= epochs,
-            f"stop_time_hours={cfg.stop_time_hours:g} reached": self._time_is_up(),
-            f"stop_min_lr={cfg.stop_min_lr:g} reached": lr <= cfg.stop_min_lr and not warming_up,
-            f"no better score in patience={patience} validations": 0 < patience <= self.stale,
-        }
-        mine = next((reason for reason, holds in reasons.items() if holds), "")
-        if not cfg.stop_time_hours:
-            return mine
-        return next((reason for reason in self.peers.gather(mine) if reason), "")  # the processes' clocks differ
-
-    def _time_is_up(self) -> bool:
+        """Why training is over after so many completed epochs, empty if it is not."""
+        trainer = self.trainer
         self.meter.tick()
-        hours = self.cfg.optimization.stop_time_hours
-        return self.trainer.update > 0 and 0 < hours * 3600 <= self.meter.seconds
+        lr = trainer.scheduler.lr_at(trainer.update, epochs + 1)
+        reason = self.milestones.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
+        if not self.cfg.optimization.stop_time_hours:
+            return reason
+        return next((one for one in self.peers.gather(reason) if one), "")  # the processes' clocks differ
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
@@ -253,9 +235,9 @@ class TrainingRun:
         self.meter.tick()
         result = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
-        score = pick(result.scores, metric) * (1 if lower_is_better(metric) else -1)
-        self.trainer.scheduler.on_validation(score)
-        improved = math.isfinite(score) and (self.best is None or score < self.best)
+        score, sign = pick(result.scores, metric), 1 if lower_is_better(metric) else -1
+        self.trainer.scheduler.on_validation(sign * score)
+        improved = math.isfinite(score) and (self.best is None or sign * score < sign * self.best)
         self.best, self.stale = (score, 0) if improved else (self.best, self.stale + 1)
         self._log_validation(result, epoch, improved)
         return improved
@@ -266,17 +248,6 @@ class TrainingRun:
             self.records.write_samples(self.trainer.update, result.samples)
         best = " | best so far" if improved else ""
         self._message(f"valid at update {self.trainer.update} | epoch {epoch} | {describe(result.scores)}{best}")
-
-    def _names(self, epoch: int, ended: bool, improved: bool) -> list[str]:
-        """Under which names to save now; ``last`` comes last, so that after a kill nothing is older than it."""
-        cfg, update = self.cfg.checkpoint, self.trainer.update
-        names = []
-        if ended and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
-            names.append(f"epoch_{epoch}")
-        by_update = cfg.save_interval_updates and update % cfg.save_interval_updates == 0
-        if by_update and cfg.keep_interval_updates:
-            names.append(f"update_{update}")
-        return [*names, *(["best"] if improved else []), "last"]
 
     def _save(self, names: list[str]) -> None:
         self.meter.tick()
@@ -335,7 +306,7 @@ class TrainingRun:
     def _say_goodbye(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
         metric = self.cfg.checkpoint.best_checkpoint_metric
-        best = "" if self.best is None else f", best {metric} {abs(self.best):.4g}"
+        best = "" if self.best is None else f", best {metric} {self.best:.4g}"
         self._message(f"training ended at update {self.trainer.update}: {reason}{best}; checkpoints in {self.folder}")
 
     def _write(self, event: str, epoch: int, values: dict[str, Any]) -> None:
@@ -345,32 +316,8 @@ class TrainingRun:
     def _message(self, text: str) -> None:
         self.display.message(text)
 
-    # -- how far it is --------------------------------------------------------------------------------------------
-
-    def _update_freq(self, epoch: int) -> int:
-        freq = self.cfg.optimization.update_freq or [1]
-        return freq[min(epoch, len(freq)) - 1]
-
     def _updates_in_epoch(self) -> int:
         """Updates in the current epoch, as many as the process with the most batches needs."""
         batches: int = self.iterator.state_dict()["batches"]
-        return math.ceil(math.ceil(batches / self.peers.world_size) / self._update_freq(self.iterator.epoch))
-
-    def _total_updates(self) -> int | None:
-        """Updates until training ends, by ``max_update`` or ``max_epoch``, whichever comes first."""
-        cfg = self.cfg.optimization
-        totals = [cfg.max_update] if cfg.max_update else []
-        if cfg.max_epoch:
-            totals.append(cfg.max_epoch * self._updates_in_epoch())
-        return min(totals, default=None)
-
-    def _seconds_left(self, epoch: int) -> float | None:
-        """How long training will go on, at the speed of the updates so far."""
-        cfg, meter = self.cfg.optimization, self.meter
-        left = []
-        total = self._total_updates()
-        if total is not None:
-            left.append((total - self.trainer.update) * meter.seconds / max(1, self.trainer.update))
-        if cfg.stop_time_hours:
-            left.append(cfg.stop_time_hours * 3600 - meter.seconds)
-        return min(left, default=None)
+        freq = self.milestones.update_freq(self.iterator.epoch)
+        return math.ceil(math.ceil(batches / self.peers.world_size) / freq)

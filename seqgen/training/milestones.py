@@ -1,0 +1,104 @@
+"""When to validate, when to save and under which names, and when training is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seqgen.config import TrainConfig
+
+
+class Milestones:
+    """Reads these from the configuration; it remembers nothing.
+
+    Args:
+        cfg: the whole configuration.
+    """
+
+    def __init__(self, cfg: TrainConfig):
+        self.cfg = cfg
+
+    def is_due(self, what: str, update: int, epoch: int, ended: bool) -> bool:
+        """Whether an interval is full.
+
+        Args:
+            what: ``"validate"`` or ``"save"``.
+            update: updates made.
+            epoch: the epoch of the last one, from 1.
+            ended: whether the epoch has ended with it.
+        """
+        epochs, updates = self._intervals(what)
+        return (ended and epochs > 0 and epoch % epochs == 0) or (updates > 0 and update % updates == 0)
+
+    def ever(self, what: str) -> bool:
+        """Whether it is switched on at all: to ``"validate"`` or to ``"save"`` between two other milestones."""
+        return any(self._intervals(what))
+
+    def _intervals(self, what: str) -> tuple[int, int]:
+        group: Any = self.cfg.dataset if what == "validate" else self.cfg.checkpoint
+        return getattr(group, f"{what}_interval"), getattr(group, f"{what}_interval_updates")
+
+    def checkpoint_names(self, update: int, epoch: int, ended: bool, improved: bool) -> list[str]:
+        """Under which names to save, in this order; ``last`` comes last, so that after a kill nothing is older than it.
+
+        Args:
+            update: updates made.
+            epoch: the epoch of the last one, from 1.
+            ended: whether the epoch has ended with it.
+            improved: whether the score is the best so far.
+        """
+        cfg = self.cfg.checkpoint
+        names = []
+        if ended and cfg.keep_last_epochs and cfg.save_interval and epoch % cfg.save_interval == 0:
+            names.append(f"epoch_{epoch}")
+        if cfg.keep_interval_updates and cfg.save_interval_updates and update % cfg.save_interval_updates == 0:
+            names.append(f"update_{update}")
+        return [*names, *(["best"] if improved else []), "last"]
+
+    def reason_to_stop(self, update: int, epochs: int, seconds: float, stale: int, lr: float) -> str:
+        """Why training is over, empty if it is not.
+
+        Args:
+            update: updates made.
+            epochs: epochs completed.
+            seconds: how long training has taken.
+            stale: validations since the best score.
+            lr: the learning rate of the next update.
+        """
+        cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
+        warming_up = update < self.cfg.lr_scheduler.warmup_updates
+        reasons = {
+            f"max_update={cfg.max_update} reached": 0 < cfg.max_update <= update,
+            f"max_epoch={cfg.max_epoch} reached": 0 < cfg.max_epoch <= epochs,
+            f"stop_time_hours={cfg.stop_time_hours:g} reached": 0 < cfg.stop_time_hours * 3600 <= seconds
+            and update > 0,
+            f"stop_min_lr={cfg.stop_min_lr:g} reached": lr <= cfg.stop_min_lr and not warming_up,
+            f"no better score in patience={patience} validations": 0 < patience <= stale,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+    def update_freq(self, epoch: int) -> int:
+        """Batches that make one update in an epoch, from 1; the last number of the list goes on."""
+        freq = self.cfg.optimization.update_freq or [1]
+        return freq[min(epoch, len(freq)) - 1]
+
+    def total_updates(self, updates_in_epoch: int) -> int | None:
+        """Updates until training ends, by ``max_update`` or ``max_epoch``, whichever comes first."""
+        cfg = self.cfg.optimization
+        totals = [cfg.max_update] if cfg.max_update else []
+        if cfg.max_epoch:
+            totals.append(cfg.max_epoch * updates_in_epoch)
+        return min(totals, default=None)
+
+    def seconds_left(self, update: int, total: int | None, seconds: float) -> float | None:
+        """How long training will go on at the speed of the updates so far, where that can be told.
+
+        Args:
+            update: updates made.
+            total: see ``total_updates``.
+            seconds: how long training has taken.
+        """
+        hours = self.cfg.optimization.stop_time_hours
+        left = [hours * 3600 - seconds] if hours else []
+        if total is not None:
+            left.append((total - update) * seconds / max(1, update))
+        return min(left, default=None)
