@@ -104,7 +104,7 @@ class Checkpoints:
         """
         if keep >= 0:
             numbered = self.numbered(kind)
-            for path in numbered[: len(numbered) - keep]:
+            for path in numbered[: max(0, len(numbered) - keep)]:
                 _discard(path)
 
     def numbered(self, kind: str) -> list[Path]:
