@@ -41,7 +41,7 @@ def run(
         sweep: what it does with the arguments after ``-m``; ``None`` where it has no sweeps.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = Path(sys.argv[0]).name.removesuffix(".py")
+    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     try:
         sys.exit(_dispatch(schema, work, description, arguments, sweep, program) or 0)
     except UserError as error:

@@ -37,6 +37,8 @@ def json_writer(translator: Translator, references: Sequence[str] | None) -> Wri
             "source": translation.source,
             "hypotheses": [hypothesis(item) for item in translation.hypotheses],
         }
+        if translation.constraints:
+            record["constraints"] = translation.constraints
         if translation.notes:
             record["notes"] = translation.notes
         return json.dumps(record, ensure_ascii=False) + "\n"

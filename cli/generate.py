@@ -14,7 +14,7 @@ from seqgen.config import GenerateConfig
 from seqgen.data.text import decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
-from seqgen.loading import load_model
+from seqgen.loading import load_models
 from seqgen.translator import Translator
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
@@ -41,7 +41,9 @@ def generate(cfg: GenerateConfig) -> int:
     if cfg.input not in ("", "-") and cfg.output != "-" and Path(cfg.input).resolve() == Path(cfg.output).resolve():
         raise ConfigError(f"output={cfg.output} would overwrite the input; name another file")
     device = set_up_device(cfg.common)
-    loaded = [load_model(path, device=device) for path in cfg.path]
+    loaded = load_models(cfg.path, device, cfg.reading)
+    for note in (note for item in loaded for note in item.notes):
+        log(note)
     translator = Translator(
         [item.task for item in loaded],
         [item.model for item in loaded],

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seqgen.cli.command import run
+from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
-from seqgen.registry import TASKS
 from seqgen.training.checkpoints import run_lock
 
 DESCRIPTION = """makes the tokenizer of a run folder and encodes the text of its splits, as seqgen-train would.
@@ -33,7 +33,7 @@ def preprocess(cfg: TrainConfig) -> int:
         raise ConfigError("run_dir is missing: give run_dir=FOLDER, the folder that seqgen-train will be given")
     folder = Path(cfg.run_dir)
     with run_lock(folder):
-        task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
+        task = open_run(cfg, folder)
         print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
         for split in task.splits():
             data = task.dataset(split)

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.cli.command import run, set_up_device
+from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import open_output
-from seqgen.config import CommonConfig, GenerationConfig, option
+from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
-from seqgen.loading import load_model
+from seqgen.loading import load_models
 from seqgen.translator import Translator
 
-DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and reference=FILE
-it writes the log-probability that the model (or ensemble) gives to each reference line."""
+DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and
+reference=FILE it writes the log-probability that the model (or ensemble) gives to each reference line."""
 
 
 @dataclass
@@ -43,6 +43,7 @@ class ScoreConfig:
     path: list[str] = option([], "run folders or checkpoints whose probabilities are wanted")
     source: str = option("", "text file that the references translate")
     output: str = option("-", "file for the probabilities, one JSON object a line; - for standard output")
+    reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
 
@@ -80,7 +81,9 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         raise ConfigError("source is missing: give source=FILE, the text that the references translate")
     sources, references = _parallel(cfg.source, cfg.reference)
     device = set_up_device(cfg.common)
-    loaded = [load_model(path, device=device) for path in cfg.path]
+    loaded = load_models(cfg.path, device, cfg.reading)
+    for note in (note for item in loaded for note in item.notes):
+        log(note)
     how = GenerationConfig(**dataclasses.asdict(cfg.generation))
     translator = Translator([item.task for item in loaded], [item.model for item in loaded], how)
     total, tokens = 0.0, 0

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.compose import chosen_components, compose, expand_sweep, from_dict, to_dict
+from seqgen.cli.run_folder import open_run
+from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
-from seqgen.loading import CONFIG_FILE, read_yaml
-from seqgen.registry import TASKS
 from seqgen.training.checkpoints import run_lock
-from seqgen.training.files import write_atomically
-from seqgen.training.resume import check_resumable
 from seqgen.training.training_loop import train
 
 DESCRIPTION = """trains a model; without arguments, the built-in example.
@@ -24,8 +20,6 @@ their product, a run folder each."""
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    import sys
-
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def work(cfg: TrainConfig) -> int:
@@ -66,16 +60,7 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
     """
     device = set_up_device(cfg.common)
     with run_lock(folder):
-        plain = to_dict(cfg)
-        del plain["run_dir"]  # the folder can be moved
-        path = folder / CONFIG_FILE
-        if path.exists():
-            before = to_dict(from_dict(TrainConfig, read_yaml(path), str(path)))
-            del before["run_dir"]
-            check_resumable(before, plain)
-        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
-        task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
-        return train(cfg, task, folder, device)
+        return train(cfg, open_run(cfg, folder), folder, device)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolera
         assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
         for h, k in zip(first, second, strict=True):
             assert h.score == pytest.approx(k.score, abs=tolerance)
-            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0, check_dtype=False)
+            torch.testing.assert_close(
+                h.positional_scores, k.positional_scores, atol=tolerance, rtol=0, check_dtype=False
+            )
 
 
 names = pytest.mark.parametrize("name", list(ZOO))

@@ -129,6 +129,8 @@ def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
         save(tmp_path, [f"update_{n}", f"epoch_{n}", "best", "last"], n)
     manager.prune("update", 2)
     manager.prune("epoch", -1)
+    for keep in (4, 5, 7, 100):  # no more than there are
+        manager.prune("epoch", keep)
     names = {path.name for path in manager.folder.iterdir()}
     assert names == {"best", "last", "update_9", "update_10", "epoch_1", "epoch_2", "epoch_9", "epoch_10"}
     manager.prune("epoch", 0)

@@ -1,0 +1,114 @@
+"""Running the commands inside the test's own process, and a small corpus to run them on."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib
+import io
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
+    """Run ``seqgen-NAME`` with arguments; standard output is a real file, as the commands expect."""
+    main = importlib.import_module(f"seqgen.cli.{name}").main
+    err = io.StringIO()
+    with tempfile.TemporaryFile("w+b") as file, contextlib.redirect_stderr(err):
+        saved = os.dup(1)
+        sys.stdout.flush()
+        os.dup2(file.fileno(), 1)
+        output = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        source = mock.Mock(buffer=io.BytesIO(stdin), isatty=lambda: False)
+        try:
+            with mock.patch("sys.stdout", output), mock.patch("sys.stdin", source), mock.patch("sys.argv", [name]):
+                main(list(arguments))
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        finally:
+            output.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+        file.seek(0)
+        return Outcome(code, file.read().decode("utf-8"), err.getvalue())
+
+
+NOUNS = {"dog": "Hund", "man": "Mann", "tree": "Baum", "ball": "Ball", "boat": "Kahn"}
+VERBS = {"sees": "sieht", "has": "hat", "finds": "findet"}
+
+
+def sentences(start: int, count: int) -> list[tuple[str, str]]:
+    """English and German sentences of one to three clauses."""
+    pairs = []
+    for number in range(start, start + count):
+        clauses = []
+        for part in range(1 + number % 3):
+            key = number * 7 + part * 11
+            first, second = (list(NOUNS.items())[(key // d) % len(NOUNS)] for d in (1, 5))
+            verb = list(VERBS.items())[key % len(VERBS)]
+            clauses.append((f"the {first[0]} {verb[0]} a {second[0]}", f"der {first[1]} {verb[1]} einen {second[1]}"))
+        pairs.append((" and ".join(c[0] for c in clauses), " und ".join(c[1] for c in clauses)))
+    return pairs
+
+
+def corpus(folder: Path) -> Path:
+    """Write ``train``, ``val`` (gzipped) and ``test`` in ``en`` and ``de``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, start, count in (("train", 0, 300), ("val", 300, 30), ("test", 400, 20)):
+        for side, language in enumerate(("en", "de")):
+            text = "".join(pair[side] + "\n" for pair in sentences(start, count)).encode()
+            if split == "val":
+                (folder / f"{split}.{language}.gz").write_bytes(gzip.compress(text))
+            else:
+                (folder / f"{split}.{language}").write_bytes(text)
+    return folder
+
+
+SMALL_FCONV = (
+    "model=fconv",
+    "model.encoder_embed_dim=16",
+    "model.decoder_embed_dim=16",
+    "model.decoder_out_embed_dim=16",
+    "model.encoder_layers=[(16, 3)] * 2",
+    "model.decoder_layers=[(16, 3)] * 2",
+)
+SMALL_TRANSFORMER = (
+    "model=transformer",
+    "model.encoder_embed_dim=16",
+    "model.decoder_embed_dim=16",
+    "model.encoder_ffn_embed_dim=32",
+    "model.decoder_ffn_embed_dim=32",
+    "model.encoder_layers=1",
+    "model.decoder_layers=1",
+    "model.encoder_attention_heads=2",
+    "model.decoder_attention_heads=2",
+)
+
+
+def training_arguments(data: Path, run: Path) -> list[str]:
+    """What trains a small model on the corpus."""
+    return [
+        f"run_dir={run}",
+        "task=translation",
+        "task.source_lang=en",
+        "task.target_lang=de",
+        f"task.train={data}/train",
+        f"task.valid={data}/val",
+        f"task.test={data}/test",
+        "task.vocab_size=44",
+        "task.workers=1",
+        "dataset.max_tokens=1000",
+        "common.threads=1",
+    ]
