@@ -1,5 +1,6 @@
 """The built-in models; each file registers one, and is imported when one of its names is asked for."""
 
+from seqgen.loading import declare_reader
 from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":
@@ -7,3 +8,7 @@ if __name__ != "seqgen.models":
 
 MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
+
+declare_reader(
+    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq_checkpoint"
+)

@@ -178,14 +178,33 @@ class GenerateDatasetConfig:
 
 
 @dataclass
+class ReadingConfig:
+    """What a checkpoint of another toolkit does not say and does not have beside it."""
+
+    dictionary: str = option("", "dict.txt of both languages; empty for the files beside the checkpoint")
+    source_dictionary: str = option("", "dict.txt of the source alone")
+    target_dictionary: str = option("", "dict.txt of the target alone")
+    sentencepiece: str = option(
+        "", "SentencePiece model of both languages; empty for a file beside the checkpoint; none for tokenized text"
+    )
+    source_sentencepiece: str = option("", "SentencePiece model of the source alone")
+    target_sentencepiece: str = option("", "SentencePiece model of the target alone")
+    architecture: str = option("", "known architecture that the checkpoint's own one is a variant of")
+    ignore: list[str] = option([], "options of the checkpoint that are unknown but play no part in what it computes")
+
+
+@dataclass
 class GenerateConfig:
     """Everything that ``seqgen-generate`` is told."""
 
-    path: list[str] = option([], "run folder, a checkpoint inside one, or a list of them: an ensemble")
+    path: list[str] = option(
+        [], "run folder, a checkpoint inside one, a fairseq model.pt, or several (A:B or [A,B]): an ensemble"
+    )
     input: str = option("", "text file to decode, - for standard input; empty for the split dataset.gen_subset")
     output: str = option("-", "file to write, - for standard output")
     reference: str = option("", "text file with the right answers, for scores")
     format: str = option("text", "what is written", choices=("text", "json", "fairseq"))
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
+    reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)

@@ -1,17 +1,28 @@
-"""Loading trained models: from a path to a model with its task."""
+"""Loading trained models: from a path to a model with its task.
+
+A path is a run of seqgen's own, or something that a registered reader recognizes, such as a checkpoint of another
+toolkit. A reader is declared with a test of whether a path is for it, and imported only for such a path::
+
+    declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
+
+    @register_reader("fairseq checkpoint")  # in that module
+    def read(path: Path, reading: ReadingConfig) -> LoadedModel: ...
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import yaml
 
-from seqgen.compose import from_dict
-from seqgen.config import TrainConfig
-from seqgen.errors import CheckpointError
+from seqgen.compose import from_dict, to_dict
+from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS
 from seqgen.task import Task
@@ -27,38 +38,150 @@ class LoadedModel:
     Attributes:
         model: the model, in evaluation mode.
         task: encodes and decodes text.
-        config: the configuration that it was trained with.
+        config: the configuration that it was trained with; of a checkpoint of another toolkit only the model's.
         checkpoint: the checkpoint that the weights come from.
+        task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
+            can be trained on, so that it can be made a run.
+        notes: what the user should know about how it was read.
     """
 
     model: EncoderDecoderModel
     task: Task
     config: TrainConfig
     checkpoint: Path
+    task_values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
-def load_model(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> LoadedModel:
+class DecodingTask(Task):
+    """The task of a model that comes without data: it encodes and decodes text, and no more."""
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """There are none.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("this model comes without data to decode; give input=FILE, or input=- for standard input")
+
+
+Reader: TypeAlias = Callable[[Path, ReadingConfig], LoadedModel]
+
+_DECLARED: dict[str, tuple[Callable[[Path], bool], str]] = {}
+_READERS: dict[str, Reader] = {}
+
+
+def declare_reader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
+    """Say which module reads one kind of model, so that it is imported only when needed.
+
+    Args:
+        kind: what it reads, in words, such as ``"fairseq checkpoint"``.
+        recognizes: whether a path is of that kind; it should look at names more than at contents.
+        module: dotted name of the module, which calls ``register_reader(kind)``.
+    """
+    _DECLARED[kind] = (recognizes, module)
+
+
+def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None) -> Callable[[Reader], Reader]:
+    """Register the decorated function as the reader of one kind of model.
+
+    Args:
+        kind: what it reads, in words.
+        recognizes: whether a path is of that kind; needed where the kind was not declared before.
+
+    Raises:
+        ConfigError: the kind has a reader already, or it is not known which paths are of it.
+    """
+
+    def decorator(reader: Reader) -> Reader:
+        if kind in _READERS:
+            raise ConfigError(
+                f"there are two readers of a {kind}, in {_READERS[kind].__module__} and {reader.__module__}"
+            )
+        if recognizes is not None:
+            declare_reader(kind, recognizes, reader.__module__)
+        elif kind not in _DECLARED:
+            raise ConfigError(f"the reader of a {kind} in {reader.__module__} does not say which paths it recognizes")
+        _READERS[kind] = reader
+        return reader
+
+    return decorator
+
+
+def reader_of(path: Path) -> Reader | None:
+    """The reader that recognizes a path, its module imported; ``None`` for a run of seqgen's own or no model at all."""
+    for kind, (recognizes, module) in _DECLARED.items():
+        if recognizes(path):
+            if kind not in _READERS:
+                importlib.import_module(module)
+            return _READERS[kind]
+    return None
+
+
+def load_models(
+    paths: Sequence[str], device: torch.device | str = "cpu", reading: ReadingConfig | None = None
+) -> list[LoadedModel]:
+    """Load the members of an ensemble.
+
+    Args:
+        paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
+        device: where to put them.
+        reading: what checkpoints of other toolkits lack.
+
+    Raises:
+        CheckpointError: one cannot be loaded.
+        ConfigError: ``reading`` says something, but all models are seqgen's own.
+    """
+    separate = [part for path in paths for part in split_path(path)]
+    given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
+    if given and not any(reader_of(Path(path)) for path in separate):
+        raise ConfigError(
+            f"reading.{given[0]} is for checkpoints of other toolkits, and {', '.join(separate)} is none; a run has "
+            "all that it needs in its folder"
+        )
+    return [load_model(path, device, reading=reading) for path in separate]
+
+
+def split_path(path: str) -> list[str]:
+    """Separate ``a.pt:b.pt``; a path that exists as it stands is one, colons and all."""
+    return [path] if ":" not in path or Path(path).exists() else [part for part in path.split(":") if part]
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    reading: ReadingConfig | None = None,
+) -> LoadedModel:
     """Load a trained model.
 
     Args:
-        path: a run folder (its best checkpoint is taken) or a checkpoint inside one.
+        path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
         device: where to put it.
         dtype: number format of the weights; as saved if not given.
+        reading: what a checkpoint of another toolkit lacks.
 
     Returns:
         The model with its task.
 
     Raises:
         CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
+        DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    checkpoint = resolve(Path(path))
+    reader = reader_of(Path(path))
+    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig())
+    loaded.model.to(device=device, dtype=dtype).eval()
+    return loaded
+
+
+def _load_run(path: Path) -> LoadedModel:
+    checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
     task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     model = task.build_model(config.model)
     load_weights(model, checkpoint)
-    model.to(device=device, dtype=dtype)
-    return LoadedModel(model.eval(), task, config, checkpoint)
+    return LoadedModel(model, task, config, checkpoint)
 
 
 def run_folder_of(checkpoint: Path) -> Path:

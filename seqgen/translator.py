@@ -37,6 +37,7 @@ class Translation:
         source: the line.
         source_tokens: ``(S,)`` int64, what the first model read; empty for an empty line.
         hypotheses: best first; none for an empty line.
+        constraints: phrases that the line demands of its output, after tabs (``generation.constraints``).
         notes: what was out of the ordinary, such as a truncation, in words.
     """
 
@@ -45,6 +46,7 @@ class Translation:
     source_tokens: Tensor
     hypotheses: list[TextHypothesis] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    constraints: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -54,10 +56,11 @@ class Translation:
 
 @dataclass
 class _Line:
-    """A line on its way: its translation so far, and its ids as each member reads them."""
+    """A line on its way: its translation so far, its ids as each member reads them, and those of its phrases."""
 
     translation: Translation
     sources: list[Tensor]
+    phrases: list[list[int]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -138,13 +141,15 @@ class Translator:
 
     def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
         for batch in self._batches([line for line in lines if line.sources]):
-            results = self.task.inference_step(self.generator, self.models, self._collate(batch))
+            demands = {"constraints": [line.phrases for line in batch]} if self.cfg.constraints else {}
+            results = self.task.inference_step(self.generator, self.models, self._collate(batch), **demands)
             for line, hypotheses in zip(batch, results, strict=True):
                 self._take(line.translation, hypotheses)
         return [line.translation for line in lines]
 
     def _encode(self, number: int, text: str) -> _Line:
         """Turn a line into ids, cut to what each model can read; an empty line has none."""
+        text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64))
         if not text.strip():
             translation.notes.append("the line is empty, and so is its answer")
@@ -161,7 +166,18 @@ class Translator:
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
             sources.append(ids)
         translation.source_tokens = sources[0]
-        return _Line(translation, sources)
+        return _Line(translation, sources, self._encode_phrases(phrases, translation))
+
+    def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[list[int]]:
+        """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
+        encoded = []
+        for phrase in (phrase.strip() for phrase in phrases):
+            if lacking := self.task.target_tokenizer.unknown(phrase):
+                translation.notes.append(f"the phrase {phrase!r} is left out: the vocabulary lacks {' '.join(lacking)}")
+            elif phrase:
+                translation.constraints.append(phrase)
+                encoded.append(self.task.target_tokenizer.encode(phrase))
+        return encoded
 
     def _batches(self, lines: list[_Line]) -> Iterator[list[_Line]]:
         """Batches of similar length within the budgets, the longest first."""

@@ -1,0 +1,144 @@
+"""Reading checkpoints of fairseq: the file ``checkpoint_best.pt`` and what lies beside it.
+
+::
+
+    checkpoint_best.pt       weights and options
+    dict.en.txt dict.de.txt  the dictionaries of source and target, or one dict.txt for both
+    sentencepiece.bpe.model  a SentencePiece model, or spm.model; without one, text is taken as tokenized already
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.errors import CheckpointError, DataError
+from seqgen.loading import DecodingTask, LoadedModel, register_reader
+from seqgen.models.fairseq_options import FairseqOptions, read_options
+from seqgen.models.fairseq_weights import convert_weights
+from seqgen.models.fconv import FConvConfig
+from seqgen.models.torch_file import plain, read_torch_file
+from seqgen.training.checkpoints import fit
+
+# Objects of these become inert: options (in some versions) and the averages of training.
+_PACKAGES = ("omegaconf.", "fairseq.")
+_SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The files that one language is read with; ``sentencepiece`` is ``None`` for text that is tokenized already."""
+
+    dictionary: Path
+    sentencepiece: Path | None
+
+
+@register_reader("fairseq checkpoint")
+def read_fairseq_checkpoint(path: Path, reading: ReadingConfig) -> LoadedModel:
+    """Read a checkpoint of fairseq's convolutional model or transformer.
+
+    Args:
+        path: the checkpoint.
+        reading: files that are not beside it, and what it does not say.
+
+    Returns:
+        The model, with a task that decodes.
+
+    Raises:
+        CheckpointError: the file is damaged, holds code, or holds a model that seqgen does not have.
+        DataError: a dictionary or SentencePiece model is missing, damaged, or belongs to another model.
+    """
+    content = read_torch_file(path, _PACKAGES)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
+    described = {key: plain(content.get(key)) for key in ("args", "cfg")}
+    options = read_options(described, path, reading.architecture, reading.ignore)
+    weights = convert_weights(content["model"], path, _ties(options.model))
+    sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
+    _check_sizes(path, sides, weights)
+    source = _tokenizer(sides[0])
+    target = source if sides[0] == sides[1] else _tokenizer(sides[1])
+    task = DecodingTask(None, source, target)
+    model = task.build_model(options.model)
+    fit(model, weights, str(path))
+    model.load_state_dict(weights)
+    config = TrainConfig(model=options.model)
+    return LoadedModel(model, task, config, path, _task_values(options, sides), _notes(path, sides))
+
+
+def _ties(config: Any) -> dict[str, str]:
+    """Names of weights that are one and the same."""
+    embedding = "decoder.embed_tokens.weight"
+    if isinstance(config, FConvConfig):
+        return {"decoder.fc3.weight": embedding} if config.share_input_output_embed else {}
+    ties = {}
+    if config.share_all_embeddings or config.share_decoder_input_output_embed:
+        ties["decoder.output_projection.weight"] = embedding
+    if config.share_all_embeddings:
+        ties["encoder.embed_tokens.weight"] = embedding
+    return ties
+
+
+def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingConfig) -> _Side:
+    """Find the files of one language: those given, or else those beside the checkpoint."""
+    language = getattr(options, f"{side}_lang")
+    names = [f"dict.{language}.txt"] * bool(language) + ["dict.txt"]
+    given = getattr(reading, f"{side}_dictionary") or reading.dictionary
+    dictionary = Path(given) if given else _beside(path, names)
+    if dictionary is None:
+        raise DataError(
+            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} beside it; put it there, or give "
+            f"reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+        )
+    chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
+    if chosen == "none":
+        return _Side(dictionary, None)
+    return _Side(dictionary, Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES))
+
+
+def _beside(path: Path, names: list[str] | tuple[str, ...]) -> Path | None:
+    return next((path.parent / name for name in names if (path.parent / name).is_file()), None)
+
+
+def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> None:
+    for side, name in zip(sides, ("encoder", "decoder"), strict=True):
+        embedding = weights.get(f"{name}.embed_tokens.weight")
+        size = len(Dictionary.load(side.dictionary))
+        if embedding is not None and embedding.size(0) != size:
+            raise DataError(
+                f"{side.dictionary} does not belong to {path}: with the 4 special symbols it has {size}, but the "
+                f"{name} was trained with {embedding.size(0)}; give the dictionary of its training data"
+            )
+
+
+def _tokenizer(side: _Side) -> Tokenizer:
+    dictionary = Dictionary.load(side.dictionary)
+    if side.sentencepiece is None:
+        return WhitespaceTokenizer(dictionary)
+    return SentencePieceTokenizer(read_model(side.sentencepiece), dictionary, origin=str(side.sentencepiece))
+
+
+def _task_values(options: FairseqOptions, sides: list[_Side]) -> dict[str, Any]:
+    """The task of a run made from the checkpoint; its tokenizers lie in the run's folder."""
+    return {
+        "_name": "translation",
+        "source_lang": options.source_lang,
+        "target_lang": options.target_lang,
+        "tokenizer": "sentencepiece" if any(side.sentencepiece for side in sides) else "whitespace",
+        "joined_dictionary": sides[0] == sides[1],
+        "max_source_positions": options.model.max_source_positions,
+        "max_target_positions": options.model.max_target_positions,
+    }
+
+
+def _notes(path: Path, sides: list[_Side]) -> list[str]:
+    if all(side.sentencepiece for side in sides):
+        return []
+    return [f"{path}: no SentencePiece model is given or beside it, so text is read and written as tokens"]

@@ -1,0 +1,93 @@
+"""From the names and layouts of fairseq's weights to those of seqgen's models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import CheckpointError
+
+# No weights: version numbers, a marker of the device, and sinusoids that old versions saved.
+_NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
+
+_RENAMED = [
+    # before they had names, the norms of a layer were numbered: two in the encoder, three in the decoder
+    (r"encoder\.layers\.(\d+)\.layer_norms\.0\.", r"encoder.layers.\1.self_attn_layer_norm."),
+    (r"encoder\.layers\.(\d+)\.layer_norms\.1\.", r"encoder.layers.\1.final_layer_norm."),
+    (r"decoder\.layers\.(\d+)\.layer_norms\.0\.", r"decoder.layers.\1.self_attn_layer_norm."),
+    (r"decoder\.layers\.(\d+)\.layer_norms\.1\.", r"decoder.layers.\1.encoder_attn_layer_norm."),
+    (r"decoder\.layers\.(\d+)\.layer_norms\.2\.", r"decoder.layers.\1.final_layer_norm."),
+    (r"decoder\.embed_out$", "decoder.output_projection.weight"),
+    # weight normalization before PyTorch had parametrizations
+    (r"\.weight_g$", ".parametrizations.weight.original0"),
+    (r"\.weight_v$", ".parametrizations.weight.original1"),
+]
+
+
+def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str, str]) -> dict[str, Tensor]:
+    """Bring a model's weights under seqgen's names.
+
+    Args:
+        weights: the checkpoint's ``model``.
+        path: the file, for messages.
+        ties: seqgen's names of weights that are one and the same as others, which old versions saved only once.
+
+    Returns:
+        Weights by seqgen's names, in float32.
+
+    Raises:
+        CheckpointError: something is no tensor, or weights that should be the same differ.
+    """
+    result: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
+        if not _NO_WEIGHTS.fullmatch(name):
+            for pattern, replacement in _RENAMED:
+                name = re.sub(pattern, replacement, name)
+            result[name] = tensor.float()
+    _fuse_projections(result)
+    _normalize_over_outputs(result)
+    for name, original in ties.items():
+        if original in result and not torch.equal(result.setdefault(name, result[original]), result[original]):
+            raise CheckpointError(f"{path} says that {name} is {original}, but holds two different ones")
+    return result
+
+
+def _fuse_projections(weights: dict[str, Tensor]) -> None:
+    """Join the matrices of queries, keys and values, which newer versions of fairseq keep apart.
+
+    Self-attention has one matrix for all three; attention to the source has one for queries and one for the others.
+    """
+    for name in [name for name in weights if re.search(r"\.k_proj\.(weight|bias)$", name)]:
+        prefix, _, kind = name.rpartition("k_proj.")
+        whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
+        parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
+        if all(part in weights for part in parts):  # else fitting the weights to the model says what is missing
+            weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
+    for name in [name for name in weights if name.endswith((".in_proj_weight", ".in_proj_bias"))]:
+        prefix, _, kind = name.rpartition("in_proj_")
+        fused = weights.pop(name)
+        if prefix.endswith("encoder_attn."):
+            size = fused.size(0) // 3
+            weights[f"{prefix}q_proj.{kind}"], weights[f"{prefix}kv_proj.{kind}"] = fused[:size], fused[size:]
+        else:
+            weights[f"{prefix}in_proj.{kind}"] = fused
+
+
+def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
+    """Express convolutions whose weight an old version normalized over time by norms of output channels.
+
+    There ``weight_g`` is ``(k, 1, 1)``; here it is ``(1, 1, out)``, the norm over time and input channels.
+    """
+    for name in [name for name in weights if ".convolutions." in name and name.endswith("weight.original0")]:
+        direction = name.removesuffix("0") + "1"
+        scale, other = weights[name], weights.get(direction)
+        if other is None or other.dim() != 3 or scale.shape != (other.size(0), 1, 1):
+            continue
+        weight = other * (scale / other.norm(dim=(1, 2), keepdim=True))
+        weights[name], weights[direction] = weight.norm(dim=(0, 1), keepdim=True), weight

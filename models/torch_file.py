@@ -1,0 +1,183 @@
+"""Reading what ``torch.save`` wrote, without running anything that it asks for.
+
+Such a file holds a pickle, and a pickle is a program: it names functions and classes and calls them. Here only
+PyTorch's own reader for weights runs, which calls nothing but the makers of tensors. Objects of some further packages,
+such as the options that a toolkit saves beside its weights, are allowed, but what is made in their place is inert: it
+remembers what it was made of and does nothing.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle
+import pickle
+import pickletools
+import re
+import warnings
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from seqgen.errors import CheckpointError
+
+# What a pickle may name besides tensors: classes of values that hold data and no more ...
+_BUILTINS = (
+    *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range", "set"),
+    *("slice", "str", "tuple", "type"),
+)
+_VALUES = frozenset(
+    {
+        *(f"builtins.{name}" for name in _BUILTINS),
+        *("collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
+        *("_codecs.encode", "_operator.getitem", "operator.getitem"),
+    }
+)
+# ... and what hints of types, choices, paths and numbers are made of. Nearly all of it gets a stand-in.
+_PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
+# An old file begins with five pickles: a magic number, a version, facts of the machine, the content, storage keys.
+_LEGACY_PICKLES = 5
+
+
+class Inert:
+    """Stands in for an object of another package: it remembers what it was made of and does nothing.
+
+    Attributes:
+        origin: full name of the class or function that the file names.
+        args: what that would have been called with.
+        state: what the object's attributes would have been.
+    """
+
+    origin = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *args: Any):
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
+    """Read a file that ``torch.save`` wrote, in its present (zip) or its old form.
+
+    Args:
+        path: the file.
+        packages: beginnings of the names of classes whose objects become ``Inert``, such as ``"omegaconf."``.
+
+    Returns:
+        The content, tensors on the CPU.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds something that would have to be run.
+    """
+    try:
+        # Each name is judged when it is found, so that code is noticed even where the file breaks off after it.
+        stand_ins = {name: _stand_in(name) for name in _names(path) if _is_harmless(path, name, packages)}
+        allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
+        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on pickle protocols that PyTorch itself does not write
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        if wanted:
+            raise _code(path, wanted[1]) from None
+        raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # what a broken file makes of a reader is not foreseeable
+        raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
+
+
+def plain(value: Any) -> Any:
+    """Turn options into dicts, lists and values.
+
+    Args:
+        value: an ``argparse.Namespace``, the stand-in of an OmegaConf node or of a choice (an enumeration), or dicts
+            and lists of these.
+    """
+    if isinstance(value, Inert):
+        state = value.state if isinstance(value.state, Mapping) else {}
+        inside = [state[key] for key in ("_content", "_val") if key in state] or list(value.args)
+        return plain(inside[0]) if len(inside) == 1 else None
+    if isinstance(value, Namespace):
+        return plain(vars(value))
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _names(path: Path) -> Iterator[str]:
+    """The full names of everything that the pickles of a file would import, found without running them."""
+    with open(path, "rb") as file:
+        if file.read(2) == b"PK":
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+                if damaged is not None:
+                    raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
+                entry = next((name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"), None)
+                if entry is None:
+                    raise CheckpointError(f"{path} is a zip archive, but none that torch.save wrote")
+                with archive.open(entry) as content:
+                    yield from _names_in_pickle(content)
+        else:
+            file.seek(0)
+            for _ in range(_LEGACY_PICKLES):
+                yield from _names_in_pickle(file)
+
+
+def _names_in_pickle(file: IO[bytes]) -> Iterator[str]:
+    """Read one pickle's instructions up to its end and say what it imports."""
+    recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
+    memo: list[str] = []
+    for opcode, argument, _ in pickletools.genops(file):
+        if opcode.name in ("GLOBAL", "INST"):
+            yield _present_name(*str(argument).split(" ", 1))
+        elif opcode.name == "STACK_GLOBAL":
+            yield _present_name(*recent[-2:])
+        elif "UNICODE" in opcode.name or "STRING" in opcode.name:
+            recent.append(str(argument))
+        elif opcode.name == "MEMOIZE":
+            memo.append(recent[-1])
+        elif opcode.name in ("BINGET", "LONG_BINGET") and isinstance(argument, int) and argument < len(memo):
+            recent.append(memo[argument])
+
+
+def _present_name(module: str, name: str) -> str:
+    """The name in Python 3 of what a pickle calls by its name in Python 2, such as ``__builtin__ eval``."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+def _is_harmless(path: Path, name: str, packages: Sequence[str]) -> bool:
+    """Whether a name gets a stand-in; those of PyTorch are judged by its own reader.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if name.startswith("torch.") or name == "argparse.Namespace":
+        return False
+    if name in _VALUES or name.startswith((*_PACKAGES, *packages)):
+        return True
+    raise _code(path, name)
+
+
+def _stand_in(name: str) -> Any:
+    if name == "collections.defaultdict":
+        return _plain_dict  # the reader fills in items only where it finds a real dict
+    return type("Inert", (Inert,), {"origin": name})
+
+
+def _plain_dict(*args: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _code(path: Path, name: str) -> CheckpointError:
+    return CheckpointError(f"{path} holds code: reading it would run {name}, so it is refused; nothing of it was run")
