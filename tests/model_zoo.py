@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import examples.lstm
-import seqgen.models  # noqa: F401  # declares the built-in models, as the import above registers the example
+import examples.lstm  # noqa: F401  # registers the example
+import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import EncoderOut
@@ -51,7 +51,19 @@ class TinyTask:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A model of the zoo: how it is built, and the ids that its inputs are made of."""
+    """A model of the zoo: how it is built, the ids that its inputs are made of, and which laws are not asked of it.
+
+    Attributes:
+        build: builds the model.
+        pad: id of padding.
+        eos: id of end-of-sentence.
+        start: the first id of a target prefix.
+        vocab: size of the vocabulary.
+        first_word: the smallest id that is an ordinary word.
+        either_padding: whether it reads sources padded on the left as well as on the right.
+        late_starts: whether it heeds ``IncrementalState.starts``.
+        has_table: whether it looks positions up in a table, which it must not be asked beyond.
+    """
 
     build: Callable[[], EncoderDecoderModel]
     pad: int = 1
@@ -59,6 +71,9 @@ class Specimen:
     start: int = 2
     vocab: int = VOCAB
     first_word: int = 4
+    either_padding: bool = True
+    late_starts: bool = True
+    has_table: bool = True
 
 
 def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], EncoderDecoderModel]:
@@ -128,7 +143,12 @@ ZOO: dict[str, Specimen] = {
             layernorm_embedding=True,
         )
     ),
-    "lstm_tiny": Specimen(registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2)),
+    "lstm_tiny": Specimen(
+        registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
+        either_padding=False,
+        late_starts=False,
+        has_table=False,
+    ),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),

@@ -46,7 +46,7 @@ class Dropout(nn.Module):
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        levels = round(p * _LEVELS)
+        levels = min(round(p * _LEVELS), _LEVELS - 1)
         keep = _random_int16(x.numel()).ge(levels - _LEVELS // 2).view(x.shape)
         ctx.scale = _LEVELS / (_LEVELS - levels)
         # Multiplying by bytes is three times as fast as by booleans, which they are.

@@ -1,0 +1,96 @@
+"""The cheap dropout: right on average, reproducible, and the same forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.gradient import scale_gradient
+from seqgen.modules.layer_drop import LayerDropList
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_share_and_mean(p: float) -> None:
+    torch.manual_seed(0)
+    n = 1_000_003  # not a multiple of four: the last random word is used in part
+    out = Dropout(p)(torch.ones(n))
+    dropped = (out == 0).double().mean().item()
+    assert abs(dropped - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1 / 65536
+    kept = out[out != 0]
+    assert kept.min() == kept.max()
+    assert kept[0].item() == pytest.approx(1 / (1 - p), rel=1e-4)
+    assert out.double().mean().item() == pytest.approx(1, abs=4 * (p / (1 - p) / n) ** 0.5)
+
+
+def test_neighbours_are_independent() -> None:
+    """The four decisions that share a random word, and those of neighbouring words, are uncorrelated."""
+    torch.manual_seed(0)
+    kept = (Dropout(0.3)(torch.ones(400_000)) != 0).double()
+    for distance in range(1, 9):
+        a, b = kept[:-distance], kept[distance:]
+        correlation = ((a - a.mean()) * (b - b.mean())).mean() / kept.var()
+        assert abs(correlation.item()) < 4 / 400_000**0.5
+    by_place = kept.view(-1, 4).mean(0)
+    assert (by_place - 0.7).abs().max() < 4 * (0.21 / 100_000) ** 0.5
+
+
+def test_gradient_is_that_of_what_was_kept() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(50, 7, dtype=torch.float64, requires_grad=True)
+    out = Dropout(0.4)(x)
+    out.backward(torch.ones_like(out))
+    torch.testing.assert_close(out, x * x.grad)
+    assert x.grad.unique().tolist() == [0.0, pytest.approx(1 / 0.6, rel=1e-4)]
+
+
+def test_seed_fixes_it_and_the_next_call_differs() -> None:
+    x, dropout = torch.ones(200), Dropout(0.5)
+    torch.manual_seed(3)
+    first, second = dropout(x), dropout(x)
+    torch.manual_seed(3)
+    assert torch.equal(dropout(x), first)
+    assert not torch.equal(first, second)
+    state = torch.get_rng_state()
+    third = dropout(x)
+    torch.set_rng_state(state)
+    assert torch.equal(dropout(x), third)
+
+
+def test_does_nothing_in_evaluation_or_at_zero() -> None:
+    x = torch.randn(9)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 2.0])
+def test_refuses_what_is_no_probability(p: float) -> None:
+    with pytest.raises(ValueError, match=f"not {p}"):
+        Dropout(p)
+
+
+def test_strided_and_half_precision_inputs() -> None:
+    torch.manual_seed(0)
+    strided = torch.randn(6, 8).t()
+    out = Dropout(0.5)(strided)
+    assert (out == 0).any()
+    torch.testing.assert_close(out[out != 0], 2 * strided[out != 0])
+    assert Dropout(0.5)(torch.ones(8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_scale_gradient() -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    out = scale_gradient(x, 0.25)
+    assert torch.equal(out, x)
+    (out * torch.tensor([4.0, 8.0])).sum().backward()
+    assert x.grad.tolist() == [1.0, 2.0]
+
+
+def test_layer_drop() -> None:
+    layers = LayerDropList(0.25, [torch.nn.Identity() for _ in range(8)])
+    torch.manual_seed(0)
+    counts = [len(list(layers.active())) for _ in range(2000)]
+    assert sum(counts) / len(counts) == pytest.approx(6, abs=0.12)
+    assert {len(list(layers.eval().active())) for _ in range(5)} == {8}
+    order = list(layers.active())
+    assert order == list(layers)

@@ -1,0 +1,74 @@
+"""Positions, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+
+
+def numbered(num_rows: int = 10, padding_idx: int = 1) -> Positions:
+    """A table whose row ``n`` holds ``n``, so that looking up shows the number; the row of padding holds 0."""
+    positions = LearnedPositions(num_rows, 1, padding_idx, std=1.0)
+    with torch.no_grad():
+        positions.weight.copy_(torch.arange(num_rows).unsqueeze(1))
+        positions.weight[padding_idx] = 0
+    return positions
+
+
+def test_source_positions_count_tokens_on_either_side_of_the_padding() -> None:
+    mask = torch.tensor([[False, False, False], [False, False, True], [True, True, False]])
+    assert numbered().of_source(3, mask).squeeze(-1).tolist() == [[2, 3, 4], [2, 3, 0], [0, 0, 2]]
+    assert numbered().of_source(3, None).squeeze(-1).tolist() == [[2, 3, 4]]
+    assert numbered(padding_idx=0).of_source(3, None).squeeze(-1).tolist() == [[1, 2, 3]]
+
+
+def test_target_positions_go_on_from_what_was_seen() -> None:
+    assert numbered().of_target(0, 3).squeeze(-1).tolist() == [[2, 3, 4]]
+    assert numbered().of_target(4, 1).squeeze(-1).tolist() == [[6]]
+    late = numbered().of_target(2, 2, torch.tensor([0, 2, 3]))
+    assert late.squeeze(-1).tolist() == [[4, 5], [2, 3], [2, 2]]
+
+
+def test_limits() -> None:
+    positions = numbered(10)
+    assert positions.max_positions == 8
+    assert positions.of_target(7, 1).item() == 9
+    with pytest.raises(ValueError, match="a target of 9 tokens is longer than the 8 positions"):
+        positions.of_target(8, 1)
+    with pytest.raises(ValueError, match="a source of 9 tokens is longer than the 8 positions"):
+        positions.of_source(9, None)
+    long = torch.zeros(2, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="a source of 9 tokens is longer than the 8 positions"):
+        positions.of_source(9, long | torch.tensor([[False], [True]]))
+    long[:, 0] = True
+    assert positions.of_source(9, long)[0, -1].item() == 9  # padding does not count
+    late = positions.of_target(8, 2, torch.tensor([2, 3]))
+    assert late.squeeze(-1).tolist() == [[8, 9], [7, 8]]
+    with pytest.raises(ValueError, match="a target of 9 tokens"):
+        positions.of_target(8, 2, torch.tensor([1, 3]))
+    with pytest.raises(ValueError, match="too small"):
+        LearnedPositions(2, 4, 1, std=1.0)
+
+
+def test_sinusoids() -> None:
+    """Four channels: frequencies 1 and 1/10000, sines first."""
+    positions = SinusoidalPositions(10, 4, padding_idx=1)
+    (first, second) = positions.of_target(0, 2)[0].tolist()
+    assert first == pytest.approx([math.sin(2), math.sin(2e-4), math.cos(2), math.cos(2e-4)])
+    assert second == pytest.approx([math.sin(3), math.sin(3e-4), math.cos(3), math.cos(3e-4)])
+    assert positions.weight[1].tolist() == [0, 0, 0, 0]
+    assert positions.state_dict() == {}
+    frequencies = SinusoidalPositions(4, 8, padding_idx=0).weight[1, :4].arcsin()
+    torch.testing.assert_close(frequencies[1:3], torch.tensor([10000 ** (-1 / 3), 10000 ** (-2 / 3)]))
+    assert SinusoidalPositions(5, 7, padding_idx=0).weight[:, -1].tolist() == [0] * 5
+
+
+def test_learned_positions_are_trained_and_padding_is_not() -> None:
+    positions = LearnedPositions(6, 3, padding_idx=1, std=0.1)
+    mask = torch.tensor([[False, False, True], [False, False, False]])
+    (positions.of_source(3, mask).sum() + positions.of_target(1, 1).sum()).backward()
+    assert positions.weight.grad[:, 0].tolist() == [0, 0, 2, 3, 1, 0]
