@@ -1,0 +1,94 @@
+"""Every command that the documentation shows is run, on a small corpus and with few updates."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
+QUICK = ["optimization.max_epoch=3", "checkpoint.keep_last_epochs=3", "common.threads=1"]
+"""Added to each training command that is shown."""
+
+
+def shown_commands(page: str) -> list[str]:
+    """The ``seqgen-…`` lines of a page's code blocks, continued lines joined."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    fenced = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^    seqgen-.*$", text, flags=re.MULTILINE)
+    lines = [line for block in fenced for line in block.splitlines()] + indented
+    return [line.strip() for line in lines if line.strip().startswith("seqgen-")]
+
+
+def run(line: str) -> None:
+    """Run one line of a shell."""
+    words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"), comments=True)
+    stdin = b"the dog sees a man\n"
+    if "<" in words:
+        stdin = Path(words[words.index("<") + 1]).read_bytes()
+        words = words[: words.index("<")]
+    name, arguments = words[0].removeprefix("seqgen-"), words[1:]
+    if name in ("train", "preprocess"):
+        arguments += [*QUICK, "task.vocab_size=44" if "task=translation" in arguments else "task.workers=1"]
+        if not any(argument.startswith("task=") for argument in arguments):
+            arguments.append("task.train_size=200")
+    outcome = command(name, *arguments, stdin=stdin)
+    assert outcome.code == 0, f"{line}\n{outcome.err}"
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages speak of: ``DATA``, ``test.en``, ``test.de``, and two runs."""
+    folder = tmp_path_factory.mktemp("docs")
+    corpus(folder / "DATA")
+    for language in ("en", "de"):
+        (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
+    for name in ("a", "b"):
+        outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
+        assert outcome.code == 0, outcome.err
+    return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if shown_commands(page)])
+def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in workplace.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    commands = shown_commands(page)
+    trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
+    if trained:  # the page makes the runs itself
+        (tmp_path / "runs").unlink()
+        (tmp_path / "runs").mkdir()
+        for run_ in (workplace / "runs").iterdir():
+            if f"runs/{run_.name}" not in trained:
+                (tmp_path / "runs" / run_.name).symlink_to(run_)
+    for line in commands:
+        run(line)
+
+
+def test_shown_python_runs(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workplace)
+    text = (ROOT / "docs" / "generation.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/generation.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+
+
+def test_the_targets_of_make_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"^ *make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert set(named) <= targets, page

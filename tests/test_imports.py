@@ -1,0 +1,88 @@
+"""Imports point one way: cli to tasks and models to the engine, and inside the engine from the top to the bottom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+LAYERS = [
+    {"errors", "structures"},
+    {"registry", "config"},
+    {"incremental_state", "encoder", "decoder", "model"},
+    {"modules", "data"},
+    {"generation"},
+    {"task"},
+    {"translator"},
+    {"training", "compose", "conf"},
+    {"loading"},
+    {"models", "tasks"},
+    {"cli"},
+]
+"""The parts of seqgen; each imports only from its own set and from those before it."""
+
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for folder, prefix in (("seqgen", ""), ("models", "models."), ("tasks", "tasks."), ("cli", "cli.")):
+        for path in (ROOT / folder).rglob("*.py"):
+            found.append((prefix + ".".join(path.relative_to(ROOT / folder).with_suffix("").parts), path))
+    return [(name, path) for name, path in found if name != "__init__"]
+
+
+def imports(path: Path) -> set[str]:
+    """The seqgen modules that a file imports when it runs; imports for type checkers only do not count."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return {name.removeprefix("seqgen.") for name in found if name.startswith("seqgen.")}
+
+
+@pytest.mark.parametrize(("name", "path"), modules(), ids=lambda value: str(value) if isinstance(value, str) else "")
+def test_imports_point_one_way(name: str, path: Path) -> None:
+    part = name.split(".")[0]
+    for imported in imports(path):
+        other = imported.split(".")[0]
+        assert RANK[other] <= RANK[part], f"{name} imports {imported}"
+        assert {part, other} != {"models", "tasks"}, f"{name} imports {imported}"
+
+
+def test_the_check_can_fail() -> None:
+    assert "modules.attention" in imports(ROOT / "models" / "fconv.py")
+    assert RANK["models"] > RANK["generation"] > RANK["data"]
+
+
+@pytest.mark.parametrize("name", ["models.fconv", "seqgen.seqgen", "tasks", "cli.train"])
+def test_other_spellings_are_refused(name: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "register twice" in result.stderr
+
+
+def test_only_what_is_needed_is_imported() -> None:
+    code = (
+        "import sys, seqgen.models\nfrom seqgen.registry import MODELS\nMODELS.entry('fconv_tiny')\n"
+        "print('seqgen.models.fconv' in sys.modules, 'seqgen.models.transformer' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["True", "False"]
