@@ -33,7 +33,7 @@ setup(
         "numpy>=1.26",
         "hydra-core>=1.3.2,<1.4",
         "omegaconf>=2.3,<2.4",
-        "sentencepiece>=0.2.0",
+        "sentencepiece>=0.2.3",  # before, seeds do not repeat a sampled segmentation, and 0.2.2 hangs on some texts
         "sacrebleu>=2.4",
         "safetensors>=0.4.5",
         "tensorboard>=2.16",
@@ -51,6 +51,7 @@ setup(
             "seqgen-preprocess = seqgen.cli.preprocess:main",
             "seqgen-score = seqgen.cli.score:main",
             "seqgen-average = seqgen.cli.average:main",
+            "seqgen-convert = seqgen.cli.convert:main",
         ]
     },
 )
