@@ -69,8 +69,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig) -> LoadedModel:
     model = task.build_model(options.model)
     fit(model, weights, str(path))
     model.load_state_dict(weights)
-    config = TrainConfig(model=options.model)
-    return LoadedModel(model, task, config, path, _task_values(options, sides), _notes(path, sides))
+    values = _task_values(options, sides, model.max_positions())
+    return LoadedModel(model, task, TrainConfig(model=options.model), path, values, _notes(path, sides))
 
 
 def _ties(config: Any) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _tokenizer(side: _Side) -> Tokenizer:
     return SentencePieceTokenizer(read_model(side.sentencepiece), dictionary, origin=str(side.sentencepiece))
 
 
-def _task_values(options: FairseqOptions, sides: list[_Side]) -> dict[str, Any]:
+def _task_values(options: FairseqOptions, sides: list[_Side], longest: tuple[int, int]) -> dict[str, Any]:
     """The task of a run made from the checkpoint; its tokenizers lie in the run's folder."""
     return {
         "_name": "translation",
@@ -133,8 +133,8 @@ def _task_values(options: FairseqOptions, sides: list[_Side]) -> dict[str, Any]:
         "target_lang": options.target_lang,
         "tokenizer": "sentencepiece" if any(side.sentencepiece for side in sides) else "whitespace",
         "joined_dictionary": sides[0] == sides[1],
-        "max_source_positions": options.model.max_source_positions,
-        "max_target_positions": options.model.max_target_positions,
+        "max_source_positions": longest[0],
+        "max_target_positions": longest[1],
     }
 
 

@@ -266,9 +266,9 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         if options.get(key) is not None
     }
     try:
-        return from_dict(schema, values, str(path))
+        return from_dict(schema, values, "its options")
     except ConfigError as error:
-        raise CheckpointError(f"{error}, or it is something that seqgen does not have") from None
+        raise CheckpointError(f"{path} was trained with something that seqgen does not have: {error}") from None
 
 
 def _fill_in_transformer(options: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,7 +142,8 @@ class Translator:
 
     def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
         for batch in self._batches([line for line in lines if line.sources]):
-            demands = {"constraints": [line.phrases for line in batch]} if self.cfg.constraints else {}
+            phrases = [line.phrases for line in batch]
+            demands: dict[str, Any] = {"constraints": phrases} if self.cfg.constraints else {}
             results = self.task.inference_step(self.generator, self.models, self._collate(batch), **demands)
             for line, hypotheses in zip(batch, results, strict=True):
                 self._take(line.translation, hypotheses)

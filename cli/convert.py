@@ -1,0 +1,151 @@
+"""``seqgen-convert``: turn a checkpoint of another toolkit into a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from seqgen.cli.command import log, run
+from seqgen.compose import compose, from_dict, known_keys, to_dict
+from seqgen.config import ReadingConfig, TrainConfig, option
+from seqgen.data.files import new_folder, write_atomically
+from seqgen.data.tokenizer import Tokenizer, save_tokenizer
+from seqgen.errors import ConfigError
+from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
+from seqgen.registry import MODELS
+from seqgen.training.checkpoints import Checkpoints
+
+DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN.
+The run can be decoded with, averaged, and fine-tuned by checkpoint.finetune_from=RUN; the command prints how."""
+
+
+@dataclass
+class ConvertCommonConfig:
+    """What converting has of the ``common`` group."""
+
+    user_dir: str = option("", "file or folder with models, readers, ... of your own, imported first")
+
+
+@dataclass
+class ConvertConfig:
+    """Everything that ``seqgen-convert`` is told."""
+
+    path: str = option("", "checkpoint to convert, such as a fairseq model.pt")
+    run_dir: str = option("", "run folder to write; there must be none yet")
+    source_lang: str = option("", "ending of source files, where the checkpoint does not say")
+    target_lang: str = option("", "ending of target files, where the checkpoint does not say")
+    reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
+    common: ConvertCommonConfig = dataclasses.field(default_factory=ConvertCommonConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    run(ConvertConfig, convert, DESCRIPTION, argv)
+
+
+def convert(cfg: ConvertConfig) -> int:
+    """Convert what the configuration names.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+    """
+    if not cfg.path or not cfg.run_dir:
+        raise ConfigError("give path=CHECKPOINT, what to convert, and run_dir=RUN, the folder to write")
+    path, folder = Path(cfg.path), Path(cfg.run_dir)
+    if folder.exists():
+        raise ConfigError(f"run_dir={folder} is there already; give the name of a new folder")
+    if path.exists() and reader_of(path) is None:
+        raise ConfigError(f"path={path} is not a checkpoint of a toolkit that can be read; a run needs no conversion")
+    loaded = load_model(path, reading=cfg.reading)
+    for note in loaded.notes:
+        log(note)
+    config = run_config(loaded, cfg)
+    write_run(loaded, config, folder)
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {path}")
+    print(f"decode:    seqgen-generate path={folder} input=FILE")
+    print(f"fine-tune: {finetuning_command(config, folder)}")
+    return 0
+
+
+def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
+    """The configuration of the new run: its task and model, and defaults for the rest.
+
+    Args:
+        loaded: what was read.
+        cfg: the command's configuration.
+
+    Raises:
+        ConfigError: it is not known which languages the model translates between.
+    """
+    values = dict(loaded.task_values)
+    for key in ("source_lang", "target_lang"):
+        if key in values:
+            values[key] = getattr(cfg, key) or values[key]
+            if not values[key]:
+                raise ConfigError(f"{cfg.path} does not say what its {key} is; give {key}=, such as {key}=en")
+    config = compose(TrainConfig, [f"task={values['_name']}"])
+    config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
+    config.model = loaded.config.model
+    return config
+
+
+def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
+    """Write a run folder, all of it or nothing.
+
+    Args:
+        loaded: what was read.
+        config: the run's configuration.
+        folder: the folder, which is not there yet.
+    """
+    plain = to_dict(config)
+    del plain["run_dir"]  # the folder can be moved
+    with new_folder(folder) as temporary:
+        for name, tokenizer in tokenizers_of(loaded).items():
+            save_tokenizer(tokenizer, temporary / name)
+        write_atomically(temporary / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
+
+
+def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:
+    """The tokenizers of a run by the names of their folders: one, or one for each side where they differ."""
+    source, target = loaded.task.source_tokenizer, loaded.task.target_tokenizer
+    return {"tokenizer": source} if source is target else {"source_tokenizer": source, "target_tokenizer": target}
+
+
+def finetuning_command(config: TrainConfig, folder: Path) -> str:
+    """The command that trains the model of a run further on other text, in another run.
+
+    Args:
+        config: the run's configuration.
+        folder: the run.
+    """
+    task, model = config.task, config.model
+    sides = (
+        {"": "tokenizer"} if task.joined_dictionary else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
+    )
+    words = ["seqgen-train", "run_dir=NEW", "task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
+    words += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
+    words += [] if task.joined_dictionary else ["task.joined_dictionary=false"]
+    words += [] if task.tokenizer == "sentencepiece" else [f"task.tokenizer={task.tokenizer}"]
+    for side, name in sides.items():
+        words.append(f"task.{'tgtdict' if side == 'target_' else 'srcdict'}={folder / name / 'dictionary.json'}")
+        if task.tokenizer == "sentencepiece":
+            words.append(f"task.{side}spm_model={folder / name / 'sentencepiece.model'}")
+    words.append(f"model={MODELS.of(model).name}")
+    defaults = {key: value for key, _, value in known_keys(type(model)())}
+    changed = [(key, value) for key, _, value in known_keys(model) if value != defaults[key]]
+    words += [f"model.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed]
+    return shlex.join([*words, f"checkpoint.finetune_from={folder}"])
+
+
+if __name__ == "__main__":
+    main()

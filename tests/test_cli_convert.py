@@ -1,0 +1,108 @@
+"""A checkpoint of another toolkit becomes a run that decodes as it did and can be trained further."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.commands import command, sentences
+from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write(tmp_path / "theirs", random_model(FCONV), in_dict(options_of(FCONV)))
+
+
+def decode(path: Path, tmp_path: Path) -> str:
+    source = tmp_path / "source.txt"
+    source.write_text("w1 w2 w3\nw4 w5\n")
+    outcome = command("generate", f"path={path}", f"input={source}", "format=json", "generation.max_len_b=12")
+    assert outcome.code == 0, outcome.err
+    return outcome.out
+
+
+@pytest.mark.parametrize(
+    "config", [FCONV, TRANSFORMER, replace(TRANSFORMER, share_all_embeddings=True)], ids=["fconv", "plain", "shared"]
+)
+def test_the_run_decodes_as_the_checkpoint_does(config: object, tmp_path: Path) -> None:
+    path = write(tmp_path / "theirs", random_model(config), in_dict(options_of(config)))
+    run = tmp_path / "run"
+    outcome = command("convert", f"path={path}", f"run_dir={run}")
+    assert outcome.code == 0, outcome.err
+    expected = decode(path, tmp_path)
+    assert decode(run, tmp_path) == expected
+    shutil.rmtree(tmp_path / "theirs")
+    run.rename(tmp_path / "moved")
+    assert decode(tmp_path / "moved", tmp_path) == expected
+
+
+def test_separate_dictionaries(tmp_path: Path) -> None:
+    source = dictionary(15, "s")
+    path = write(tmp_path / "theirs", random_model(FCONV, source, dictionary()), in_dict(options_of(FCONV)))
+    source.save(path.parent / "dict.en.txt")
+    outcome = command("convert", f"path={path}", f"run_dir={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.err
+    assert "task.joined_dictionary=false" in outcome.out
+    assert decode(tmp_path / "run", tmp_path) == decode(path, tmp_path)
+
+
+def test_the_run_is_fine_tuned_by_the_command_that_is_printed(checkpoint: Path, tmp_path: Path) -> None:
+    run, new = tmp_path / "run", tmp_path / "new"
+    outcome = command("convert", f"path={checkpoint}", f"run_dir={run}")
+    assert outcome.code == 0, outcome.err
+    for split, start in (("train", 0), ("valid", 60)):
+        for side, language in enumerate(("en", "de")):
+            words = [f"w{len(pair[side]) % 20} w{n % 20}\n" for n, pair in enumerate(sentences(start, 60))]
+            (tmp_path / f"{split}.{language}").write_text("".join(words))
+    printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
+    program, *words = shlex.split(printed.removeprefix("fine-tune: "))
+    assert program == "seqgen-train"
+    changes = {"run_dir": str(new), "task.train": str(tmp_path / "train"), "task.valid": str(tmp_path / "valid")}
+    arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
+    trained = command(
+        "train",
+        *arguments,
+        "optimization.max_update=3",
+        "common.log_format=lines",
+        "common.threads=1",
+        "task.workers=1",
+    )
+    assert trained.code == 0, trained.err
+    assert "starting from the weights of" in trained.err + trained.out
+    decode(new, tmp_path)
+
+
+def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    silent = write(
+        tmp_path / "silent", random_model(FCONV), in_dict({**options_of(FCONV), "source_lang": None}), name="m.pt"
+    )
+    run = f"run_dir={tmp_path / 'run'}"
+    for arguments, words in (
+        ([f"path={checkpoint}"], ["run_dir=RUN"]),
+        ([f"path={checkpoint}", f"run_dir={tmp_path / 'there'}"], ["there is there already"]),
+        ([f"path={tmp_path}", run], ["a run needs no conversion"]),
+        ([f"path={tmp_path / 'none.pt'}", run], ["none.pt", "there is no such file"]),
+        ([f"path={silent}", run], ["source_lang", "give source_lang="]),
+        ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),
+    ):
+        outcome = command("convert", *arguments)
+        assert outcome.code == 2
+        assert "Traceback" not in outcome.err
+        for word in words:
+            assert word in outcome.err, outcome.err
+        assert not (tmp_path / "run").exists()
+    named = command("convert", f"path={silent}", run, "source_lang=en")
+    assert named.code == 0, named.err
+
+
+def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None:
+    command("convert", f"path={checkpoint}", f"run_dir={tmp_path / 'run'}")
+    outcome = command("generate", f"path={tmp_path / 'run'}", "input=-", "reading.sentencepiece=none")
+    assert outcome.code == 2
+    assert "reading.sentencepiece is for checkpoints of other toolkits" in outcome.err

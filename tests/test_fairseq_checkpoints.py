@@ -1,0 +1,401 @@
+"""Checkpoints of many versions of fairseq are read as what they are, and what is not known is refused."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the readers
+from seqgen.config import ReadingConfig
+from seqgen.errors import CheckpointError, UserError
+from seqgen.loading import load_model, split_path
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.fairseq_options import read_options
+from seqgen.models.fconv import FConvConfig
+from seqgen.models.torch_file import Inert, plain, read_torch_file
+from seqgen.models.transformer import TransformerConfig
+from seqgen.registry import MODELS
+from tests.commands import command
+from tests.fairseq_checkpoints import (
+    FCONV,
+    TRANSFORMER,
+    dictionary,
+    fairseq_weights,
+    in_args,
+    in_dict,
+    in_groups,
+    in_omegaconf,
+    options_of,
+    random_model,
+    write,
+)
+
+Weights = dict[str, Tensor]
+
+
+@torch.no_grad()
+def assert_same_model(got: EncoderDecoderModel, wanted: EncoderDecoderModel) -> None:
+    generator = torch.Generator().manual_seed(5)
+    source = torch.randint(4, 24, (2, 7), generator=generator)
+    target = torch.randint(4, 24, (2, 6), generator=generator)
+    lengths = torch.tensor([7, 7])
+    torch.testing.assert_close(got(source, lengths, target).logits, wanted(source, lengths, target).logits)
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+CONFIGS = {
+    "fconv": FCONV,
+    "fconv with attention in some layers": replace(FCONV, decoder_attention="[True, False, True]"),
+    "fconv with a shared output": replace(FCONV, share_input_output_embed=True),
+    "transformer": TRANSFORMER,
+    "transformer, pre-norm, learned positions": replace(
+        TRANSFORMER,
+        encoder_normalize_before=True,
+        decoder_normalize_before=True,
+        encoder_learned_pos=True,
+        decoder_learned_pos=True,
+        activation_fn="gelu",
+    ),
+    "transformer, all shared": replace(
+        TRANSFORMER, share_all_embeddings=True, no_scale_embedding=True, layernorm_embedding=True
+    ),
+    "transformer, decoder shared": replace(TRANSFORMER, share_decoder_input_output_embed=True),
+    "transformer, narrow decoder": replace(TRANSFORMER, decoder_embed_dim=6, decoder_ffn_embed_dim=10),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
+def test_each_kind_of_model(config: FConvConfig | TransformerConfig, zipped: bool, tmp_path: Path) -> None:
+    model = random_model(config)
+    loaded = load_model(write(tmp_path, model, in_args(options_of(config)), zipped=zipped))
+    assert loaded.config.model == config
+    assert loaded.task_values["source_lang"] == "en"
+    assert_same_model(loaded.model, model)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("describe", [in_args, in_dict, in_omegaconf, in_groups])
+def test_each_way_of_saving_options(
+    describe: Callable[[dict[str, Any]], dict[str, Any]], zipped: bool, tmp_path: Path
+) -> None:
+    model = random_model(TRANSFORMER)
+    loaded = load_model(write(tmp_path, model, describe(options_of(TRANSFORMER)), zipped=zipped))
+    assert loaded.config.model == TRANSFORMER
+    assert (loaded.task_values["source_lang"], loaded.task_values["target_lang"]) == ("en", "de")
+    assert_same_model(loaded.model, model)
+
+
+def numbered_norms(weights: Weights) -> Weights:
+    encoder = {"self_attn_layer_norm": "layer_norms.0", "final_layer_norm": "layer_norms.1"}
+    names = {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2}
+    decoder = {name: f"layer_norms.{number}" for name, number in names.items()}
+    result = {}
+    for name, tensor in weights.items():
+        for new, old in (encoder if name.startswith("encoder.") else decoder).items():
+            name = name.replace(f".{new}.", f".{old}.")
+        result[name] = tensor
+    return result
+
+
+def fused_attention(weights: Weights) -> Weights:
+    result = dict(weights)
+    for name in [name for name in weights if ".q_proj." in name]:
+        prefix, _, kind = name.rpartition("q_proj.")
+        parts = [result.pop(f"{prefix}{letter}_proj.{kind}") for letter in "qkv"]
+        result[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
+    return result
+
+
+def output_once(weights: Weights) -> Weights:
+    return {name: tensor for name, tensor in weights.items() if name != "decoder.output_projection.weight"}
+
+
+def bare_output(weights: Weights) -> Weights:
+    return {**output_once(weights), "decoder.embed_out": weights["decoder.output_projection.weight"]}
+
+
+def saved_sinusoids(weights: Weights) -> Weights:
+    extra = ["encoder.embed_positions.weights", "encoder.embed_positions._float_tensor", "encoder.version"]
+    return {**weights, **{name: torch.zeros(1) for name in extra}}
+
+
+def half(weights: Weights) -> Weights:
+    return {name: tensor.half() for name, tensor in weights.items()}
+
+
+OLD_WEIGHTS = {
+    "numbered norms": (TRANSFORMER, numbered_norms),
+    "fused attention": (TRANSFORMER, fused_attention),
+    "shared output saved once": (replace(TRANSFORMER, share_decoder_input_output_embed=True), output_once),
+    "output as a bare parameter": (TRANSFORMER, bare_output),
+    "sinusoids saved": (TRANSFORMER, saved_sinusoids),
+}
+
+
+@pytest.mark.parametrize(("config", "age"), OLD_WEIGHTS.values(), ids=list(OLD_WEIGHTS))
+def test_old_names_of_weights(config: TransformerConfig, age: Callable[[Weights], Weights], tmp_path: Path) -> None:
+    model = random_model(config)
+    path = write(tmp_path, model, in_args(options_of(config)), age(fairseq_weights(model)))
+    assert_same_model(load_model(path).model, model)
+
+
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    model = random_model(TRANSFORMER)
+    path = write(tmp_path, model, in_args(options_of(TRANSFORMER)), half(fairseq_weights(model)))
+    assert {parameter.dtype for parameter in load_model(path).model.parameters()} == {torch.float32}
+
+
+def test_convolutions_normalized_over_time(tmp_path: Path) -> None:
+    """Old decoders have one norm for each position of the kernel; the weight itself is what counts."""
+    model = random_model(FCONV)
+    weights = fairseq_weights(model)
+    with torch.no_grad():
+        for number, convolution in enumerate(model.decoder.convolutions):
+            name = f"decoder.convolutions.{number}.weight"
+            weight = convolution.weight
+            weights[f"{name}_v"] = weight * 3
+            weights[f"{name}_g"] = weight.norm(dim=(1, 2), keepdim=True)
+    weights["decoder.version"] = torch.tensor([1.0])
+    assert_same_model(load_model(write(tmp_path, model, in_args(options_of(FCONV)), weights)).model, model)
+
+
+def test_missing_options_take_the_defaults_of_the_architecture() -> None:
+    def config(arch: str, **given: Any) -> FConvConfig | TransformerConfig:
+        return read_options({"args": {"arch": arch, **given}}, Path("x.pt")).model
+
+    assert config("fconv") == FConvConfig()
+    assert config("transformer") == TransformerConfig()
+    assert config("fconv_iwslt_de_en") == MODELS.config("fconv_iwslt_de_en")
+    assert config("fconv_wmt_en_de") == replace(
+        MODELS.config("fconv_wmt_en_de"),
+        encoder_layers="[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2",
+        decoder_layers="[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2",
+    )
+    assert config("transformer_iwslt_de_en") == MODELS.config("transformer_iwslt_de_en")
+    big = config("transformer_wmt_en_de_big_t2t", dropout=0.2)
+    assert isinstance(big, TransformerConfig)
+    assert (big.encoder_normalize_before, big.decoder_ffn_embed_dim, big.attention_dropout) == (True, 4096, 0.1)
+    assert big.dropout == 0.2
+    narrow = config("transformer", encoder_embed_dim=64, encoder_ffn_embed_dim=32, relu_dropout=0.3)
+    assert isinstance(narrow, TransformerConfig)
+    assert (narrow.decoder_embed_dim, narrow.decoder_ffn_embed_dim, narrow.activation_dropout) == (64, 32, 0.3)
+
+
+def test_separate_dictionaries_are_found_by_language(tmp_path: Path) -> None:
+    source, target = dictionary(15, "s"), dictionary()
+    model = random_model(FCONV, source, target)
+    path = write(tmp_path, model, in_dict(options_of(FCONV)))
+    source.save(tmp_path / "dict.en.txt")
+    task = load_model(path).task
+    assert (task.source_dictionary, task.target_dictionary) == (source, target)
+    source.save(tmp_path / "given.txt")
+    (tmp_path / "dict.en.txt").unlink()
+    task = load_model(path, reading=ReadingConfig(source_dictionary=str(tmp_path / "given.txt"))).task
+    assert (task.source_dictionary, task.target_dictionary) == (source, target)
+
+
+def test_several_paths_in_one() -> None:
+    assert split_path("a.pt:b.pt:runs/c") == ["a.pt", "b.pt", "runs/c"]
+    assert split_path("runs/a") == ["runs/a"]
+
+
+def test_a_path_with_a_colon_that_exists_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+    assert split_path(str(tmp_path / "a:b")) == [str(tmp_path / "a:b")]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+class Trap:
+    """Pickled, it is a call of a function that the reader would run."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        self.call = (function, args)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def refused(path: Path, *words: str, reading: ReadingConfig | None = None) -> None:
+    with pytest.raises(UserError) as caught:
+        load_model(path, reading=reading)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in (*words, str(path)):
+        assert word in message, message
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_code_is_named_and_not_run(zipped: bool, protocol: int, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    path = tmp_path / "model.pt"
+    for trap, name in (
+        (Trap(os.mkdir, str(witness)), "posix.mkdir"),
+        (Trap(eval, f"open({str(witness)!r}, 'w')"), "builtins.eval"),
+        (Trap(exec, f"open({str(witness)!r}, 'w')"), "builtins.exec"),
+    ):
+        torch.save({"model": {}, "args": trap}, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+        refused(path, name, "nothing of it was run")
+        path.write_bytes(pickle.dumps(trap, protocol=protocol))  # without torch.save's wrapping, too
+        refused(path, name, "nothing of it was run")
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_truncated_files(zipped: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(FCONV), in_omegaconf(options_of(FCONV)), zipped=zipped)
+    content = path.read_bytes()
+    for size in (0, 1, 3, 20, 300, 2000, len(content) // 2, len(content) - 30, len(content) - 1):
+        path.write_bytes(content[:size])
+        refused(path, "damaged")
+
+
+def test_damaged_files_are_refused_or_harmless(tmp_path: Path) -> None:
+    """A changed byte is noticed by the checksums of the archive."""
+    path = write(tmp_path, random_model(FCONV), in_args(options_of(FCONV)))
+    content = path.read_bytes()
+    model = read_torch_file(path)["model"]
+    for place in range(11, len(content), len(content) // 60):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+        try:
+            again = read_torch_file(path)["model"]
+        except CheckpointError:
+            continue
+        assert all(torch.equal(again[name], tensor) for name, tensor in model.items())
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_text("not a model")
+    refused(path, "damaged")
+    torch.save(random_model(FCONV).state_dict(), path)
+    refused(path, "no checkpoint of fairseq")
+    torch.save({"model": {}, "args": None}, path)
+    refused(path, "does not say which model")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (FCONV, {"arch": "lstm"}, ["'lstm'", "fconv_iwslt_de_en"]),
+        (FCONV, {"arch": "fconv_self_att_wp"}, ["'fconv_self_att_wp'"]),
+        (TRANSFORMER, {"arch": "transformer_align"}, ["'transformer_align'"]),
+        (TRANSFORMER, {"task": "multilingual_translation"}, ["'multilingual_translation'", "reading.ignore=[task]"]),
+        (TRANSFORMER, {"adaptive_softmax_cutoff": [100, 200]}, ["adaptive_softmax_cutoff=[100, 200]"]),
+        (TRANSFORMER, {"adaptive_input": True}, ["adaptive_input=True"]),
+        (TRANSFORMER, {"cross_self_attention": True}, ["cross_self_attention=True"]),
+        (TRANSFORMER, {"no_cross_attention": True}, ["no_cross_attention=True"]),
+        (TRANSFORMER, {"no_token_positional_embeddings": True}, ["no_token_positional_embeddings=True"]),
+        (TRANSFORMER, {"quant_noise_pq": 0.1}, ["quant_noise_pq=0.1"]),
+        (TRANSFORMER, {"encoder_layers_to_keep": "0,2"}, ["encoder_layers_to_keep='0,2'"]),
+        (TRANSFORMER, {"decoder_output_dim": 4}, ["decoder_output_dim"]),
+        (TRANSFORMER, {"alignment_heads": 1}, ["alignment_heads=1"]),
+        (TRANSFORMER, {"activation_fn": "swish"}, ["activation_fn=swish"]),
+        (TRANSFORMER, {"relative_attention": True}, ["relative_attention", "reading.ignore=[relative_attention]"]),
+        (TRANSFORMER, {"encoder_layers": "six"}, ["encoder_layers='six'"]),
+        (TRANSFORMER, {"eos": 0}, ["eos=0"]),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_what_is_not_known(
+    config: FConvConfig | TransformerConfig, changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    path = write(tmp_path, random_model(config), in_args({**options_of(config), **changes}))
+    refused(path, *words)
+
+
+def test_what_the_user_knows_better(tmp_path: Path) -> None:
+    """An option, task or architecture of one's own is accepted where the user says that it makes no difference."""
+    own = {"arch": "my_transformer", "task": "my_translation", "my_option": 3}
+    model = random_model(TRANSFORMER)
+    path = write(tmp_path, model, in_args({**options_of(TRANSFORMER), **own}))
+    reading = ReadingConfig(architecture="transformer", ignore=["my_option", "task"])
+    assert_same_model(load_model(path, reading=reading).model, model)
+
+
+def test_weights_that_do_not_fit_the_options(tmp_path: Path) -> None:
+    model = random_model(TRANSFORMER)
+    weights = fairseq_weights(model)
+    path = write(tmp_path, model, in_args(options_of(TRANSFORMER)), {**weights, "decoder.extra": torch.zeros(2)})
+    refused(path, "decoder.extra")
+    path = write(tmp_path, model, in_args({**options_of(TRANSFORMER), "encoder_layers": 3}))
+    refused(path, "encoder.layers.2")
+    path = write(tmp_path, model, in_args({**options_of(TRANSFORMER), "share_decoder_input_output_embed": True}))
+    refused(path, "two different ones")
+
+
+# -- through the commands ---------------------------------------------------------------------------------------------
+
+
+def outcome_of(path: str, tmp_path: Path, *further: str) -> tuple[int, str]:
+    source = tmp_path / "source.txt"
+    source.write_text("w1 w2 w3\nw4\n")
+    outcome = command("generate", f"path={path}", f"input={source}", "generation.max_len_b=10", *further)
+    assert "Traceback" not in outcome.err
+    return outcome.code, outcome.out if outcome.code == 0 else outcome.err.strip().splitlines()[-1]
+
+
+def test_the_command_decodes(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(FCONV), in_args(options_of(FCONV)))
+    code, text = outcome_of(str(path), tmp_path)
+    assert code == 0, text
+    assert len(text.splitlines()) == 2
+
+
+def test_bad_input_is_answered_by_a_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(FCONV), in_args(options_of(FCONV)))
+    broken = tmp_path / "broken.pt"
+    broken.write_bytes(path.read_bytes()[:-40])
+    trap = tmp_path / "trap.pt"
+    torch.save({"model": Trap(os.mkdir, str(tmp_path / "witness"))}, trap)
+    dictionary(19).save(tmp_path / "small.txt")
+    other, lonely = tmp_path / "other" / "model.pt", tmp_path / "lonely" / "model.pt"
+    for copy in (other, lonely):
+        copy.parent.mkdir()
+        copy.write_bytes(path.read_bytes())
+    dictionary(first="v").save(other.parent / "dict.txt")
+    for given, words in (
+        ([str(broken)], ["broken.pt", "damaged or truncated"]),
+        ([str(trap)], ["trap.pt", "posix.mkdir", "nothing of it was run"]),
+        ([str(path), f"reading.dictionary={tmp_path}/small.txt"], ["small.txt", "it has 23", "trained with 24"]),
+        ([str(path), f"reading.dictionary={tmp_path}/none.txt"], ["none.txt"]),
+        ([str(lonely)], ["lonely", "dict.en.txt", "dict.txt", "reading.dictionary=FILE"]),
+        ([f"{path}:{other}"], ["model 2 of the ensemble", "vocabulary"]),
+        ([str(tmp_path / "nothing.pt")], ["nothing.pt", "there is no such file"]),
+    ):
+        code, message = outcome_of(given[0], tmp_path, *given[1:])
+        assert code == 2, message
+        for word in words:
+            assert word in message, message
+    assert not (tmp_path / "witness").exists()
+
+
+# -- inert objects ----------------------------------------------------------------------------------------------------
+
+
+def test_inert_objects_become_plain_values() -> None:
+    choice = Inert("c10d")  # an enumeration is pickled as a call with its value
+    node = Inert()
+    node.__setstate__({"_val": 3, "_metadata": None})
+    group = Inert()
+    group.__setstate__({"_content": {"a": node, "b": [choice, None]}})
+    assert plain(argparse.Namespace(x=group)) == {"x": {"a": 3, "b": ["c10d", None]}}
+
+
+def test_options_are_those_that_were_saved(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(FCONV), in_omegaconf(options_of(FCONV)))
+    cfg = plain(read_torch_file(path, ("omegaconf.",))["cfg"])
+    assert {key: cfg["model"][key] for key in asdict(FCONV)} == asdict(FCONV)
