@@ -74,6 +74,28 @@ def test_the_average_follows_the_weights(lab: Lab) -> None:
     assert not torch.equal(param, wanted)
 
 
+@pytest.mark.parametrize("model", ["fconv_tiny", "transformer_tiny"])
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
+    """Validation leaves nothing behind in training, nor training in a later validation (no stale cached weight)."""
+    options = [f"optimization.ema_decay={decay}", "dataset.validate_decode=20", "optimization.lr=[1e-2]"]
+    if model == "fconv_tiny":
+        tiny = [f"model.{side}_{key}" for side in ("encoder", "decoder") for key in ("embed_dim=8", "layers=[(8,3)]*2")]
+        options = [f"model={model}", *tiny, *options]
+    one, other = training_run(lab, f"{model}-1", *options), training_run(lab, f"{model}-2", *options)
+    losses = []
+    for _ in range(4):
+        for run in (one, other):
+            run.trainer.train_update([next(iter(run.iterator))], epoch=1)
+        scores = one.validator.validate().scores
+        losses.append(scores["loss"])
+    assert len(set(losses[1:])) == 3  # the first update of a warm-up changes nothing
+    assert_identical(one.trainer.weights(), other.trainer.weights())
+    fresh = training_run(lab, f"{model}-3", *options)
+    fresh.trainer.load_state_dict(one.trainer.weights(), one.trainer.state_dict(), "memory")
+    assert fresh.validator.validate().scores == scores
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision(lab: Lab, precision: str) -> None:
     run = lab.train(precision, f"common.{precision}=true", "optimization.max_update=8", "optimization.lr=[1e-2]")
@@ -361,5 +383,5 @@ def test_a_damaged_checkpoint_is_not_resumed(lab: Lab) -> None:
     run = lab.train("damaged", "optimization.max_update=2")
     path = run / "checkpoints" / "last" / "training_state.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match="damaged or truncated"):
+    with pytest.raises(CheckpointError, match=r"damaged or truncated.* the run goes on from an older one"):
         lab.train("damaged", "optimization.max_update=4")

@@ -61,7 +61,9 @@ class Lab:
 
     def config(self, *overrides: str) -> TrainConfig:
         """The tiny configuration with some values changed."""
-        return copy.deepcopy(_compose((*TINY, f"task.cache_dir={self.root / 'cache'}", *overrides)))
+        chosen = {override.partition("=")[0] for override in overrides}
+        defaults = [item for item in TINY if "model" not in chosen or not item.startswith("model")]
+        return copy.deepcopy(_compose((*defaults, f"task.cache_dir={self.root / 'cache'}", *overrides)))
 
     def task(self, cfg: TrainConfig, folder: Path) -> Task:
         """Set up the task in a run folder."""

@@ -55,6 +55,8 @@ def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str
     if cfg.distributed_training.distributed_world_size > 1 and peers.world_size == 1:
         from seqgen.training.launch import launch
 
+        for split in (cfg.dataset.train_subset, cfg.dataset.valid_subset):
+            task.dataset(split)  # encodes the text, so that the processes need not all do it
         return launch(cfg, folder, device)
     join(peers, cfg.distributed_training.distributed_backend, device)
     try:
@@ -274,8 +276,11 @@ class TrainingRun:
         """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
         newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
-            state = read_training_state(newest)
-            self.trainer.load_state_dict(read_weights(newest), state, str(newest))
+            try:
+                weights, state = read_weights(newest), read_training_state(newest)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; without {newest} the run goes on from an older one") from None
+            self.trainer.load_state_dict(weights, state, str(newest))
             self.iterator.load_state_dict(state["iterator"])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
