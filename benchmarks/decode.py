@@ -3,8 +3,9 @@
     python -m benchmarks.decode [--models ...] [--batches 1 16 64] [--sentences 200] [--threads 2] [--json FILE]
 
 The work is the one that fairseq was measured on: 200 sentences (of Multi30k where it is found, otherwise random words
-of like lengths), vocabulary 8,000, float32, exactly 41 steps. Tokens are those of the best hypothesis. fairseq's figures
-were measured on another machine (2 cores of a Xeon with AVX-512, 315 GFLOP/s), so above them stands this machine's speed.
+of like lengths), vocabulary 8,000, float32, exactly 41 steps. Tokens are those of the best hypothesis. fairseq's
+figures were measured on another machine (2 cores of a Xeon with AVX-512, 315 GFLOP/s), so above the table stands this
+machine's speed.
 """
 
 from __future__ import annotations

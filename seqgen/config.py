@@ -75,11 +75,16 @@ class DatasetConfig:
     validate_decode: int = option(0, "validation sentences to decode and score; -1 for all, 0 for none", minimum=-1)
 
 
+DEFAULT_MAX_UPDATE = 2000
+
+
 @dataclass
 class OptimizationConfig:
     """How long and how fast to learn."""
 
-    max_update: int = option(0, "updates after which training ends; 0 for no limit", minimum=0)
+    max_update: int | None = option(
+        None, "updates after which training ends; 0 for no limit; null for 2000 unless another limit is set", minimum=0
+    )
     max_epoch: int = option(0, "epochs after which training ends; 0 for no limit", minimum=0)
     stop_time_hours: float = option(0.0, "hours after which training ends; 0 for no limit", minimum=0)
     lr: list[float] = option([0.005], "learning rate of each epoch; the last one goes on", minimum=0)
@@ -90,6 +95,12 @@ class OptimizationConfig:
         0.0, "decay of the averaged weights that are validated and decoded with; 0 for none", minimum=0, maximum=1
     )
     nonfinite_loss: str = option("stop", "what a loss that is NaN or infinite does", choices=("stop", "skip"))
+
+    def last_update(self) -> int:
+        """The update after which training ends, 0 for no limit; without any limit given, training still ends."""
+        if self.max_update is not None:
+            return self.max_update
+        return 0 if self.max_epoch or self.stop_time_hours else DEFAULT_MAX_UPDATE
 
 
 @dataclass

@@ -205,7 +205,7 @@ def test_help_lists_every_key(name: str) -> None:
     assert outcome.code == 0
     assert "Keys" in outcome.out
     if name == "train":
-        for words in ("model=fconv (presets: fconv_iwslt_de_en", "optimization.max_update=0", "model.dropout="):
+        for words in ("model=fconv (presets: fconv_iwslt_de_en", "optimization.max_update=null", "model.dropout="):
             assert words in outcome.out
     for line in outcome.out.partition("Keys")[2].splitlines():
         if line.startswith("  ") and line.split()[0].count("="):

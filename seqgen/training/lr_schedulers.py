@@ -43,7 +43,7 @@ class LRScheduler:
             raise ConfigError("optimization.lr is empty; give at least one learning rate")
         self.cfg = cfg
         self.lr = list(optimization.lr)
-        self.max_update = optimization.max_update
+        self.max_update = optimization.last_update()
 
     def lr_at(self, update: int, epoch: int) -> float:
         """The learning rate of the next update.

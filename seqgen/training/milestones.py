@@ -67,7 +67,7 @@ class Milestones:
         cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
         warming_up = update < self.cfg.lr_scheduler.warmup_updates
         reasons = {
-            f"max_update={cfg.max_update} reached": 0 < cfg.max_update <= update,
+            f"max_update={cfg.last_update()} reached": 0 < cfg.last_update() <= update,
             f"max_epoch={cfg.max_epoch} reached": 0 < cfg.max_epoch <= epochs,
             f"stop_time_hours={cfg.stop_time_hours:g} reached": 0 < cfg.stop_time_hours * 3600 <= seconds
             and update > 0,
@@ -84,7 +84,7 @@ class Milestones:
     def total_updates(self, updates_in_epoch: int) -> int | None:
         """Updates until training ends, by ``max_update`` or ``max_epoch``, whichever comes first."""
         cfg = self.cfg.optimization
-        totals = [cfg.max_update] if cfg.max_update else []
+        totals = [cfg.last_update()] if cfg.last_update() else []
         if cfg.max_epoch:
             totals.append(cfg.max_epoch * updates_in_epoch)
         return min(totals, default=None)

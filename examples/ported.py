@@ -1,0 +1,110 @@
+"""A model that was written for fairseq, ported: what came before is seen through its mean (Zhang et al. 2018).
+
+``docs/from-fairseq.md`` shows what the file looked like there and what changed. Train it with
+``seqgen-train common.user_dir=examples/ported.py model=average``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seqgen.config import option
+from seqgen.decoder import IncrementalDecoder
+from seqgen.encoder import Encoder
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules import LearnedPositions
+from seqgen.registry import register_model
+from seqgen.structures import DecoderOut, EncoderOut
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+
+@dataclass
+class AverageConfig:
+    """Configuration of the averaging model."""
+
+    embed_dim: int = option(128, "channels", minimum=1)
+    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
+    max_positions: int = option(512, "longest source and target, in tokens with end-of-sentence", minimum=1)
+
+
+class AverageEncoder(Encoder):
+    """Gives each source word its embedding, its position and a layer."""
+
+    def __init__(self, cfg: AverageConfig, dictionary: Any):
+        super().__init__()
+        self.pad = dictionary.pad()
+        self.embed_tokens = nn.Embedding(len(dictionary), cfg.embed_dim, self.pad)
+        self.embed_positions = LearnedPositions(cfg.max_positions + self.pad + 1, cfg.embed_dim, self.pad, std=0.1)
+        self.layer = nn.Linear(cfg.embed_dim, cfg.embed_dim)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward``."""
+        padding_mask = src_tokens.eq(self.pad)
+        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+        x = self.dropout(self.embed_tokens(src_tokens) + positions)
+        return EncoderOut(x + torch.tanh(self.layer(x)), padding_mask)
+
+    def max_positions(self) -> int:
+        """The longest source, in tokens with end-of-sentence."""
+        return self.embed_positions.max_positions
+
+
+class AverageDecoder(IncrementalDecoder):
+    """Sees the tokens before through the mean of their embeddings, and attends to the source."""
+
+    def __init__(self, cfg: AverageConfig, dictionary: Any):
+        super().__init__()
+        self.longest = cfg.max_positions
+        self.embed_tokens = nn.Embedding(len(dictionary), cfg.embed_dim)
+        self.history = nn.Linear(2 * cfg.embed_dim, cfg.embed_dim)
+        self.combine = nn.Linear(2 * cfg.embed_dim, cfg.embed_dim)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> DecoderOut:
+        """Score the next token at each position that the state has not seen; see ``IncrementalDecoder.forward``."""
+        seen = self.positions_seen(incremental_state)
+        x = self.dropout(self.embed_tokens(prev_output_tokens[:, seen:]))
+        total = x.cumsum(1)
+        before = self.get_slots(incremental_state)
+        if before is not None:
+            total = total + before["total"].unsqueeze(1)
+        self.set_slots(incremental_state, {"total": total[:, -1]})
+        self.advance(incremental_state, x.size(1))
+
+        count = torch.arange(seen + 1, seen + 1 + x.size(1), device=x.device).unsqueeze(1)
+        x = torch.tanh(self.history(torch.cat([x, total / count], dim=-1)))
+        scores = x @ encoder_out.encoder_out.transpose(1, 2)  # (N, T, S)
+        if encoder_out.encoder_padding_mask is not None:
+            scores = scores.masked_fill(encoder_out.encoder_padding_mask.unsqueeze(1), -torch.inf)
+        weights = scores.softmax(-1)
+        x = torch.tanh(self.combine(torch.cat([x, weights @ encoder_out.encoder_out], dim=-1)))
+        return DecoderOut(F.linear(self.dropout(x), self.embed_tokens.weight), weights if need_attention else None)
+
+    def max_positions(self) -> int:
+        """The longest target, in tokens with end-of-sentence."""
+        return self.longest
+
+
+@register_model("average", config=AverageConfig, presets={"average_tiny": AverageConfig(embed_dim=64)})
+class AverageModel(EncoderDecoderModel):
+    """The averaging model."""
+
+    @classmethod
+    def build_model(cls, cfg: AverageConfig, task: Task) -> Self:
+        """Build the model for a task's vocabularies."""
+        return cls(AverageEncoder(cfg, task.source_dictionary), AverageDecoder(cfg, task.target_dictionary))
