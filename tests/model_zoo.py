@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import examples.lstm  # noqa: F401  # registers the example
+import examples.lstm
+import examples.ported  # noqa: F401  # registers the example, as the import above does another
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
@@ -149,6 +150,7 @@ ZOO: dict[str, Specimen] = {
         late_starts=False,
         has_table=False,
     ),
+    "average": Specimen(registered("average", embed_dim=12, max_positions=64), late_starts=False, has_table=False),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),

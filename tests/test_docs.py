@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
@@ -43,7 +44,7 @@ def run(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files that the pages speak of: ``DATA``, ``test.en``, ``test.de``, and two runs."""
+    """A folder with what the pages speak of: ``DATA``, ``test.en``, two runs, two checkpoints of fairseq, ..."""
     folder = tmp_path_factory.mktemp("docs")
     corpus(folder / "DATA")
     for language in ("en", "de"):
@@ -51,6 +52,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "b"):
         outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
+    for name in ("model.pt", "other.pt"):
+        write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
     return folder
 
 

@@ -353,6 +353,9 @@ def test_the_command_decodes(tmp_path: Path) -> None:
     code, text = outcome_of(str(path), tmp_path)
     assert code == 0, text
     assert len(text.splitlines()) == 2
+    nothing = command("generate", f"path={path}")
+    assert nothing.code == 2
+    assert "give input=FILE" in nothing.err
 
 
 def test_bad_input_is_answered_by_a_sentence(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from seqgen.generation.search import BeamSearch, Candidates, Search, search_from
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from seqgen.structures import Hypothesis
+from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
@@ -296,3 +297,30 @@ def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
         SEARCHES._entries.pop("last_first")
     with pytest.raises(ConfigError, match="does not take constraints"):
         decode(random_rule(9, 0), 5, BeamSearch(), constraints=[[]] * 4)
+
+
+# -- the laws, over every registered model -----------------------------------------------------------------------------
+
+STRATEGIES = {"groups": DiverseBeamSearch(2), "siblings": DiverseSiblingsSearch(), "constraints": ConstrainedSearch()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
+@pytest.mark.parametrize("name", list(ZOO))
+def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
+    torch.manual_seed(1)
+    model = ZOO[name].build().double().eval()
+    sources = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2)]
+    constraints = [[[5, 7], [9]], [], [[8]]] if isinstance(strategy, ConstrainedSearch) else None
+
+    def results(rows: slice, use_cache: bool = True) -> list[Pairs]:
+        generator = SequenceGenerator(
+            [model], dictionary(VOCAB - 4), beam_size=4, max_len_b=9, search_strategy=strategy, use_cache=use_cache
+        )
+        given = None if constraints is None else constraints[rows]
+        return [pairs(hypotheses) for hypotheses in generator.generate(batch_of(sources[rows]), constraints=given)]
+
+    together = results(slice(None))
+    for uncached, cached in zip(results(slice(None), use_cache=False), together, strict=True):
+        assert_same(uncached, cached)
+    for row in range(3):
+        assert_same(results(slice(row, row + 1))[0], together[row])

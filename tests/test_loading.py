@@ -1,0 +1,57 @@
+"""Readers of one's own, and which paths they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seqgen import loading
+from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.loading import DecodingTask, LoadedModel, load_model, load_models, reader_of, register_reader
+from tests.fairseq_checkpoints import FCONV, dictionary, random_model
+
+
+@pytest.fixture(autouse=True)
+def _forget_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_READERS", dict(loading._READERS))
+    monkeypatch.setattr(loading, "_DECLARED", dict(loading._DECLARED))
+
+
+def register_toy() -> None:
+    @register_reader("toy", recognizes=lambda path: path.suffix == ".toy")
+    def read(path: Path, reading: ReadingConfig) -> LoadedModel:
+        tokenizer = WhitespaceTokenizer(dictionary())
+        task = DecodingTask(None, tokenizer, tokenizer)
+        return LoadedModel(
+            random_model(FCONV).train(), task, TrainConfig(model=FCONV), path, notes=[reading.dictionary]
+        )
+
+
+def test_a_reader_of_ones_own() -> None:
+    register_toy()
+    (loaded,) = load_models(["x.toy"], reading=ReadingConfig(dictionary="given"))
+    assert loaded.notes == ["given"]
+    assert not loaded.model.training
+    assert loaded.task.encode_source("w1 w2").tolist() == [5, 6, 2]
+    with pytest.raises(DataError, match="give input=FILE"):
+        loaded.task.source_lines("test")
+
+
+def test_other_paths_are_runs(tmp_path: Path) -> None:
+    register_toy()
+    assert reader_of(tmp_path) is None
+    with pytest.raises(CheckpointError, match="neither a run folder nor a checkpoint"):
+        load_model(tmp_path)
+    with pytest.raises(ConfigError, match="is for checkpoints of other toolkits"):
+        load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x"))
+
+
+def test_a_kind_has_one_reader_that_says_what_it_reads() -> None:
+    register_toy()
+    with pytest.raises(ConfigError, match="two readers of a toy"):
+        register_toy()
+    with pytest.raises(ConfigError, match="does not say which paths"):
+        register_reader("other")(lambda path, reading: load_model(path))
