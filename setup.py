@@ -1,12 +1,14 @@
 """Packaging: the four rooms at the top of the repository are installed as one package."""
 
+from pathlib import Path
+
 from setuptools import setup
 
 setup(
     name="seqgen",
     version="0.1.0",
     description="Sequence-to-sequence research in PyTorch: train, write models, experiment with decoding",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",

@@ -13,7 +13,12 @@ from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, 
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
-QUICK = ["optimization.max_epoch=3", "checkpoint.keep_last_epochs=3", "common.threads=1"]
+QUICK = [
+    "optimization.max_update=3",
+    "checkpoint.save_interval_updates=1",
+    "checkpoint.keep_interval_updates=3",
+    "common.threads=1",
+]
 """Added to each training command that is shown."""
 
 
