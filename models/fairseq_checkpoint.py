@@ -19,8 +19,9 @@ from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
-from seqgen.errors import CheckpointError, DataError
+from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.loading import DecodingTask, LoadedModel, register_reader
+from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
@@ -58,19 +59,32 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig) -> LoadedModel:
     content = read_torch_file(path, _PACKAGES)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
-    described = {key: plain(content.get(key)) for key in ("args", "cfg")}
+    try:
+        described = {key: plain(content.get(key)) for key in ("args", "cfg")}
+    except RecursionError:
+        raise CheckpointError(f"{path} is damaged: its options contain themselves") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
     weights = convert_weights(content["model"], path, _ties(options.model))
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
     _check_sizes(path, sides, weights)
-    source = _tokenizer(sides[0])
-    target = source if sides[0] == sides[1] else _tokenizer(sides[1])
+    source, target = (_tokenizer(side) for side in sides)
+    if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
+        target = source
     task = DecodingTask(None, source, target)
-    model = task.build_model(options.model)
+    try:
+        model = task.build_model(options.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     fit(model, weights, str(path))
     model.load_state_dict(weights)
-    values = _task_values(options, sides, model.max_positions())
-    return LoadedModel(model, task, TrainConfig(model=options.model), path, values, _notes(path, sides))
+    return LoadedModel(
+        model,
+        task,
+        TrainConfig(model=options.model),
+        path,
+        task_values=_task_values(options, source is target, any(side.sentencepiece for side in sides), model),
+        notes=_notes(path, sides),
+    )
 
 
 def _ties(config: Any) -> dict[str, str]:
@@ -125,16 +139,19 @@ def _tokenizer(side: _Side) -> Tokenizer:
     return SentencePieceTokenizer(read_model(side.sentencepiece), dictionary, origin=str(side.sentencepiece))
 
 
-def _task_values(options: FairseqOptions, sides: list[_Side], longest: tuple[int, int]) -> dict[str, Any]:
+def _task_values(
+    options: FairseqOptions, joined: bool, sentencepiece: bool, model: EncoderDecoderModel
+) -> dict[str, Any]:
     """The task of a run made from the checkpoint; its tokenizers lie in the run's folder."""
+    longest_source, longest_target = model.max_positions()
     return {
         "_name": "translation",
         "source_lang": options.source_lang,
         "target_lang": options.target_lang,
-        "tokenizer": "sentencepiece" if any(side.sentencepiece for side in sides) else "whitespace",
-        "joined_dictionary": sides[0] == sides[1],
-        "max_source_positions": longest[0],
-        "max_target_positions": longest[1],
+        "tokenizer": "sentencepiece" if sentencepiece else "whitespace",
+        "joined_dictionary": joined,
+        "max_source_positions": longest_source,
+        "max_target_positions": longest_target,
     }
 
 

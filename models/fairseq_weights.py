@@ -44,7 +44,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     """
     result: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        if not isinstance(tensor, Tensor):
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
         if not _NO_WEIGHTS.fullmatch(name):
             for pattern, replacement in _RENAMED:

@@ -108,7 +108,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Namespace):
         return plain(vars(value))
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value

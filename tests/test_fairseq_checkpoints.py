@@ -205,6 +205,15 @@ def test_separate_dictionaries_are_found_by_language(tmp_path: Path) -> None:
     assert (task.source_dictionary, task.target_dictionary) == (source, target)
 
 
+def test_a_joined_dictionary_under_two_names_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(FCONV), in_dict(options_of(FCONV)))
+    (tmp_path / "dict.txt").rename(tmp_path / "dict.en.txt")
+    (tmp_path / "dict.de.txt").write_bytes((tmp_path / "dict.en.txt").read_bytes())
+    loaded = load_model(path)
+    assert loaded.task.source_tokenizer is loaded.task.target_tokenizer
+    assert loaded.task_values["joined_dictionary"]
+
+
 def test_several_paths_in_one() -> None:
     assert split_path("a.pt:b.pt:runs/c") == ["a.pt", "b.pt", "runs/c"]
     assert split_path("runs/a") == ["runs/a"]
