@@ -149,7 +149,10 @@ def resolve(path: str | Path) -> Path:
         if given.name == MODEL:
             return given.parent
         if given.suffix in _CODE_SUFFIXES or _looks_like_code(given):
-            raise CheckpointError(f"{given}: such a file can contain code and is never loaded; give a {MODEL}")
+            raise CheckpointError(
+                f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or make it a "
+                "run by seqgen-convert"
+            )
         raise CheckpointError(f"{given}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
         for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # see the head of this file
