@@ -27,8 +27,8 @@ def test_a_record_in_words() -> None:
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(total=80)
-    lines.update(1, 1, None, 9.0)
-    lines.update(2, 1, RECORD, 3661.2)
+    lines.update(1, 1, RECORD, False, 9.0)
+    lines.update(2, 1, RECORD, True, 3661.2)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "update 2/80 | epoch 1 | loss 2.5 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
@@ -36,14 +36,14 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bar() -> None:
     screen = io.StringIO()
-    bar = Bar(80, Console(file=screen, force_terminal=True, width=120))
-    bar.update(2, 1, RECORD, 61.0)
+    bar = Bar(80, Console(file=screen, force_terminal=True, width=80))
+    bar.update(2, 1, RECORD, False, 61.0)
     bar.progress.refresh()
     bar.message("valid [best]")
     bar.close()
     shown = screen.getvalue()
     assert "2/80" in shown
-    assert "loss 2.5" in shown
+    assert "loss 2.5 | 1,234 tokens/s" in shown
     assert "0:01:01 left" in shown
     assert "valid [best]" in shown
 

@@ -10,19 +10,21 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+_BRIEF = ("loss", "tokens_per_second")  # what a bar has room for
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
 
 class ProgressDisplay(Protocol):
     """Shows how training goes."""
 
-    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """Show an update.
 
         Args:
             update: its number, from 1.
             epoch: its epoch, from 1.
-            record: the means since the last record, where one is due.
+            record: the means since the last record that was due.
+            due: whether this one is, by ``common.log_interval``.
             left: seconds until training ends, where that can be told.
         """
 
@@ -50,7 +52,7 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
 class Silence:
     """Shows nothing."""
 
-    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """See ``ProgressDisplay``."""
 
     def message(self, text: str) -> None:
@@ -66,9 +68,9 @@ class Lines(Silence):
     def __init__(self, total: int | None):
         self.total = total
 
-    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
-        """Show a record, if one is due."""
-        if record is not None:
+    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
+        """Show a record, if it is due."""
+        if due:
             of = f"/{self.total}" if self.total else ""
             remaining = f" | {describe_seconds(left)} left" if left is not None else ""
             self.message(f"update {update}{of} | epoch {epoch} | {describe(record)}{remaining}")
@@ -79,13 +81,13 @@ class Lines(Silence):
 
 
 class Bar(Silence):
-    """A bar that moves with every update, with the latest record beside it."""
+    """A bar that moves with every update, with loss, speed and time left beside it, in 80 columns."""
 
     def __init__(self, total: int | None, console: Console | None = None):
         self.console = console or Console(stderr=True)
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.completed}" + (f"/{total}" if total else " updates")),
             TextColumn("{task.fields[record]}"),
             TextColumn("{task.fields[left]}"),
@@ -96,14 +98,11 @@ class Bar(Silence):
         self.task: TaskID = self.progress.add_task("", total=total, epoch=1, record="", left="")
         self.progress.start()
 
-    def update(self, update: int, epoch: int, record: Mapping[str, float] | None, left: float | None) -> None:
+    def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """Move the bar."""
-        fields: dict[str, object] = {"epoch": epoch}
-        if record is not None:
-            fields["record"] = describe(record)
-        if left is not None:
-            fields["left"] = f"{describe_seconds(left)} left"
-        self.progress.update(self.task, completed=update, **fields)  # type: ignore[arg-type]
+        brief = describe({name: record[name] for name in _BRIEF if name in record})
+        remaining = f"{describe_seconds(left)} left" if left is not None else ""
+        self.progress.update(self.task, completed=update, epoch=epoch, record=brief, left=remaining)
 
     def message(self, text: str) -> None:
         """Show a line above the bar."""

@@ -174,12 +174,13 @@ class TrainingRun:
         if result.skipped:
             self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
             return False
-        update, record = self.trainer.update, None
-        if update % self.cfg.common.log_interval == 0:
-            record = {**self.meter.record(), "lr": result.lr}
+        update = self.trainer.update
+        record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
+        if due:
             self.meter.reset()
             self._write("train", epoch, record)
-        self.display.update(update, epoch, record, self.milestones.seconds_left(update, self.total, self.meter.seconds))
+        left = self.milestones.seconds_left(update, self.total, self.meter.seconds)
+        self.display.update(update, epoch, record, due, left)
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
