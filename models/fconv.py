@@ -16,7 +16,6 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.cached_weight import weight_norm_linear
 from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
 from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
@@ -25,6 +24,7 @@ from seqgen.modules.embedding import token_embedding
 from seqgen.modules.gradient import scale_gradient
 from seqgen.modules.linearized_convolution import LinearizedConvolution
 from seqgen.modules.masks import padding_mask_of, starts_of_rows
+from seqgen.modules.multi_step_attention import MultiStepAttention, scaled_sum
 from seqgen.modules.positions import LearnedPositions
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
@@ -125,59 +125,17 @@ class FConvEncoder(Encoder):
         for convolution, projection, back in zip(self.convolutions, self.projections, self.residuals, strict=True):
             residual = projection(history[-back]) if back > 0 else None
             x = F.glu(convolution(_zero(self.dropout(x), padding_mask)), dim=-1)
-            x = x if residual is None else _scaled_sum(x, residual)
+            x = x if residual is None else scaled_sum(x, residual)
             history.append(x)
         x = _zero(self.fc2(x), padding_mask)
 
         # Attention layers add up their gradients here, each by two ways (Gehring et al. 2017, section 3.5).
         x = scale_gradient(x, 1 / (2 * self.num_attention_layers))
-        return FConvEncoderOut(x, padding_mask, values=_scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
+        return FConvEncoderOut(x, padding_mask, values=scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
         return self.embed_positions.max_positions
-
-
-class FConvAttention(nn.Module):
-    """Attention of one decoder layer, from its output and the embedding of the token before (section 3.3).
-
-    Args:
-        channels: channels of the layer's output.
-        embed_dim: channels of the embeddings and of the encoder's output.
-    """
-
-    def __init__(self, channels: int, embed_dim: int):
-        super().__init__()
-        self.in_projection = weight_norm_linear(channels, embed_dim)
-        self.out_projection = weight_norm_linear(embed_dim, channels)
-
-    def forward(
-        self, x: Tensor, target_embedding: Tensor, encoder_out: FConvEncoderOut, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend and add the result to the layer's output.
-
-        Args:
-            x: ``(N, T, channels)``.
-            target_embedding: ``(N, T, embed_dim)``.
-            encoder_out: the encoder's output, with one row for each row of ``x`` or for each sentence.
-            need_weights: whether the weights are wanted.
-
-        Returns:
-            ``(N, T, channels)``, and the weights ``(N, T, S)`` where wanted.
-        """
-        rows, length, _ = x.shape
-        query = _scaled_sum(self.in_projection(x), target_embedding)
-        padding_mask = encoder_out.encoder_padding_mask
-        averages, weights = attend(
-            fold_beams(query.unsqueeze(2), encoder_out.num_rows),
-            encoder_out.encoder_out.unsqueeze(1),
-            encoder_out.values.unsqueeze(1),
-            None if padding_mask is None else ~padding_mask[:, None, None, :],
-            scale=1,
-            need_weights=need_weights,
-        )
-        x = _scaled_sum(self.out_projection(unfold_beams(averages, rows)), x)
-        return x, None if weights is None else weights.reshape(rows, length, -1)
 
 
 class FConvDecoder(IncrementalDecoder):
@@ -220,7 +178,7 @@ class FConvDecoder(IncrementalDecoder):
             for inputs, layer in zip(_input_channels(layers), layers, strict=True)
         )
         self.attention = nn.ModuleList(
-            FConvAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
+            MultiStepAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
             for layer, attends in zip(layers, attention, strict=True)
         )
         self.fc2 = weight_norm_linear(layers[-1].channels, out_embed_dim)
@@ -233,7 +191,7 @@ class FConvDecoder(IncrementalDecoder):
     def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in the base class
         self,
         prev_output_tokens: Tensor,
-        encoder_out: EncoderOut,
+        encoder_out: FConvEncoderOut,
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -254,9 +212,16 @@ class FConvDecoder(IncrementalDecoder):
             residual = projection(history[-back]) if back > 0 else None
             x = F.glu(convolution(_zero(self.dropout(x), not_begun), incremental_state), dim=-1)
             if attention is not None:
-                x, weights = attention(x, embedded, encoder_out, need_attention)
+                x, weights = attention(
+                    x,
+                    embedded,
+                    encoder_out.encoder_out,
+                    encoder_out.values,
+                    encoder_out.encoder_padding_mask,
+                    need_weights=need_attention,
+                )
                 maps += [] if weights is None else [weights]
-            x = x if residual is None else _scaled_sum(x, residual)
+            x = x if residual is None else scaled_sum(x, residual)
             history.append(x)
         self.advance(incremental_state, tokens.size(1))
         return self.dropout(self.fc2(x)), torch.stack(maps).mean(0) if maps else None
@@ -293,11 +258,6 @@ def _projections(layers: list[ConvolutionSpec]) -> nn.ModuleList:
         inputs = channels[i + 1 - layer.residual] if layer.residual > 0 else layer.channels
         modules.append(nn.Identity() if inputs == layer.channels else weight_norm_linear(inputs, layer.channels))
     return nn.ModuleList(modules)
-
-
-def _scaled_sum(x: Tensor, y: Tensor) -> Tensor:
-    """Add two things of equal variance so that the sum has that variance too."""
-    return (x + y).mul_(math.sqrt(0.5))
 
 
 def _zero(x: Tensor, mask: Tensor | None) -> Tensor:

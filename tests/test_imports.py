@@ -66,7 +66,7 @@ def test_imports_point_one_way(name: str, path: Path) -> None:
 
 
 def test_the_check_can_fail() -> None:
-    assert "modules.attention" in imports(ROOT / "models" / "fconv.py")
+    assert "modules.multi_step_attention" in imports(ROOT / "models" / "fconv.py")
     assert RANK["models"] > RANK["generation"] > RANK["data"]
 
 

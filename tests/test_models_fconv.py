@@ -1,0 +1,77 @@
+"""What is particular to the convolutional model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from seqgen.errors import ConfigError
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.multi_step_attention import MultiStepAttention
+from tests.model_zoo import build, inputs, registered
+
+
+def loss_of(model: EncoderDecoderModel) -> torch.Tensor:
+    batch = inputs("fconv_uneven", [5, 3, 7], target_length=6)
+    logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens[:, :-1]).logits
+    return F.cross_entropy(logits.flatten(0, 1), batch.prev_output_tokens[:, 1:].flatten())
+
+
+def test_the_gradient_of_the_encoder_is_scaled_by_the_number_of_attention_layers() -> None:
+    """Two of the four layers attend, so that what autograd gives is a quarter of the slope, measured by differences."""
+    model = build("fconv_uneven")
+    bias = model.encoder.fc2.bias
+    loss_of(model).backward()
+    step = 1e-5
+    for i in range(3):
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                bias[i] += sign * step
+                losses.append(loss_of(model).item())
+                bias[i] -= sign * step
+        slope = (losses[0] - losses[1]) / (2 * step)
+        assert bias.grad[i].item() == pytest.approx(slope / 4, rel=1e-5)
+
+
+def test_multi_step_attention_by_hand() -> None:
+    torch.manual_seed(0)
+    module = MultiStepAttention(3, 2).double()
+    x, embedding = torch.randn(1, 1, 3).double(), torch.randn(1, 1, 2).double()
+    keys, values = torch.randn(1, 4, 2).double(), torch.randn(1, 4, 2).double()
+    out, weights = module(x, embedding, keys, values, need_weights=True)
+    query = (module.in_projection(x) + embedding)[0, 0] * math.sqrt(0.5)
+    wanted_weights = (keys[0] @ query).softmax(0)
+    wanted = (module.out_projection(wanted_weights @ values[0]) + x[0, 0]) * math.sqrt(0.5)
+    torch.testing.assert_close(weights[0, 0], wanted_weights)
+    torch.testing.assert_close(out[0, 0], wanted)
+
+
+@torch.no_grad()
+def test_values_carry_the_embedding_and_the_length() -> None:
+    model = build("fconv_tiny")
+    batch = inputs("fconv_tiny", [4, 9], target_length=1)
+    out = model.encoder(batch.src_tokens, batch.src_lengths)
+    embedded = model.encoder.embed_tokens(batch.src_tokens[:1, :4]) + model.encoder.embed_positions.of_source(4, None)
+    wanted = (out.encoder_out[:1, :4] + embedded) * math.sqrt(0.5) * math.sqrt(4)
+    torch.testing.assert_close(out.values[:1, :4], wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder_layers": "[(512, 3)] *"}, "model.encoder_layers: cannot read"),
+        ({"decoder_layers": "[(512, 3, 2)]"}, "model.decoder_layers: layer 0 has residual 2"),
+        ({"decoder_attention": "[True]"}, "model.decoder_attention: '[True]' has 1 entries for 20 layers"),
+        ({"decoder_attention": "False"}, "model.decoder_attention: at least one layer must attend"),
+        ({"encoder_embed_dim": 256}, "must be the same, since attention adds them, but they are 256 and 512"),
+        ({"share_input_output_embed": True}, "but they are 256 and 512"),
+    ],
+)
+def test_refused_configurations(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        registered("fconv", **changes)()
+    assert message in str(error.value)
