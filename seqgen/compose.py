@@ -86,7 +86,7 @@ def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[
     """
     pairs = [_split(override) for override in overrides]
     first = {key: value.split(",")[0] for key, value in pairs if _is_group(schema, key)}
-    defaults = compose(schema, [f"{key}={value}" for key, value in first.items()])
+    defaults: Any = compose(schema, [f"{key}={value}" for key, value in first.items()])
     alternatives = []
     for key, value in pairs:
         if _is_group(schema, key) or _choices(defaults, key):

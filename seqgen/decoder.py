@@ -25,7 +25,9 @@ class Decoder(nn.Module):
     ``max_positions``, or ``forward`` as a whole.
     """
 
-    def forward(self, prev_output_tokens: Tensor, encoder_out: EncoderOut, need_attention: bool = False) -> DecoderOut:
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *, need_attention: bool = False
+    ) -> DecoderOut:
         """Score the next token at each position.
 
         Args:
@@ -40,7 +42,7 @@ class Decoder(nn.Module):
         return DecoderOut(self.output_layer(features), attention)
 
     def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, need_attention: bool = False
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *, need_attention: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the last hidden features.
 
@@ -131,7 +133,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         features, attention = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
         return DecoderOut(self.output_layer(features), attention)
 
-    def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in forward
+    def extract_features(
         self,
         prev_output_tokens: Tensor,
         encoder_out: EncoderOut,

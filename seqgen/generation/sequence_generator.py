@@ -270,7 +270,7 @@ class Decoding:
             weights.append(attention)
         attention = generator.ensemble.combine_attention(weights) if generator.need_attention else None
         if attention is not None:
-            attention = attention.unflatten(0, (-1, self.beam))
+            attention = attention.view(-1, self.beam, attention.size(-1))
         return generator.ensemble.combine(lprobs), attention
 
     def process(self, lprobs: Tensor, step: int) -> Tensor:
@@ -289,7 +289,7 @@ class Decoding:
 
     def choose(self, lprobs: Tensor, step: int) -> Candidates:
         """Let the search strategy choose candidates from ``(live * beam, V)`` scores."""
-        candidates = self.search.step(step, lprobs.unflatten(0, (-1, self.beam)), self.scores)
+        candidates = self.search.step(step, lprobs.view(-1, self.beam, lprobs.size(-1)), self.scores)
         if bool(candidates.scores.isnan().any()):
             sentence = int(self.sentences[candidates.scores.isnan().any(1)][0])
             raise DecodingError(
