@@ -13,9 +13,9 @@ import yaml
 from seqgen.cli.command import log, run
 from seqgen.compose import compose, from_dict, known_keys, to_dict
 from seqgen.config import ReadingConfig, TrainConfig, option
-from seqgen.data.files import new_folder, write_atomically
 from seqgen.data.tokenizer import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.files import new_folder, write_atomically
 from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.registry import MODELS
 from seqgen.training.checkpoints import Checkpoints

@@ -11,7 +11,7 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS
 from seqgen.cli.output import open_output
 from seqgen.config import GenerateConfig
-from seqgen.data.text import decode_line, read_lines
+from seqgen.data.text import count_lines, decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
 from seqgen.loading import load_models
@@ -52,6 +52,8 @@ def generate(cfg: GenerateConfig) -> int:
     )
     lines = _input_lines(cfg, translator)
     references = _references(cfg, translator)
+    if cfg.input not in ("", "-"):
+        _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
     start = time.perf_counter()
@@ -75,10 +77,18 @@ def _input_lines(cfg: GenerateConfig, translator: Translator) -> Iterator[str]:
             for number, line in enumerate(sys.stdin.buffer, start=1)
         )
     if cfg.input:
-        if not Path(cfg.input).is_file():
-            raise DataError(f"input={cfg.input}: there is no such file")
         return read_lines(Path(cfg.input))
     return translator.task.source_lines(cfg.dataset.gen_subset)
+
+
+def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
+    """Read the input once before anything is decoded, so that what is wrong with it is known before hours of work."""
+    count = count_lines(Path(cfg.input))
+    if references is not None and len(references) != count:
+        raise DataError(
+            f"input={cfg.input} has {count} lines but reference={cfg.reference} has {len(references)}; line n of the "
+            "one must be the answer to line n of the other"
+        )
 
 
 def _references(cfg: GenerateConfig, translator: Translator) -> list[str] | None:

@@ -9,7 +9,7 @@ import yaml
 
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
-from seqgen.data.files import write_atomically
+from seqgen.files import write_atomically
 from seqgen.loading import CONFIG_FILE, read_yaml
 from seqgen.registry import TASKS
 from seqgen.task import Task

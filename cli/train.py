@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+
+import torch
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
+from seqgen.errors import UserError
 from seqgen.training.checkpoints import run_lock
+from seqgen.training.distributed import Peers, join, leave, peers_from_environment
 from seqgen.training.training_loop import train
 
 DESCRIPTION = """trains a model; without arguments, the built-in example.
@@ -59,8 +65,31 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
         The exit code: 0 when training ended as configured, else that of the signal that stopped it.
     """
     device = set_up_device(cfg.common)
+    peers = peers_from_environment()
+    if peers.world_size > 1:
+        return _train_with_peers(cfg, folder, device, peers)
     with run_lock(folder):
         return train(cfg, open_run(cfg, folder), folder, device)
+
+
+def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peers: Peers) -> int:
+    """Train together with the other processes that ``torchrun`` started; the first of them prepares the folder."""
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    join(peers, cfg.distributed_training.distributed_backend, device)
+    with run_lock(folder) if peers.is_main else nullcontext():
+        task, problem = None, ""
+        if peers.is_main:
+            try:
+                task = open_run(cfg, folder)
+            except UserError as error:
+                problem = str(error)
+        problem = peers.gather(problem)[0]  # the others wait here until the folder is ready
+        if problem:
+            leave()
+            raise UserError(problem)
+        return train(cfg, task or open_run(cfg, folder), folder, device)
 
 
 if __name__ == "__main__":

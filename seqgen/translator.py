@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, DataError
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
@@ -124,6 +124,9 @@ class Translator:
 
         Yields:
             For each line, in order, its target with scores. An empty line is scored like any other.
+
+        Raises:
+            DataError: a line is longer than a model can read or write.
         """
         first = self.task
         pad, eos = first.target_dictionary.pad(), first.target_dictionary.eos()
@@ -132,10 +135,12 @@ class Translator:
         )
         for start in range(0, len(sources), self.cfg.batch_size):
             rows = range(start, min(start + self.cfg.batch_size, len(sources)))
-            batches = [
-                task.collate([(i, task.encode_source(sources[i]), first.encode_target(references[i])) for i in rows], m)
-                for task, m in zip(self.tasks, self.models, strict=True)
-            ]
+            targets = [first.encode_target(references[i]) for i in rows]
+            batches = []
+            for task, model in zip(self.tasks, self.models, strict=True):
+                encoded = [task.encode_source(sources[i]) for i in rows]
+                _check_lengths(rows, encoded, targets, model.max_positions())
+                batches.append(task.collate(list(zip(rows, encoded, targets, strict=True)), model))
             batch = batches[0]
             batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
@@ -212,3 +217,15 @@ class Translator:
         kept = hypotheses[: self.cfg.nbest]
         translation.hypotheses = [TextHypothesis(self.task.decode(h.tokens), h) for h in kept]
         self.tokens_written += len(kept[0].tokens) if kept else 0
+
+
+def _check_lengths(
+    rows: Iterable[int], sources: Sequence[Tensor], targets: Sequence[Tensor], longest: tuple[int, int]
+) -> None:
+    for row, source, target in zip(rows, sources, targets, strict=True):
+        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, longest[1])):
+            if len(tokens) > limit:
+                raise DataError(
+                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can take; "
+                    "shorten the line"
+                )

@@ -16,9 +16,9 @@ from typing import Self
 from num2words import CONVERTER_CLASSES
 
 from seqgen.config import option
-from seqgen.data.files import new_folder
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.errors import ConfigError
+from seqgen.files import new_folder
 from seqgen.registry import register_task
 from seqgen.tasks.translation import SPLITS, ParallelTextConfig, ParallelTextTask, cache_folder, check_split
 
@@ -74,7 +74,7 @@ class NumberNamesTask(ParallelTextTask):
 
         Raises:
             ConfigError: there is no such split.
-            DataError: the files cannot be written.
+            UserError: the files cannot be written.
         """
         check_split(split)
         size = f"-{cfg.train_size}" if split == "train" else ""

@@ -268,11 +268,31 @@ class TestRefused:
         refused(command("generate", f"path={runs}/fconv", f"input={same}", f"output={same}"), "overwrite")
         refused(command("score", f"hypothesis={tmp_path}/short.en", f"reference={tmp_path}/short.de"), "3 lines", "2")
 
+    def test_what_is_wrong_with_a_file_is_found_before_decoding(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        common = (f"path={runs}/fconv", f"output={tmp_path}/out.de")
+        (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
+        refused(command("generate", *common, f"input={tmp_path}/bad.en"), "bad.en", "line 2", "UTF-8")
+        (tmp_path / "none.en").write_bytes(b"")
+        refused(command("generate", *common, f"input={tmp_path}/none.en"), "none.en", "empty")
+        pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
+        refused(command("generate", *common, *pair), "20 lines", "30")
+        assert not (tmp_path / "out.de").exists()
+
+    def test_a_full_disk(self, runs: Path, data: Path) -> None:
+        outcome = command("generate", f"path={runs}/fconv", f"input={data}/test.en", "output=/dev/full")
+        refused(outcome, "No space left", "free some space")
+
+    def test_a_line_too_long_to_be_scored(self, runs: Path, tmp_path: Path) -> None:
+        (tmp_path / "long.en").write_text("a dog\n" + "dog " * 2000 + "\n")
+        (tmp_path / "long.de").write_text("ein Hund\nHund\n")
+        files = (f"source={tmp_path}/long.en", f"reference={tmp_path}/long.de")
+        refused(command("score", f"path={runs}/fconv", *files), "source, line 2")
+
     def test_what_was_decoded_before_a_bad_line_is_kept(self, runs: Path, tmp_path: Path) -> None:
-        (tmp_path / "in.en").write_bytes(b"the dog sees a man\nthe tree has a ball\nb\xffd\n")
-        outcome = command("generate", f"path={runs}/fconv", f"input={tmp_path}/in.en", f"output={tmp_path}/out.de",
-                          "generation.buffer_size=1")  # fmt: skip
-        refused(outcome, "line 3", "UTF-8")
+        text = b"the dog sees a man\nthe tree has a ball\nb\xffd\n"
+        common = (f"path={runs}/fconv", f"output={tmp_path}/out.de", "generation.buffer_size=1")
+        refused(command("generate", *common, "input=-", stdin=text), "line 3", "UTF-8")
+        assert len((tmp_path / "out.de").read_text().splitlines()) == 2
 
     def test_damaged_checkpoints(self, run: Path) -> None:
         weights = run / "checkpoints" / "best" / "model.safetensors"

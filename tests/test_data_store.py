@@ -14,7 +14,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.store_builder import LineError, TextEncoder, TokenEncoder, build_store
 from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenStore
 from seqgen.data.tokenizer import WhitespaceTokenizer
-from seqgen.errors import DataError
+from seqgen.errors import DataError, UserError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))
 LINES = ["a b", "", "c x a y", "b", "x"]
@@ -209,12 +209,12 @@ def test_killed_worker(tmp_path: Path, text: Path) -> None:
 def test_full_disk(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    from seqgen.data.files import write_atomically
+    from seqgen.files import write_atomically
 
     (tmp_path / "folder").touch()
-    with pytest.raises(DataError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot write"):
         write_atomically(tmp_path / "folder" / "file", b"x")
-    with pytest.raises(DataError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot write"):
         build_store(tmp_path / "folder", "t", [write(tmp_path / "t", LINES)], TokenEncoder(TOKENIZER))
 
 

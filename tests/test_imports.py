@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures"},
+    {"errors", "structures", "files"},
     {"registry", "config"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules", "data"},

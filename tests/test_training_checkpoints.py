@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seqgen.errors import CheckpointError, UserError
+from seqgen.files import write_atomically
 from seqgen.training import checkpoints as checkpoints_module
 from seqgen.training import serialization
 from seqgen.training.averaging import average, last_checkpoints, write_average
@@ -31,7 +32,6 @@ from seqgen.training.checkpoints import (
     resolve,
     run_lock,
 )
-from seqgen.training.files import write_atomically
 from seqgen.training.serialization import pack, read_tensors, unpack, write_tensors
 
 # -- values to files and back -------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ def test_average_of_different_models(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from seqgen.training.files import run_lock
+from seqgen.training.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -441,7 +441,7 @@ def test_write_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="free some space"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

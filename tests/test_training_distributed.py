@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,9 +17,12 @@ from seqgen.errors import UserError
 from seqgen.training.checkpoints import read_weights, resolve
 from seqgen.training.distributed import Peers
 from seqgen.training.launch import import_modules, modules_of
+from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, lab, records
 
 __all__ = ["lab"]
+
+ROOT = Path(__file__).parent.parent
 
 COMMON = [
     "optimization.max_epoch=2",
@@ -96,3 +101,19 @@ def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypa
     assert modules_of([module.Net]) == modules
     for name, _ in modules:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.slow
+def test_torchrun_trains_the_run_of_one_process(tmp_path: Path) -> None:
+    """Two processes under torchrun write one run, with the weights of one process that accumulates two batches."""
+    data = corpus(tmp_path / "data")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = [*SMALL_FCONV, "optimization.max_update=4"]
+    together = [*training_arguments(data, tmp_path / "together"), *options]
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*program, "-m", "seqgen.cli.train", *together], check=True, cwd=ROOT, env=environment)
+    alone = [*training_arguments(data, tmp_path / "alone"), *options, "optimization.update_freq=[2]"]
+    subprocess.run([sys.executable, "-m", "seqgen.cli.train", *alone], check=True, cwd=ROOT, env=environment)
+    one, two = (read_weights(resolve(tmp_path / name)) for name in ("alone", "together"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=1e-4, rtol=1e-4)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.data.files import write_atomically
 from seqgen.data.text import decode_line, read_chunks
 from seqgen.errors import DataError
+from seqgen.files import write_atomically
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """The symbols that a ``dict.txt`` does not list; their ids are 0 to 3."""

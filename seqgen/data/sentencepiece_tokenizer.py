@@ -11,9 +11,9 @@ from typing import Any, Self
 import sentencepiece
 
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
-from seqgen.data.files import write_atomically
 from seqgen.data.tokenizer import Tokenizer, register_tokenizer, write_settings
 from seqgen.errors import DataError
+from seqgen.files import write_atomically
 
 MIN_SHARED = 0.1
 """A vocabulary with a smaller share of a model's pieces must be that of another model."""

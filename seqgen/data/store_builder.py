@@ -24,11 +24,11 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seqgen.data.files import new_folder
 from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStoreError, StoreMeta, TokenStore
 from seqgen.data.tokenizer import Tokenizer
 from seqgen.errors import DataError
+from seqgen.files import new_folder
 
 MAX_EXAMPLES = 10
 PARALLEL_CHUNKS = 8

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.files import new_folder, write_atomically
 from seqgen.errors import DataError
+from seqgen.files import new_folder, write_atomically
 from seqgen.registry import Registry
 
 TOKENIZERS = Registry("tokenizer", "tokenizer")
@@ -143,7 +143,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         folder: a folder that is not there yet.
 
     Raises:
-        DataError: it cannot be written.
+        UserError: it cannot be written.
     """
     with new_folder(folder) as temporary:
         tokenizer.save(temporary)

@@ -24,8 +24,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqgen.errors import CheckpointError, UserError
-from seqgen.training.files import disk_errors, sync
-from seqgen.training.files import run_lock as run_lock
+from seqgen.files import disk_errors, sync
+from seqgen.training.run_lock import run_lock as run_lock
 from seqgen.training.serialization import (
     pack,
     read_json,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from seqgen.training.files import disk_errors, write_atomically
+from seqgen.files import disk_errors, write_atomically
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"

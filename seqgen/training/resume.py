@@ -17,6 +17,11 @@ _MAY_CHANGE = frozenset(
         "optimization.stop_min_lr",
         "checkpoint.patience",
         # where
+        "task.train",
+        "task.valid",
+        "task.test",
+        "task.cache_dir",
+        "task.workers",
         "common.device",
         "common.threads",
         "common.user_dir",

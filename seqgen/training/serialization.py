@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import CheckpointError
-from seqgen.training.files import sync
+from seqgen.files import sync
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"

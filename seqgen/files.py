@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import shutil
@@ -11,22 +12,38 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from seqgen.errors import DataError
+from seqgen.errors import UserError
 
 LEFTOVER_SECONDS = 24 * 3600
 
 
 @contextlib.contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Turn a failure to write (full disk, no permission) into a sentence that names ``path``.
+def disk_errors(what: Path | str) -> Iterator[None]:
+    """Turn a failure to write (full disk, no permission) into a sentence.
+
+    Args:
+        what: what is being written, such as a file's path.
 
     Raises:
-        DataError: the system refused.
+        UserError: in place of the operating system's error.
     """
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; free some space and run again" if full else ""
+        raise UserError(f"cannot write {what}: {error.strerror or error}{advice}") from error
+
+
+def sync(path: Path) -> None:
+    """See a file, or a folder's own entries, on disk."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,9 +54,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         content: its bytes.
 
     Raises:
-        DataError: it cannot be written.
+        UserError: it cannot be written.
     """
-    with write_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
@@ -49,6 +66,7 @@ def write_atomically(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
+            sync(path.parent)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
@@ -70,9 +88,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
         The temporary folder to write into.
 
     Raises:
-        DataError: it cannot be written.
+        UserError: it cannot be written.
     """
-    with write_errors(folder):
+    with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
