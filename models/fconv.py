@@ -188,7 +188,7 @@ class FConvDecoder(IncrementalDecoder):
         else:
             self.fc3 = weight_norm_linear(out_embed_dim, embed_tokens.num_embeddings, dropout)
 
-    def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in the base class
+    def extract_features(  # type: ignore[override]  # reads only what its own encoder gives
         self,
         prev_output_tokens: Tensor,
         encoder_out: FConvEncoderOut,

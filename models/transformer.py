@@ -166,7 +166,7 @@ class TransformerDecoder(IncrementalDecoder):
         else:
             nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
 
-    def extract_features(  # type: ignore[override]  # the state comes before need_attention, as in the base class
+    def extract_features(
         self,
         prev_output_tokens: Tensor,
         encoder_out: EncoderOut,
