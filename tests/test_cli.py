@@ -358,3 +358,16 @@ def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:
     assert "line 1: of " in outcome.err
     assert "only the first" in outcome.err
     assert "line 2: the vocabulary lacks 🐕" in outcome.err
+
+
+def test_an_installed_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    import seqgen.cli.command
+
+    plugin = EntryPoint("recurrent", "examples.lstm", "seqgen.plugins")
+    broken = EntryPoint("broken", "no_such_module", "seqgen.plugins")
+    monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [plugin] if group == "seqgen.plugins" else [])
+    assert "model=lstm (presets: lstm_tiny)" in command("train", "--help").out
+    monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [broken])
+    refused(command("train", "--help"), "'broken'", "no_such_module")
