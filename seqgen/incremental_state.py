@@ -54,11 +54,13 @@ class IncrementalState(dict[StateKey, Slots]):
         beam_size: rows of each sentence; rows are sentence-major.
         starts: ``(sentences,)`` int64, the step at which each sentence entered; what stands before it in the rows of
             that sentence is not seen, and its positions count from there.
+        beam_table: whether modules may keep the beams of a sentence in place and remember who continues whom.
     """
 
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
+        self.beam_table = True
         self.starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
 
 

@@ -9,6 +9,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules import beam_table_cache
 from seqgen.structures import Batch, Hypothesis
 from tests.model_zoo import VOCAB, ZOO
 from tests.scripted_model import batch_of, dictionary
@@ -54,6 +55,18 @@ def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
         model = build(name, seed)
         batch = batch_of(SOURCES)
         assert_same(decode([model], batch, **options), decode([model], batch, use_cache=False, **options))
+
+
+@names
+@pytest.mark.parametrize("beam", [2, 5])
+def test_keeping_beams_in_place_equals_moving_them(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the memory grows, and where in the middle it stops to pay."""
+    monkeypatch.setattr(beam_table_cache, "_BLOCK", 3)
+    for seed, most in enumerate((2048, 40, 3)):
+        monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", most)
+        model, batch = build(name, seed), batch_of(SOURCES)
+        options = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
+        assert_same(decode([model], batch, **options), decode([model], batch, beam_table=False, **options))
 
 
 @names

@@ -25,6 +25,7 @@ class Member:
         beam_size: rows of each sentence.
         start_symbol: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
         use_cache: whether decoding goes on from a state; if not, every step computes all positions anew.
+        beam_table: see ``IncrementalState``.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Member:
         beam_size: int,
         start_symbol: int | None,
         use_cache: bool = True,
+        beam_table: bool = True,
     ):
         self.model = model
         self.beam_size = beam_size
@@ -49,6 +51,7 @@ class Member:
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
+            self.state.beam_table = beam_table
 
     def next_logits(self, tokens: Tensor, need_attention: bool) -> DecoderOut:
         """Score the token after the last one.

@@ -60,6 +60,7 @@ class SequenceGenerator:
         ensemble_weights: see ``Ensemble``.
         need_attention: whether hypotheses carry attention and alignment.
         use_cache: whether decoding goes on from a state rather than computing all positions at every step.
+        beam_table: whether self-attention may keep keys and values in place rather than move them with the beams.
 
     Raises:
         ConfigError: a parameter is out of its range, or the models do not share the target vocabulary.
@@ -87,6 +88,7 @@ class SequenceGenerator:
         ensemble_weights: Sequence[float] = (),
         need_attention: bool = False,
         use_cache: bool = True,
+        beam_table: bool = True,
     ):
         if beam_size < 1 or temperature <= 0 or min_len < 0 or no_repeat_ngram_size < 0 or max_len_b < 0:
             raise ConfigError(
@@ -105,7 +107,7 @@ class SequenceGenerator:
         self.match_source_len = match_source_len
         self.search = search_strategy or BeamSearch()
         self.need_attention = need_attention
-        self.use_cache = use_cache
+        self.use_cache, self.beam_table = use_cache, beam_table
         self.processors: list[LogitsProcessor] = [Forbid([self.pad])]
         if unk_penalty:
             self.processors.append(UnknownPenalty(tgt_dict.unk(), unk_penalty))
@@ -221,7 +223,14 @@ class Decoding:
         sources = ensemble.sources(sample)
         starts = [model.start_symbol(generator.eos) for model in ensemble.models]
         self.members = [
-            Member(model, source, self.beam, start if start != starts[0] else None, generator.use_cache)
+            Member(
+                model,
+                source,
+                self.beam,
+                start if start != starts[0] else None,
+                generator.use_cache,
+                generator.beam_table,
+            )
             for model, source, start in zip(ensemble.models, sources, starts, strict=True)
         ]
         device = sources[0].src_tokens.device

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seqgen.incremental_state import Slots, StateDict, StatefulModule
+from seqgen.incremental_state import Slots, StateDict, StatefulModule, beam_size_of
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
+from seqgen.modules.beam_table_cache import BeamTableCache, pays
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.key_value_cache import GrowingCache, KeyValueCache, StaticCache
 
@@ -57,6 +58,7 @@ class MultiheadAttention(StatefulModule):
         self.out_proj = nn.Linear(inner_dim, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
         self.cache: KeyValueCache = GrowingCache() if encoder_dim is None else StaticCache()
+        self.beam_table = BeamTableCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -105,6 +107,10 @@ class MultiheadAttention(StatefulModule):
             # (N, T, 3 * H * D) -> (N, T, 3, H, D)
             qkv = self.in_proj(query).view(rows, query.size(1), 3, self.num_heads, self.head_dim)
             q, k, v = qkv.unbind(2)
+            if key_padding_mask is None and attn_mask is None and not need_weights and incremental_state is not None:
+                out = self._attend_in_place(q, k.transpose(1, 2), v.transpose(1, 2), incremental_state)
+                if out is not None:
+                    return self.out_proj(out), None
             keys = self._own_keys(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask, incremental_state)
         mask, is_causal = _join_masks(keys["prev_key_padding_mask"], attn_mask, is_causal, query.size(1))
         out, weights = attend(
@@ -122,13 +128,41 @@ class MultiheadAttention(StatefulModule):
             weights = weights.mean(1).view(rows, query.size(1), -1)
         return self.out_proj(unfold_beams(out, rows)), weights
 
+    def _attend_in_place(self, q: Tensor, key: Tensor, value: Tensor, incremental_state: StateDict) -> Tensor | None:
+        """Attend by the beam table where that pays, one new position at a time; ``None`` where it does not.
+
+        Args:
+            q: ``(N, 1, H, D)``.
+            key: ``(N, H, 1, D)``.
+            value: likewise.
+            incremental_state: what was seen before.
+        """
+        slots = self.get_slots(incremental_state)
+        beam = beam_size_of(incremental_state)
+        fresh = slots is None and getattr(incremental_state, "beam_table", False)
+        if not (fresh or (slots is not None and "table" in slots)):
+            return None
+        length = 0 if slots is None else slots["length"]
+        if key.size(2) > 1 or not pays(beam, length + 1) or key.size(0) % beam:
+            if slots is not None:
+                incremental_state[self.state_key] = self.beam_table.histories(slots)
+            return None
+        slots = self.beam_table.append(slots, key, value, beam)
+        incremental_state[self.state_key] = slots
+        keys, values, mask = self.beam_table.view(slots)
+        out, _ = attend(fold_beams(q, keys.size(0)), keys, values, mask, scale=self.scale)
+        return unfold_beams(out, key.size(0))
+
     def _own_keys(
         self, key: Tensor, value: Tensor, padding_mask: Tensor | None, incremental_state: StateDict | None
     ) -> Slots:
         if incremental_state is None:
             return {"prev_key": key, "prev_value": value, "prev_key_padding_mask": padding_mask}
-        slots = self.cache.append(self.get_slots(incremental_state), key, value, padding_mask, key.size(0))
-        self.set_slots(incremental_state, slots)
+        slots = self.get_slots(incremental_state)
+        if slots is not None and "table" in slots:
+            slots = self.beam_table.histories(slots)
+        slots = self.cache.append(slots, key, value, padding_mask, key.size(0))
+        incremental_state[self.state_key] = slots
         return slots
 
     def _encoder_keys(
@@ -150,14 +184,18 @@ class MultiheadAttention(StatefulModule):
 
     def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
         """Put rows into a new order, as the cache does it; see ``StatefulModule``."""
-        return self.cache.reorder(slots, new_order)
+        return self.cache.reorder(self.beam_table.histories(slots) if "table" in slots else slots, new_order)
 
     def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
         """Put rows into a new order within each sentence, as the cache does it; see ``StatefulModule``."""
+        if "table" in slots:
+            return self.beam_table.reorder_within_beams(slots, parents)
         return self.cache.reorder_within_beams(slots, parents)
 
     def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
         """Keep the rows of some sentences, as the cache does it; see ``StatefulModule``."""
+        if "table" in slots:
+            return self.beam_table.select(slots, keep)
         return self.cache.select(slots, keep, beam_size)
 
 
