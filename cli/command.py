@@ -137,10 +137,11 @@ def import_user_dir(path: Path) -> None:
 def _import_file(file: Path) -> None:
     stem = file.parent.name if file.name == "__init__.py" else file.stem
     name = f"seqgen_user_{stem}"
-    if name in sys.modules:
-        return
+    imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    if str(file.resolve()) in imported:
+        return  # under whatever name: importing it again would register everything twice
     folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
+    spec = importlib.util.spec_from_file_location(name, file.resolve(), submodule_search_locations=folder)
     if spec is None or spec.loader is None:
         raise ConfigError(f"common.user_dir: {file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
