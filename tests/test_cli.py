@@ -213,19 +213,28 @@ def test_help_lists_every_key(name: str) -> None:
 
 
 def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:
-    plugin, task = "examples/lstm.py", "examples/dates.py"
-    folder = str(Path(__file__).parent.parent)
-    listed = command("train", "--help", f"common.user_dir={folder}/{plugin}").out
+    examples = Path(__file__).parent.parent / "examples"
+    listed = command("train", "--help", f"common.user_dir={examples}/lstm.py").out
     assert "model=lstm (presets: lstm_tiny)" in listed
-    both = tmp_path / "plugins"
-    both.mkdir()
-    shutil.copy(Path(folder) / task, both)
-    run = (f"run_dir={tmp_path}/dates", "task=dates", f"common.user_dir={both}", "common.threads=1")
-    outcome = command("train", *run, *SMALL_FCONV, "optimization.max_update=3")
+    plugin = f"common.user_dir={examples}/dates.py"
+    outcome = command(
+        "train", f"run_dir={tmp_path}/dates", "task=dates", plugin, *SMALL_FCONV, UPDATES, "common.threads=1"
+    )
     assert outcome.code == 0, outcome.err
-    decoded = command("generate", f"path={tmp_path}/dates", f"common.user_dir={both}", "input=-", stdin=b"the 3rd\n")
+    decoded = command("generate", f"path={tmp_path}/dates", plugin, "input=-", stdin=b"the 3rd\n")
     assert decoded.code == 0, decoded.err
     assert decoded.out.count("\n") == 1
+
+
+def test_each_file_of_a_folder_is_a_plugin(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(
+            "from seqgen.registry import register_criterion\nfrom seqgen.training.criteria import Criterion\n\n"
+            f"@register_criterion('of_file_{name}')\nclass Plugin(Criterion):\n    pass\n"
+        )
+    listed = command("train", "--help", f"common.user_dir={tmp_path}").out
+    assert "criterion=of_file_one" in listed
+    assert "criterion=of_file_two" in listed
 
 
 class TestRefused:
