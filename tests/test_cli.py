@@ -369,14 +369,19 @@ def test_long_and_strange_lines_are_answered_and_reported(runs: Path) -> None:
     assert "line 2: the vocabulary lacks 🐕" in outcome.err
 
 
-def test_an_installed_plugin_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     import seqgen.cli.command
 
-    plugin = EntryPoint("recurrent", "examples.lstm", "seqgen.plugins")
+    (tmp_path / "installed_plugin.py").write_text(
+        "from seqgen.registry import register_criterion\nfrom seqgen.training.criteria import Criterion\n\n"
+        "@register_criterion('of_an_installed_plugin')\nclass Plugin(Criterion):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = EntryPoint("good", "installed_plugin", "seqgen.plugins")
     broken = EntryPoint("broken", "no_such_module", "seqgen.plugins")
     monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [plugin] if group == "seqgen.plugins" else [])
-    assert "model=lstm (presets: lstm_tiny)" in command("train", "--help").out
+    assert "criterion=of_an_installed_plugin" in command("train", "--help").out
     monkeypatch.setattr(seqgen.cli.command, "entry_points", lambda group: [broken])
     refused(command("train", "--help"), "'broken'", "no_such_module")
