@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test test-all lint bench clean
+.PHONY: install demo test test-all lint clean
 
 install: $(VENV)/installed
 

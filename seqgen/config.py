@@ -40,7 +40,6 @@ def option(
 class CommonConfig:
     """What every command has in common."""
 
-    seed: int = option(1, "seed of everything random", minimum=0)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = option(0, "CPU threads; 0 takes one for each core", minimum=0)
     user_dir: str = option("", "file or folder with models, tasks, ... of your own, imported first")
@@ -50,6 +49,7 @@ class CommonConfig:
 class TrainCommonConfig(CommonConfig):
     """What training has besides."""
 
+    seed: int = option(1, "seed of everything random", minimum=0)
     bf16: bool = option(False, "train in bfloat16 autocast")
     fp16: bool = option(False, "train in float16 autocast with loss scaling")
     log_interval: int = option(50, "updates between two progress lines and log records", minimum=1)
