@@ -36,6 +36,7 @@ setup(
         "hydra-core>=1.3.2,<1.4",
         "omegaconf>=2.3,<2.4",
         "sentencepiece>=0.2.3",  # before, seeds do not repeat a sampled segmentation, and 0.2.2 hangs on some texts
+        "tokenizers>=0.21",
         "sacrebleu>=2.4",
         "safetensors>=0.4.5",
         "tensorboard>=2.16",
@@ -44,7 +45,7 @@ setup(
         "num2words>=0.5.13",
     ],
     extras_require={
-        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11"],
+        "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11", "transformers==4.53.3"],
     },
     entry_points={
         "console_scripts": [

@@ -128,10 +128,17 @@ class DistributedConfig:
 
 @dataclass
 class GenerationConfig:
-    """How to decode."""
+    """How to decode. docs/decoding.md explains every key, with the names that other toolkits give it."""
 
-    beam: int = option(5, "hypotheses kept at each step", minimum=1)
+    semantics: str = option(
+        "",
+        "whose rules end and rank hypotheses; empty for huggingface where the model is from there, else fairseq",
+        choices=("", "fairseq", "huggingface"),
+    )
+    beam: int = option(5, "hypotheses kept at each step; 1 is greedy", minimum=1)
     nbest: int = option(1, "hypotheses returned for a sentence", minimum=1)
+
+    # how long
     max_len_a: float = option(0.0, "longest output is max_len_a * source length + max_len_b", minimum=0)
     max_len_b: int = option(200, "see max_len_a; end-of-sentence not counted", minimum=0)
     max_len: int = option(
@@ -139,28 +146,96 @@ class GenerationConfig:
     )
     min_len: int = option(1, "shortest output; end-of-sentence not counted", minimum=0)
     match_source_len: bool = option(False, "every output is as long as its source")
+    early_stopping: str = option(
+        "false",
+        "when a sentence with beam finished hypotheses is done: at once (true), when the best going on looks worse "
+        "(false), or when it must be worse (never); huggingface's semantics only",
+        choices=("false", "true", "never"),
+    )
+    end_symbols: list[str] = option([], "further symbols that end an output as end-of-sentence does")
+    stop_strings: list[str] = option([], "texts that end an output as soon as it contains one")
+    max_time: float = option(0.0, "seconds after which a batch is ended with what there is; 0 for never", minimum=0)
+
+    # how hypotheses rank
     unnormalized: bool = option(False, "rank by the sum of log-probabilities rather than by a mean")
     lenpen: float = option(1.0, "power of the length that a sum is divided by: above 1 favours longer outputs")
-    unkpen: float = option(0.0, "subtracted from the score of the unknown word; below 0 rewards it")
+    length_penalty: str = option(
+        "power", "what a sum is divided by: length ** lenpen, or ((5 + length) / 6) ** lenpen", choices=("power", "wu")
+    )
+    coverage_penalty: float = option(
+        0.0, "weight of the penalty for source words that got little attention (Wu et al. 2016); 0 for none", minimum=0
+    )
+
+    # which tokens
     temperature: float = option(1.0, "logits are divided by this", minimum=1e-6)
-    no_repeat_ngram_size: int = option(0, "n-grams of this size occur at most once; 0 for any", minimum=0)
+    unkpen: float = option(0.0, "subtracted from the score of the unknown word; below 0 rewards it")
     suppress: list[str] = option([], "symbols of the target vocabulary that are never written")
+    suppress_at_begin: list[str] = option([], "symbols that are not written first")
+    forced_first: str = option("", "symbol that every output begins with")
+    forced_last: str = option("", "symbol that an output of the longest length ends with")
+    bad_words: list[str] = option([], "texts that are never written")
+    sequence_bias: list[str] = option([], "TEXT=BIAS: what the last token of a text gains where the text would occur")
+    no_repeat_ngram_size: int = option(0, "n-grams of this size occur at most once; 0 for any", minimum=0)
+    encoder_no_repeat_ngram_size: int = option(
+        0, "n-grams of this size that the source has are not written; 0 for any", minimum=0
+    )
+    repetition_penalty: float = option(1.0, "above 1, tokens written before lose; 1 for nothing", minimum=1e-6)
+    encoder_repetition_penalty: float = option(
+        1.0, "above 1, tokens that the source lacks lose; 1 for nothing", minimum=1e-6
+    )
+    exponential_decay_start: int = option(0, "tokens after which end-of-sentence gains more and more", minimum=0)
+    exponential_decay_factor: float = option(1.0, "base of that growth; 1 for nothing", minimum=1e-6)
+    guidance_scale: float = option(
+        1.0, "above 1, classifier-free guidance away from what an empty source would give", minimum=0
+    )
+    renormalize: bool = option(False, "whether changed scores are made to sum to one again")
+    remove_invalid: bool = option(False, "whether NaN and infinite scores are replaced rather than an error")
+
+    # search strategies
     search: str = option("", "search strategy by name, yours too; empty for what the next keys ask, or beam search")
     diverse_beam_groups: int = option(-1, "groups of beams that avoid each other's tokens; -1 for none", minimum=-1)
     diverse_beam_strength: float = option(0.5, "what a token loses for each use by an earlier group", minimum=0)
     diversity_rate: float = option(-1.0, "what the i-th best child of a beam loses, times i; -1 for nothing")
     constraints: str = option(
         "",
-        "phrases after tabs in an input line must occur, in this order or in any",
+        "phrases after tabs in an input line must occur, in this order or in any; a|b for one of several",
         choices=("", "ordered", "unordered"),
     )
+    sampling: bool = option(False, "draw outputs at random; with search=beam_sampling, the candidates of a beam search")
+    sampling_topk: int = option(0, "draw among so many most probable tokens; 0 for all", minimum=0)
+    sampling_topp: float = option(1.0, "draw among the fewest tokens with this much probability", minimum=0, maximum=1)
+    min_p: float = option(0.0, "draw among tokens with this share of the best one's probability", minimum=0, maximum=1)
+    typical_p: float = option(1.0, "draw among the most typical tokens with this mass", minimum=1e-6, maximum=1)
+    epsilon_cutoff: float = option(0.0, "draw among tokens of at least this probability", minimum=0, maximum=1)
+    eta_cutoff: float = option(0.0, "the same, relaxed where the distribution is flat", minimum=0, maximum=1)
+    seed: int = option(1, "seed of what is drawn, which depends on it, the line and the step alone", minimum=0)
+    penalty_alpha: float = option(0.6, "contrastive search: weight of the penalty for likeness", minimum=0, maximum=1)
+    contrastive_topk: int = option(4, "contrastive search: candidates at each step", minimum=1)
+    draft: str = option("", "run or checkpoint of a smaller model that drafts for this one (speculative decoding)")
+    draft_tokens: int = option(5, "tokens drafted at a time", minimum=1)
+    prompt_lookup: int = option(
+        0, "longest n-gram looked up in the source to draft what follows it; 0 for none", minimum=0
+    )
+    mbr: str = option("", "choose the hypothesis that is most like the others", choices=("", "chrf", "bleu"))
+    prefix_trie: str = option("", "file with the outputs that are allowed, one on a line")
+    replace_unknown: str = option(
+        "", "replace unknown words by the source words they attend to (source), or by FILE's lines SOURCE<tab>TARGET"
+    )
+
+    # ensembles
     ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
+
+    # how fast
     max_tokens: int = option(4096, "most source tokens in a batch, padding included", minimum=1)
     batch_size: int = option(64, "most sentences in a batch", minimum=1)
     buffer_size: int = option(
         0, "input lines read before they are decoded; 0 takes 1 on a terminal, else 4096", minimum=0
     )
+    dtype: str = option(
+        "", "number format to compute in; empty for float32", choices=("", "float32", "bfloat16", "float16", "int8")
+    )
+    compile: bool = option(False, "compile the decoder's step, with caches of fixed shape; pays after some warm-up")
 
 
 @dataclass

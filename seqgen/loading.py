@@ -43,6 +43,8 @@ class LoadedModel:
         task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
             can be trained on, so that it can be made a run.
         notes: what the user should know about how it was read.
+        generation: how the model wants to be decoded where the user does not say: values by the names of
+            ``GenerationConfig``'s fields.
     """
 
     model: EncoderDecoderModel
@@ -51,6 +53,7 @@ class LoadedModel:
     checkpoint: Path
     task_values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(default_factory=dict)
 
 
 class DecodingTask(Task):
