@@ -8,6 +8,8 @@ if __name__ != "seqgen.models":
 
 MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
+for _prefix in ("t5", "mt5", "byt5", "umt5"):
+    MODELS.declare(_prefix, "seqgen.models.t5")
 
 declare_reader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq_checkpoint"

@@ -99,6 +99,7 @@ _NARROW = {
     "decoder_attention_heads": 2,
 }
 _CONVOLUTIONAL = {"encoder_embed_dim": 12, "decoder_embed_dim": 12, "decoder_out_embed_dim": 12}
+_NARROW_T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 2, "num_heads": 3}
 
 ZOO: dict[str, Specimen] = {
     "fconv_tiny": Specimen(registered("fconv_tiny")),
@@ -153,6 +154,26 @@ ZOO: dict[str, Specimen] = {
     "average": Specimen(registered("average", embed_dim=12, max_positions=64), late_starts=False, has_table=False),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
+    ),
+    "t5_tiny": Specimen(registered("t5_tiny", joint=True), start=1, has_table=False),
+    "t5_gated_untied": Specimen(
+        registered(
+            "t5",
+            joint=True,
+            **_NARROW_T5,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+            num_decoder_layers=1,
+            relative_attention_num_buckets=8,
+            relative_attention_max_distance=6,
+        ),
+        start=1,
+        has_table=False,
+    ),
+    "t5_bias_per_layer": Specimen(
+        registered("t5", joint=True, **_NARROW_T5, feed_forward_proj="gated-gelu", per_layer_bias=True),
+        start=1,
+        has_table=False,
     ),
 }
 

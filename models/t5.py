@@ -1,0 +1,210 @@
+"""T5 (Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text transformer").
+
+One class is all of its variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ in their configurations alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.decoder import IncrementalDecoder
+from seqgen.encoder import Encoder
+from seqgen.errors import ConfigError
+from seqgen.incremental_state import StateDict
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.t5_config import PRESETS, T5Config
+from seqgen.models.t5_layers import T5DecoderLayer, T5EncoderLayer, checkpointed
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.relative_positions import RelativePositionBias
+from seqgen.modules.rms_norm import RMSNorm
+from seqgen.registry import register_model
+from seqgen.structures import EncoderOut
+
+if TYPE_CHECKING:
+    from seqgen.task import Task
+
+
+class T5Encoder(Encoder):
+    """Reads the source by layers of self-attention that know how far apart positions are.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: the embedding, which the decoder has as well.
+        padding_idx: id of padding.
+    """
+
+    def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding, padding_idx: int):
+        super().__init__()
+        self.cfg = cfg
+        self.padding_idx = padding_idx
+        self.embed_tokens = embed_tokens
+        self.position_biases = _position_biases(cfg, cfg.num_layers, bidirectional=True)
+        self.layers = nn.ModuleList(T5EncoderLayer(cfg) for _ in range(cfg.num_layers))
+        self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
+        self.dropout = Dropout(cfg.dropout_rate)
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward``."""
+        length = src_tokens.size(1)
+        padding_mask = padding_mask_of(src_tokens, self.padding_idx)
+        allowed = None if padding_mask is None else ~padding_mask[:, None, None, :]
+        x = self.dropout(_residual(self.embed_tokens(src_tokens)))
+        recompute = self.cfg.checkpoint_activations and self.training
+        bias = x.new_empty(0)
+        for index, layer in enumerate(self.layers):
+            if index < len(self.position_biases):
+                bias = _hide(self.position_biases[index](0, length, length), allowed)
+            x = checkpointed(layer, x, bias) if recompute else layer(x, bias)
+        return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
+
+    def max_positions(self) -> int:
+        """The longest source, in tokens with end-of-sentence."""
+        return self.cfg.max_source_positions
+
+
+class T5Decoder(IncrementalDecoder):
+    """Writes the target by layers of causal self-attention and attention to the source.
+
+    Padding among the target tokens is a token like any other, since outputs start from it.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: the embedding, which the encoder has as well.
+    """
+
+    shares_encoder_output = True
+
+    def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
+        super().__init__()
+        self.cfg = cfg
+        self.embed_tokens = embed_tokens
+        self.position_biases = _position_biases(cfg, cfg.decoder_layers, bidirectional=False)
+        self.layers = nn.ModuleList(T5DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
+        self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
+        self.dropout = Dropout(cfg.dropout_rate)
+        self.output_projection = nn.Linear(cfg.d_model, embed_tokens.num_embeddings, bias=False)
+        if cfg.tie_word_embeddings:
+            self.output_projection.weight = embed_tokens.weight
+        else:
+            nn.init.normal_(self.output_projection.weight)
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: EncoderOut,
+        incremental_state: StateDict | None = None,
+        need_attention: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
+        seen = self.positions_seen(incremental_state)
+        tokens = prev_output_tokens[:, seen:]
+        rows, new = tokens.shape
+        # Distances do not change with the position at which a row starts; only what it may see does.
+        allowed = step_mask(seen, new, starts_of_rows(incremental_state, rows), tokens.device)
+        x = self.dropout(_residual(self.embed_tokens(tokens)))
+        recompute = self.cfg.checkpoint_activations and self.training and incremental_state is None
+        bias, attention = x.new_empty(0), None
+        for index, layer in enumerate(self.layers):
+            if index < len(self.position_biases):
+                bias = _hide(self.position_biases[index](seen, new, seen + new), allowed)
+            need_weights = need_attention and index == len(self.layers) - 1
+            memory = (encoder_out.encoder_out, encoder_out.encoder_padding_mask)
+            if recompute:
+                x, attention = checkpointed(layer, x, bias, *memory, None, need_weights)
+            else:
+                x, attention = layer(x, bias, *memory, incremental_state, need_weights)
+        self.advance(incremental_state, new)
+        return self.dropout(self.layer_norm(x)), attention
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to logits ``(..., V)``."""
+        # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
+        scaled = features * self.cfg.d_model**-0.5 if self.cfg.tie_word_embeddings else features
+        logits: Tensor = self.output_projection(scaled)
+        return logits
+
+    def max_positions(self) -> int:
+        """The longest target, in tokens with end-of-sentence."""
+        return self.cfg.max_target_positions
+
+
+@register_model("t5", config=T5Config, presets=PRESETS)
+class T5Model(EncoderDecoderModel):
+    """T5.
+
+    Args:
+        cfg: the configuration, its vocabulary's size given.
+        padding_idx: id of padding, from which outputs start unless the configuration says otherwise.
+    """
+
+    encoder: T5Encoder
+    decoder: T5Decoder
+
+    def __init__(self, cfg: T5Config, padding_idx: int):
+        embed_tokens = nn.Embedding(cfg.vocab_size, cfg.d_model, _weight=torch.randn(cfg.vocab_size, cfg.d_model))
+        super().__init__(T5Encoder(cfg, embed_tokens, padding_idx), T5Decoder(cfg, embed_tokens))
+        self.cfg = cfg
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def build_model(cls, cfg: T5Config, task: Task) -> Self:
+        """Build the model.
+
+        Args:
+            cfg: the configuration.
+            task: gives the dictionary, the same one for source and target.
+
+        Raises:
+            ConfigError: the configuration contradicts itself or does not fit the dictionary.
+        """
+        cfg.check()
+        source, target = task.source_dictionary, task.target_dictionary
+        if not (source is target or source == target):
+            raise ConfigError(
+                "model=t5 has one embedding for source and target and needs one vocabulary for both; give "
+                "task.joined_dictionary=true, or take another model"
+            )
+        if cfg.vocab_size and cfg.vocab_size < len(target):
+            raise ConfigError(
+                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} symbols; give at "
+                f"least {len(target)}, or 0 for just as many"
+            )
+        if cfg.decoder_start_token_id >= (cfg.vocab_size or len(target)):
+            raise ConfigError(
+                f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
+                f"{cfg.vocab_size or len(target)} symbols"
+            )
+        return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
+
+    def start_symbol(self, task_eos: int) -> int:
+        """The id that ``prev_output_tokens`` begins with: that of padding unless the configuration says otherwise."""
+        return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
+
+
+def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:
+    """A bias for the first layer, which the others share, or one for each layer."""
+    buckets, distance = cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance
+    biases = [
+        RelativePositionBias(cfg.num_heads, buckets, distance, bidirectional)
+        for _ in range(layers if cfg.per_layer_bias else 1)
+    ]
+    for bias in biases:
+        nn.init.normal_(bias.weight, std=cfg.d_model**-0.5)
+    return nn.ModuleList(biases)
+
+
+def _residual(embedded: Tensor) -> Tensor:
+    """What the layers add to: in float32 where the model is float16, beyond whose range sums of many layers get."""
+    return embedded.float() if embedded.dtype == torch.float16 else embedded
+
+
+def _hide(bias: Tensor, allowed: Tensor | None) -> Tensor:
+    """Put a large negative number where attention is not allowed, half of the largest so that sums stay finite."""
+    if allowed is None:
+        return bias
+    return bias.masked_fill(~allowed, torch.finfo(bias.dtype).min / 2)

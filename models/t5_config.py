@@ -1,0 +1,134 @@
+"""The configuration of T5 and the sizes in which it was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+
+_GELU_TANH = partial(F.gelu, approximate="tanh")
+
+FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": _GELU_TANH,
+    "silu": F.silu,
+    "gated-relu": F.relu,
+    "gated-gelu": _GELU_TANH,  # the tanh approximation, as in T5 1.1, which calls it so
+    "gated-silu": F.silu,
+}
+"""Activations of the feed-forward part; with ``gated-``, what is activated gates a second, linear projection."""
+
+
+@dataclass
+class T5Config:
+    """Configuration of T5, with the names of Hugging Face's ``config.json``; the defaults are those of t5-small."""
+
+    vocab_size: int = option(0, "rows of the embedding; 0 for as many as the vocabulary has symbols", minimum=0)
+    d_model: int = option(512, "channels", minimum=1)
+    d_kv: int = option(64, "channels of an attention head", minimum=1)
+    d_ff: int = option(2048, "channels inside the feed-forward part", minimum=1)
+    num_layers: int = option(6, "layers of the encoder", minimum=1)
+    num_decoder_layers: int = option(0, "layers of the decoder; 0 for as many as the encoder has", minimum=0)
+    num_heads: int = option(8, "attention heads", minimum=1)
+    relative_attention_num_buckets: int = option(32, "ranges of distances that attention tells apart", minimum=4)
+    relative_attention_max_distance: int = option(128, "distance beyond which all are alike", minimum=3)
+    per_layer_bias: bool = option(False, "whether each layer has position biases of its own (umT5)")
+    feed_forward_proj: str = option("relu", "activation of the feed-forward part", choices=tuple(FEED_FORWARDS))
+    tie_word_embeddings: bool = option(True, "whether the embedding is the output projection as well")
+    dropout_rate: float = option(0.1, "probability of dropping a feature or attention weight", minimum=0, maximum=0.99)
+    layer_norm_epsilon: float = option(1e-6, "added to the mean square in normalization", minimum=0)
+    decoder_start_token_id: int = option(-1, "id that outputs start from; -1 for that of padding", minimum=-1)
+    checkpoint_activations: bool = option(
+        False, "whether training computes each layer a second time rather than keep its activations"
+    )
+    max_source_positions: int = option(65536, "longest source, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(65536, "longest target, in tokens with end-of-sentence", minimum=1)
+
+    @property
+    def decoder_layers(self) -> int:
+        """How many layers the decoder has."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of all attention heads together."""
+        return self.num_heads * self.d_kv
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward part has a gate."""
+        return self.feed_forward_proj.startswith("gated-")
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ConfigError: a value is not one of its choices, or values do not fit each other.
+        """
+        known = ", ".join(FEED_FORWARDS)
+        if self.feed_forward_proj not in FEED_FORWARDS:
+            raise ConfigError(f"model.feed_forward_proj: there is no {self.feed_forward_proj!r}; there are: {known}")
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 2:
+            raise ConfigError(f"model.relative_attention_num_buckets={buckets} must be even and at least 4")
+        if distance <= buckets // 2:
+            raise ConfigError(
+                f"model.relative_attention_max_distance={distance} must be more than half of "
+                f"model.relative_attention_num_buckets={buckets}"
+            )
+
+
+def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
+    return T5Config(d_model=d_model, d_ff=d_ff, num_layers=layers, num_heads=heads, **further)
+
+
+def _second(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
+    """A model of T5 1.1 or later: gated, and with an output projection of its own."""
+    return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **further)
+
+
+def _per_layer(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    return _second(d_model, d_ff, layers, heads, per_layer_bias=True)
+
+
+def _bytes(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    """A model of ByT5, whose encoder is three times as deep as its decoder."""
+    return _second(d_model, d_ff, layers, heads, num_decoder_layers=layers // 3)
+
+
+_SECOND_SIZES = {
+    "small": (512, 1024, 8, 6),
+    "base": (768, 2048, 12, 12),
+    "large": (1024, 2816, 24, 16),
+    "xl": (2048, 5120, 24, 32),
+    "xxl": (4096, 10240, 24, 64),
+}
+_BYTE_SIZES = {
+    "small": (1472, 3584, 12, 6),
+    "base": (1536, 3968, 18, 12),
+    "large": (1536, 3840, 36, 16),
+    "xl": (2560, 6720, 36, 32),
+    "xxl": (4672, 12352, 36, 64),
+}
+
+PRESETS: dict[str, T5Config] = {
+    "t5_tiny": _shape(128, 256, 4, 4, d_kv=32),
+    "t5_small": _shape(512, 2048, 6, 8),
+    "t5_base": _shape(768, 3072, 12, 12),
+    "t5_large": _shape(1024, 4096, 24, 16),
+    "t5_3b": _shape(1024, 16384, 24, 32, d_kv=128),
+    "t5_11b": _shape(1024, 65536, 24, 128, d_kv=128),
+    **{f"t5_v1_1_{size}": _second(*shape) for size, shape in _SECOND_SIZES.items()},
+    **{f"mt5_{size}": _second(*shape) for size, shape in _SECOND_SIZES.items()},
+    **{f"byt5_{size}": _bytes(*shape) for size, shape in _BYTE_SIZES.items()},
+    **{f"umt5_{size}": _per_layer(*shape) for size, shape in _SECOND_SIZES.items() if size != "large"},
+}
+"""Published models by name; Flan-T5 has the shapes of T5 1.1."""
