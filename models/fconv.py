@@ -16,12 +16,12 @@ from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.cached_weight import weight_norm_linear
 from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
 from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.embedding import token_embedding
 from seqgen.modules.gradient import scale_gradient
+from seqgen.modules.linear import Linear, weight_norm_linear
 from seqgen.modules.linearized_convolution import LinearizedConvolution
 from seqgen.modules.masks import padding_mask_of, starts_of_rows
 from seqgen.modules.multi_step_attention import MultiStepAttention, scaled_sum
@@ -183,7 +183,7 @@ class FConvDecoder(IncrementalDecoder):
         )
         self.fc2 = weight_norm_linear(layers[-1].channels, out_embed_dim)
         if share_input_output_embed:
-            self.fc3 = nn.Linear(out_embed_dim, embed_tokens.num_embeddings)
+            self.fc3 = Linear(out_embed_dim, embed_tokens.num_embeddings)
             self.fc3.weight = embed_tokens.weight
         else:
             self.fc3 = weight_norm_linear(out_embed_dim, embed_tokens.num_embeddings, dropout)

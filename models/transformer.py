@@ -18,6 +18,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.embedding import token_embedding
 from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.linear import Linear
 from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
 from seqgen.modules.transformer_layer import (
@@ -160,7 +161,7 @@ class TransformerDecoder(IncrementalDecoder):
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
         self.layer_norm = nn.LayerNorm(dim) if cfg.decoder_normalize_before else nn.Identity()
-        self.output_projection = nn.Linear(dim, embed_tokens.num_embeddings, bias=False)
+        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=False)
         if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight
         else:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from seqgen.errors import ConfigError
-from seqgen.modules.cached_weight import CachedLinear, weight_norm_linear
 from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
 from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
+from seqgen.modules.linear import Linear, weight_norm_linear
 from seqgen.modules.linearized_convolution import LinearizedConvolution
 
 
@@ -84,7 +84,7 @@ def test_weight_normalization_is_per_output() -> None:
             weights.original1.mul_(3)
             weights.original0.view(-1)[2] *= 2
         after = module.weight.detach()
-        if isinstance(module, CachedLinear):
+        if isinstance(module, Linear):
             before, after = before.t(), after.t()
         torch.testing.assert_close(after[..., [0, 1, 3]], before[..., [0, 1, 3]])
         torch.testing.assert_close(after[..., 2], 2 * before[..., 2])

@@ -1,87 +1,104 @@
-"""Weights that are computed from parameters, kept for as long as those stay what they were."""
+"""What is computed from a weight, kept for as long as the weight stays what it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
+
+T = TypeVar("T")
 
 
 class CachedWeight(nn.Module):
-    """A module whose ``weight`` may be parametrized, for example normalized, and is then costly to read.
+    """A module that reads its ``weight`` in a form that is costly to make: normalized, say, or laid out anew.
 
-    ``current_weight`` reads it anew in training and wherever gradients are recorded. Otherwise it computes it once and
-    keeps it until training resumes or ends, weights are loaded or moved, or a parameter is changed in place or
-    replaced. The one change that it cannot see is one in place behind autograd's back (``parameter.data.add_``) in the
-    middle of an evaluation; call ``model.eval()`` after it.
+    In training, and wherever gradients are recorded, the form is made at every reading. Otherwise it is made once and
+    kept until training resumes or ends, weights are loaded or moved, or a parameter is changed in place or replaced.
+    The one change that cannot be seen is one in place behind autograd's back (``parameter.data.add_``) in the middle of
+    an evaluation; call ``model.eval()`` after it.
     """
 
     weight: Tensor
 
+    def kept(self, name: str, make: Callable[[], T]) -> T:
+        """What ``make`` makes of the weight, made anew only where that may have changed.
+
+        Args:
+            name: what it is, beside other things that are made of the same weight.
+            make: makes it from the weight of now.
+        """
+        if self.training or torch.is_grad_enabled():
+            self._forget()
+            return make()
+        parameters = self._parameters_of_weight()
+        kept: _Kept = self.__dict__.setdefault("_kept", _Kept())
+        entry = kept.get(name)
+        if entry is None or not entry[0].holds(parameters):
+            entry = kept[name] = (_Stamp(parameters), make())
+        made: T = entry[1]
+        return made
+
     def current_weight(self) -> Tensor:
         """The weight as computed from the parameters of now."""
+        return self.kept("weight", lambda: self.weight) if "parametrizations" in self._modules else self.weight
+
+    def _parameters_of_weight(self) -> list[Tensor]:
         parametrizations = self._modules.get("parametrizations")
         if parametrizations is None:
-            return self.weight
-        if self.training or torch.is_grad_enabled():
-            self._drop_weight()
-            return self.weight
-        stamp = _stamp(parametrizations)
-        cached: tuple[tuple[Any, ...], Tensor] | None = self.__dict__.get("_cached_weight")
-        if cached is None or stamp is None or cached[0] != stamp:
-            cached = self.__dict__["_cached_weight"] = (stamp or (), self.weight)
-        return cached[1]
+            return [self.weight]
+        owner = parametrizations._modules["weight"]
+        assert owner is not None
+        return [parameter for parameter in owner._parameters.values() if parameter is not None]
 
-    def _drop_weight(self) -> None:
-        self.__dict__.pop("_cached_weight", None)
+    def _forget(self) -> None:
+        self.__dict__.pop("_kept", None)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation, forgetting the weight computed before."""
-        self._drop_weight()
+        """Switch between training and evaluation, forgetting what was made before."""
+        self._forget()
         return super().train(mode)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self._drop_weight()
+        self._forget()
         moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._drop_weight()
+        self._forget()
         super()._load_from_state_dict(*args, **kwargs)
 
 
-def _stamp(parametrizations: nn.Module) -> tuple[Any, ...] | None:
-    """What changes when a parameter is replaced, moved or changed in place; ``None`` where that cannot be told."""
-    stamp: list[Any] = []
-    for parameter in parametrizations._modules["weight"]._parameters.values():  # type: ignore[union-attr]
-        if parameter is None or parameter.is_inference():
-            return None
-        stamp += (id(parameter), parameter.data_ptr(), parameter._version)
-    return tuple(stamp)
+class _Stamp:
+    """Parameters as they are now: which ones, where their numbers stand, and how often those were changed in place.
 
-
-class CachedLinear(CachedWeight, nn.Linear):
-    """A linear layer whose parametrized weight is computed once per evaluation."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``."""
-        return F.linear(input, self.current_weight(), self.bias)
-
-
-def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> CachedLinear:
-    """A weight-normalized linear layer, initialized so that it keeps the variance of an input after dropout.
-
-    Args:
-        in_features: features of the input.
-        out_features: features of the output.
-        dropout: probability with which features of the input are dropped.
+    It holds on to the parameters and their memory, so that nothing new can come to stand at the same place.
     """
-    linear = CachedLinear(in_features, out_features)
-    nn.init.normal_(linear.weight, std=((1 - dropout) / in_features) ** 0.5)
-    nn.init.zeros_(linear.bias)
-    weight_norm(linear, dim=0)
-    return linear
+
+    def __init__(self, parameters: list[Tensor]):
+        self.parameters = parameters
+        self.memory = [parameter.detach() for parameter in parameters]
+        self.versions = [_version(parameter) for parameter in parameters]
+
+    def holds(self, parameters: list[Tensor]) -> bool:
+        """Whether ``parameters`` are the same still."""
+        return len(parameters) == len(self.parameters) and all(
+            new is old and new.data_ptr() == memory.data_ptr() and version is not None and _version(new) == version
+            for new, old, memory, version in zip(parameters, self.parameters, self.memory, self.versions, strict=True)
+        )
+
+
+def _version(parameter: Tensor) -> int | None:
+    """How often a parameter was changed in place; ``None`` where PyTorch does not count."""
+    return None if parameter.is_inference() else parameter._version
+
+
+class _Kept(dict[str, tuple[_Stamp, Any]]):
+    """What a module keeps; a copy of the module keeps nothing yet."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return _Kept()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Kept, ()

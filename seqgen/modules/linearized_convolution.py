@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.incremental_state import StateDict, StatefulModule
-from seqgen.modules.conv_tbc import ConvTBC, convolve
+from seqgen.modules.conv_tbc import ConvTBC
 
 
 class LinearizedConvolution(StatefulModule, ConvTBC):
@@ -41,8 +41,7 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         """
         if incremental_state is None:
             return super().forward(x)
-        inputs = self._append(x, incremental_state)
-        return convolve(inputs, self.current_weight(), self.bias)
+        return self.convolve(self._append(x, incremental_state))
 
     def _append(self, x: Tensor, incremental_state: StateDict) -> Tensor:
         """Put the inputs seen before in front of ``x`` and remember the last: ``(N, kernel_width - 1 + T, C)``."""

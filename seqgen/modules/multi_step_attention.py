@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
-from seqgen.modules.cached_weight import weight_norm_linear
+from seqgen.modules.linear import weight_norm_linear
 
 
 class MultiStepAttention(nn.Module):

@@ -10,6 +10,7 @@ from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.beam_table_cache import BeamTableCache, pays
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.key_value_cache import GrowingCache, KeyValueCache, StaticCache
+from seqgen.modules.linear import Linear
 
 
 class MultiheadAttention(StatefulModule):
@@ -51,11 +52,11 @@ class MultiheadAttention(StatefulModule):
         self.encoder_decoder = encoder_dim is not None
         inner_dim = self.num_heads * self.head_dim
         if encoder_dim is None:
-            self.in_proj = nn.Linear(embed_dim, 3 * inner_dim, bias=bias)
+            self.in_proj = Linear(embed_dim, 3 * inner_dim, bias=bias)
         else:
-            self.q_proj = nn.Linear(embed_dim, inner_dim, bias=bias)
-            self.kv_proj = nn.Linear(encoder_dim, 2 * inner_dim, bias=bias)
-        self.out_proj = nn.Linear(inner_dim, embed_dim, bias=bias)
+            self.q_proj = Linear(embed_dim, inner_dim, bias=bias)
+            self.kv_proj = Linear(encoder_dim, 2 * inner_dim, bias=bias)
+        self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
         self.cache: KeyValueCache = GrowingCache() if encoder_dim is None else StaticCache()
         self.beam_table = BeamTableCache()

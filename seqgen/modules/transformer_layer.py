@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from seqgen.incremental_state import StateDict
 from seqgen.modules.dropout import Dropout
+from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -151,8 +152,8 @@ class TransformerDecoderLayer(_Layer):
         return self._feed_forward(x), weights
 
 
-def _glorot_linear(in_features: int, out_features: int) -> nn.Linear:
-    linear = nn.Linear(in_features, out_features)
+def _glorot_linear(in_features: int, out_features: int) -> Linear:
+    linear = Linear(in_features, out_features)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear

@@ -1,0 +1,165 @@
+"""Linear layers with packed weights give what plain ones give, and never an old weight's result."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from seqgen.modules import linear as module
+from seqgen.modules.conv_tbc import ConvTBC
+from seqgen.modules.linear import Linear, Projection
+
+ROWS = [0, 1, 5, 8, 160]
+
+
+@pytest.fixture(autouse=True)
+def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE", 1)
+
+
+def packs(layer: Projection) -> bool:
+    """Whether the layer uses a packed weight; told by its product, which names itself."""
+    return layer.product().__name__ == "packed_product"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = Linear(48, 33, bias=bias).to(dtype).eval()
+    assert packs(layer) or dtype != torch.float32
+    for rows in ROWS:
+        for shape in ((rows, 48), (rows, 3, 48), (2, rows, 1, 48)):
+            x = torch.randn(shape).to(dtype)
+            wanted = F.linear(x, layer.weight, layer.bias)
+            torch.testing.assert_close(layer(x), wanted, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 1e-5)
+    x = torch.randn(4, 48, 5).to(dtype).transpose(1, 2)  # not contiguous
+    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias), rtol=0, atol=3e-2)
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(512, 600).eval(), torch.randn(40, 512)
+    together = layer(x)
+    for row in (0, 17, 39):
+        torch.testing.assert_close(layer(x[row : row + 1]), together[row : row + 1], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_convolutions_pack_too() -> None:
+    torch.manual_seed(0)
+    conv = ConvTBC(8, 12, 3).eval()
+    x = torch.randn(2, 7, 8)
+    assert packs(conv)
+    got = conv(x)
+    conv.packs = False
+    torch.testing.assert_close(got, conv(x), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_packed_once_and_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, made = Linear(16, 16).eval(), torch.randn(2, 16), []
+    original = Linear.product
+    monkeypatch.setattr(Linear, "product", lambda self: made.append(self) or original(self))
+    layer(x)
+    layer(x)
+    assert len(made) == 1
+    layer.eval()
+    layer(x)
+    assert len(made) == 2, "a new evaluation packs again"
+    monkeypatch.setattr(Projection, "packs", False)
+    layer(x)
+    layer.train()
+    layer(x)
+    assert len(made) == 2
+
+
+def set_data(layer: Linear) -> None:
+    layer.weight.data = layer.weight.data + 1
+
+
+def set_data_twice(layer: Linear) -> None:
+    """The second time the numbers may come to stand where the first ones stood."""
+    set_data(layer)
+    set_data(layer)
+
+
+def replace(layer: Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight + 1)
+
+
+def step(layer: Linear) -> None:
+    with torch.enable_grad():
+        layer(torch.ones(1, 16)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+
+
+CHANGES: list[Callable[[Linear], object]] = [
+    set_data,
+    set_data_twice,
+    replace,
+    step,
+    lambda layer: layer.weight.mul_(2),
+    lambda layer: layer.load_state_dict({"weight": torch.randn(16, 16), "bias": torch.randn(16)}),
+    lambda layer: layer.load_state_dict({"weight": torch.randn(16, 16), "bias": torch.randn(16)}, assign=True),
+    lambda layer: layer.bias.add_(1),
+    lambda layer: weight_norm(layer).parametrizations.weight.original0.mul_(2),
+    lambda layer: layer.double(),
+    lambda layer: layer.bfloat16().float(),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+def test_never_an_old_weight(change: Callable[[Linear], object]) -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(16, 16).eval(), torch.randn(5, 16)
+    before = layer(x)
+    change(layer)
+    x = x.to(layer.weight.dtype)
+    wanted = F.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-5)
+    assert not torch.equal(layer(x), before)
+
+
+@torch.no_grad()
+def test_copies_pack_for_themselves() -> None:
+    layer, x = Linear(16, 16).eval(), torch.randn(2, 16)
+    before = layer(x)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        twin.weight.mul_(2)
+        torch.testing.assert_close(twin(x), F.linear(x, twin.weight, twin.bias))
+        assert torch.equal(layer(x), before)
+
+
+def test_gradients_autocast_and_inference_mode() -> None:
+    layer, x = Linear(16, 16).eval(), torch.randn(2, 16)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    with torch.inference_mode():
+        packed = layer(x)
+        made_there = Linear(16, 16).eval()
+        torch.testing.assert_close(made_there(x), F.linear(x, made_there.weight, made_there.bias))
+        made_there.weight.mul_(2)  # a change that PyTorch does not count
+        torch.testing.assert_close(made_there(x), F.linear(x, made_there.weight, made_there.bias))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), packed)
+
+
+def test_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_packable", lambda: ())
+    layer, x = Linear(16, 16).eval(), torch.randn(2, 16)
+    with torch.no_grad():
+        assert not packs(layer)
+        assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
