@@ -76,6 +76,39 @@ def test_gradient_equals_finite_differences(smoothing: float) -> None:
         assert gradient.flatten()[index].item() == pytest.approx(((up - down) / 2e-5).item(), abs=1e-8)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 1 << 18])
+def test_z_loss_equals_the_plain_formula(smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criteria, "_CHUNK_ELEMENTS", chunk)
+    torch.manual_seed(3)
+    logits = (torch.randn(9, 7, dtype=torch.float64) * 3).requires_grad_()
+    target = torch.randint(0, 7, (9,))
+    wanted = plain(logits, target, smoothing) + 0.3 * logits.logsumexp(-1).square().sum()
+    loss, nll, _ = cross_entropy(logits, target, smoothing, 0.3)
+    torch.testing.assert_close(loss, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(nll, F.cross_entropy(logits, target, reduction="sum"))
+    gradients = [torch.autograd.grad(2 * value, logits)[0] for value in (loss, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_z_loss_by_hand() -> None:
+    logits = torch.tensor([[1.0, 3.0, 4.0]]).log()  # Z = 8
+    loss, nll, _ = cross_entropy(logits, torch.tensor([1]), 0.0, 1e-2)
+    assert loss.item() == pytest.approx(math.log(8 / 3) + 1e-2 * math.log(8) ** 2)
+    assert nll.item() == pytest.approx(math.log(8 / 3))
+
+
+def test_z_loss_belongs_to_training() -> None:
+    model = build("transformer_tiny")
+    bare, with_z = (CrossEntropyCriterion(CrossEntropyConfig(z), TinyTask()) for z in (0.0, 0.1))
+    assert with_z(model, batch()).loss == bare(model, batch()).loss
+    for module in model.modules():
+        module.training = module is model  # the criterion asks the model; without dropout the logits stay the same
+    logits, _ = target_logits(model, batch(), pad=1)
+    z = 0.1 * logits.logsumexp(-1).square().sum()
+    torch.testing.assert_close(with_z(model, batch()).loss, bare(model, batch()).loss + z)
+
+
 class Squashed(nn.Module):
     """An output layer whose backward reads its own output, which must therefore survive the loss."""
 

@@ -91,6 +91,42 @@ def test_adafactor_by_the_paper(beta1: float, relative: bool) -> None:
         torch.testing.assert_close(got, x)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"relative_step": True},
+        {"relative_step": True, "warmup_init": True},
+        {"relative_step": False},
+        {"relative_step": False, "scale_parameter": False, "weight_decay": 0.1},
+        {"relative_step": True, "beta1": 0.9, "clip_threshold": 0.5},
+        {"relative_step": False, "decay_rate": -0.5, "scale_parameter": False},
+    ],
+    ids=str,
+)
+def test_adafactor_equals_that_of_transformers(options: dict[str, Any]) -> None:
+    """Both ways of T5: with a step of its own, and with a fixed or scheduled one; a matrix, a vector and a scalar."""
+    optimization = pytest.importorskip("transformers.optimization")
+    torch.manual_seed(0)
+    start = [torch.randn(shape, dtype=torch.float64) for shape in ((5, 3), (4,), ())]
+    ours, theirs = ([Parameter(tensor.clone()) for tensor in start] for _ in range(2))
+    cfg = OPTIMIZERS.config("adafactor")
+    for key, value in options.items():
+        assert hasattr(cfg, key)
+        setattr(cfg, key, value)
+    optimizer = build_optimizer(cfg, ours)
+    given = {**options, "beta1": options.get("beta1") or None, "lr": None if cfg.relative_step else 0.05}
+    oracle = optimization.Adafactor(theirs, **{"scale_parameter": True, **given})
+    for _ in range(12):
+        optimizer.param_groups[0]["lr"] = 0.05
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        optimizer.step()
+        oracle.step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-10)
+
+
 def test_adafactor_of_a_vector_is_not_factored() -> None:
     param = Parameter(torch.tensor([1.0, -2.0]))
     optimizer = build_optimizer(OPTIMIZERS.config("adafactor"), [param])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from seqgen.task import Task
 
 _CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
+_Z_LOSS_HELP = "weight of the squared logarithm of the softmax's normalizer, which is added in training (T5: 1e-4)"
 _LINEAR = frozenset({"AddmmBackward0", "MmBackward0"})  # operations whose backward does not read their output
 
 
@@ -67,7 +68,9 @@ class Criterion:
 
 @dataclass
 class CrossEntropyConfig:
-    """Options of ``cross_entropy``: none."""
+    """Options of ``cross_entropy``."""
+
+    z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
 
 
 @dataclass
@@ -77,18 +80,20 @@ class LabelSmoothedCrossEntropyConfig:
     label_smoothing: float = option(
         0.1, "probability spread evenly over the vocabulary's other symbols", minimum=0, maximum=1
     )
+    z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
 
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)
 class CrossEntropyCriterion(Criterion):
-    """Negative log-likelihood of the target tokens."""
+    """Negative log-likelihood of the target tokens; in training perhaps with a z-loss, see ``cross_entropy``."""
 
     label_smoothing = 0.0
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss; see ``Criterion``."""
         logits, target = target_logits(model, batch, self.task.target_dictionary.pad())
-        loss, nll, correct = cross_entropy(logits, target, self.label_smoothing)
+        z_loss = self.cfg.z_loss if model.training else 0.0
+        loss, nll, correct = cross_entropy(logits, target, self.label_smoothing, z_loss)
         ntokens = target.numel()
         logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
         logging["nsentences"] = batch.num_sentences
@@ -147,39 +152,50 @@ def _rows(values: Tensor, kept: Tensor) -> Tensor:
     return flat if kept.numel() == flat.size(0) else flat.index_select(0, kept)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy with label smoothing, summed over rows.
+def cross_entropy(
+    logits: Tensor, target: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy with label smoothing and z-loss, summed over rows.
 
-    With ``eps`` the smoothing, ``p`` the softmax, ``t`` the target and ``e = eps / (V - 1)``::
+    With ``eps`` the smoothing, ``p`` the softmax, ``t`` the target, ``e = eps / (V - 1)`` and ``log Z`` the logarithm
+    of the sum of the exponentials of the logits::
 
-        loss = -(1 - eps) * log p[t] - e * sum(log p[j] for j != t)
+        loss = -(1 - eps) * log p[t] - e * sum(log p[j] for j != t) + z_loss * (log Z) ** 2
+
+    The z-loss keeps logits from drifting away from zero; it is Mesh TensorFlow's, with which T5 was trained.
 
     Args:
         logits: ``(M, V)``; must not be used afterwards, its memory may be reused.
         target: ``(M,)`` int64.
         label_smoothing: probability mass that is spread over the ``V - 1`` symbols that are not the target.
+        z_loss: weight of the squared ``log Z``.
 
     Returns:
         The loss in nats (differentiable), the negative log-likelihood of the targets in nats, and the number of rows
         whose target has the largest logit (ties included); scalars in float32, or float64 for float64 logits.
     """
-    loss, nll, correct = _FusedCrossEntropy.apply(logits, target, label_smoothing)  # type: ignore[no-untyped-call]
+    fused = _FusedCrossEntropy.apply(logits, target, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
+    loss, nll, correct = fused
     return loss, nll, correct
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
-    """Label-smoothed cross-entropy whose forward and backward share one ``(M, V)`` buffer.
+    """Label-smoothed cross-entropy with z-loss whose forward and backward share one ``(M, V)`` buffer.
 
-    With ``a = 1 - eps - e`` and ``b = e`` the loss of a row ``z`` is, since ``log p[j] = z[j] - lse``::
+    With ``a = 1 - eps - e``, ``b = e``, the z-loss's weight ``c`` and ``lse = log Z`` the loss of a row ``z`` is, since
+    ``log p[j] = z[j] - lse``::
 
-        loss = a * (lse - z[t]) + b * (V * lse - sum(z)),     d loss / d z[j] = p[j] - a * [j = t] - b
+        loss = a * (lse - z[t]) + b * (V * lse - sum(z)) + c * lse ** 2
+        d loss / d z[j] = (1 + 2 * c * lse) * p[j] - a * [j = t] - b
 
     for ``a + b * V = 1``. The forward pass leaves ``exp(z - max)`` in the buffer, so that the backward pass is a
     scaling and a subtraction.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         vocab = logits.size(1)
         b = label_smoothing / (vocab - 1) if vocab > 1 else 0.0
         a = 1.0 - label_smoothing - b
@@ -207,6 +223,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         loss = a * nll
         if logit_sum is not None:
             loss = loss + b * (vocab * lse - logit_sum).sum()
+        if z_loss:
+            loss = loss + z_loss * lse.square().sum()
+            exp_sum = exp_sum / (1.0 + 2.0 * z_loss * lse)  # p[j] = exp(z[j] - max) / exp_sum, times its factor
         correct = (at_target >= maximum).sum().to(dtype)
         ctx.save_for_backward(target, exp_sum)
         ctx.buffer, ctx.a, ctx.b, ctx.dtype = (buffer if needs_grad else None), a, b, logits.dtype
@@ -215,7 +234,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
         target, exp_sum = ctx.saved_tensors
         grad, ctx.buffer = ctx.buffer, None
         if grad is None:
@@ -229,7 +248,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             if ctx.b:
                 p.sub_(ctx.b * grad_loss)
             p.scatter_add_(1, target[part, None], at_target[part])
-        return grad.to(ctx.dtype), None, None
+        return grad.to(ctx.dtype), None, None, None
 
 
 def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:

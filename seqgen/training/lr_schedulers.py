@@ -1,9 +1,9 @@
 """Learning-rate schedules.
 
 A schedule is a function of the number of updates done and the epoch, so that resuming needs no more than these; only
-``reduce_lr_on_plateau`` remembers anything. All begin with a linear warm-up: after ``u`` of ``warmup_updates`` updates
-the rate stands at ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first rate, which the very first
-update uses, is that of ``u = 0``, as in fairseq.
+``reduce_lr_on_plateau`` remembers anything. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
+``warmup_updates`` updates the rate stands at ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
+rate, which the very first update uses, is that of ``u = 0``, as in fairseq.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 
 @dataclass
 class WarmupConfig:
-    """Options of every schedule."""
+    """Options of every schedule that warms up."""
 
     warmup_updates: int = option(0, "updates over which the learning rate rises to optimization.lr", minimum=0)
     warmup_init_lr: float = option(0.0, "learning rate at the beginning of the warm-up", minimum=0)
@@ -102,6 +102,25 @@ class InverseSqrtSchedule(LRScheduler):
     def after_warmup(self, update: int, epoch: int) -> float:
         """``lr * sqrt(warmup_updates / update)``; without a warm-up, ``lr / sqrt(update)``."""
         return self.peak(epoch) * math.sqrt(max(self.cfg.warmup_updates, 1) / max(update, 1))
+
+
+@dataclass
+class T5InverseSqrtConfig:
+    """Options of ``t5_inverse_sqrt``."""
+
+    warmup_updates: int = option(10_000, "updates with the first, constant learning rate", minimum=0)
+
+
+@register_lr_scheduler("t5_inverse_sqrt", config=T5InverseSqrtConfig)
+class T5InverseSqrtSchedule(LRScheduler):
+    """Constant, then decay by the inverse square root of the update (Raffel et al. 2020, section 3.1.2).
+
+    With ``optimization.lr=[1.0]`` the rate is the paper's ``1 / sqrt(max(update, warmup_updates))``.
+    """
+
+    def lr_at(self, update: int, epoch: int) -> float:
+        """``lr / sqrt(max(update, warmup_updates))``; see ``LRScheduler``."""
+        return self.peak(epoch) / math.sqrt(max(update, self.cfg.warmup_updates, 1))
 
 
 @dataclass
