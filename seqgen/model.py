@@ -70,6 +70,18 @@ class EncoderDecoderModel(nn.Module):
         """Normalize logits over the vocabulary; see ``Decoder.get_normalized_probs``."""
         return self.decoder.get_normalized_probs(logits, log_probs)
 
+    def adjust_logits_during_generation(self, logits: Tensor, step: int) -> Tensor:
+        """Change this model's own scores of the next token while it decodes; by default they stay as they are.
+
+        Args:
+            logits: ``(rows, V)``.
+            step: how many tokens each row has.
+
+        Returns:
+            ``(rows, V)``.
+        """
+        return logits
+
     def max_positions(self) -> tuple[int, int]:
         """The longest source and the longest target, in tokens with end-of-sentence."""
         return self.encoder.max_positions(), self.decoder.max_positions()

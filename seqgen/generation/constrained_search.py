@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
+from seqgen.generation.candidates import Candidates
 from seqgen.generation.lexical_constraints import NONE, LexicalConstraints
-from seqgen.generation.search import BeamSearch, Candidates, Search, SearchBatch
+from seqgen.generation.search import BeamSearch, Search, SearchBatch
 from seqgen.registry import register_search
 
 
@@ -46,6 +47,8 @@ class ConstrainedSearch(Search):
 
 class _ConstrainedBatch(Search):
     """The search over one batch: its phrases, and how far each beam has come."""
+
+    additive = True
 
     def __init__(self, batch: SearchBatch, ordered: bool):
         assert batch.constraints is not None

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.generation.search import BeamSearch, Candidates, Search, SearchBatch, pad_candidates
+from seqgen.generation.candidates import Candidates, top_entries
+from seqgen.generation.search import BeamSearch, Search, SearchBatch
 from seqgen.registry import register_search
 
 
@@ -35,6 +36,8 @@ class DiverseBeamSearch(Search):
         groups: how many; the beam size must be a multiple of it. One group is plain beam search.
         strength: see above, in nats.
     """
+
+    additive = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
         self.groups = groups
@@ -87,6 +90,8 @@ class DiverseSiblingsSearch(Search):
         rate: see above, in nats.
     """
 
+    additive = True
+
     def __init__(self, rate: float = 0.5):
         self.rate = rate
         self._beam_search = BeamSearch()
@@ -97,9 +102,10 @@ class DiverseSiblingsSearch(Search):
             return self._beam_search.step(step, lprobs, scores)
         beam, vocab = lprobs.shape[1:]
         siblings = min(2 * beam, vocab)
-        children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
+        gains, places = top_entries(lprobs.flatten(0, 1), siblings)
+        children, tokens = gains.view(-1, beam, siblings) + scores.unsqueeze(-1), places.view(-1, beam, siblings)
         children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
         # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
         best, entries = children.flatten(1).topk(min(2 * beam, beam * siblings), dim=1)
         candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
-        return pad_candidates(candidates, 2 * beam)
+        return candidates.padded(2 * beam)

@@ -70,7 +70,8 @@ class Member:
             out = self.model.decoder(tokens, self.encoder_out, self.state, need_attention=need_attention)
         else:
             out = self.model.decoder(tokens, self.encoder_out, need_attention=need_attention)
-        return DecoderOut(out.logits[:, -1], None if out.attention is None else out.attention[:, -1])
+        logits = self.model.adjust_logits_during_generation(out.logits[:, -1], tokens.size(1) - 1)
+        return DecoderOut(logits, None if out.attention is None else out.attention[:, -1])
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue from other beams of the same sentences.
@@ -147,11 +148,16 @@ class Ensemble:
         """
         if len(lprobs) == 1:
             return lprobs[0]
+        weighted = [(weight, scores) for weight, scores in zip(self.weights, lprobs, strict=True) if weight > 0]
         if self.average == "log":
-            mean = sum(weight * scores for weight, scores in zip(self.weights, lprobs, strict=True) if weight > 0)
-            return torch.log_softmax(mean, dim=-1)  # type: ignore[arg-type]
-        logs = [scores + math.log(w) for w, scores in zip(self.weights, lprobs, strict=True) if w > 0]
-        return torch.logsumexp(torch.stack(logs), dim=0)
+            mean = weighted[0][1] * weighted[0][0]
+            for weight, scores in weighted[1:]:
+                mean = mean.add(scores, alpha=weight)
+            return mean.log_softmax(-1)
+        total = weighted[0][1] + math.log(weighted[0][0])
+        for weight, scores in weighted[1:]:
+            total = torch.logaddexp(total, scores + math.log(weight))
+        return total
 
     def combine_attention(self, attention: Sequence[Tensor | None]) -> Tensor | None:
         """Average attention weights over the members that have some and that read the source alike.

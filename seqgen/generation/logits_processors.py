@@ -1,26 +1,41 @@
-"""Logits processors: small changes to the next-token scores. They know nothing of models or of search."""
+"""Logits processors: small changes to the next-token scores. They know nothing of models or of search.
+
+Here are the base class and those that nearly any decoding needs; others have files of their own: ``repetition``,
+``sequence_bias``, ``forced_tokens``, ``rescaling``, ``cutoffs`` and ``prefix_trie``. ``processor_setup`` chooses among them
+and puts them in order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from seqgen.data.dictionary import Dictionary
+
 
 @dataclass(frozen=True)
 class DecodingContext:
-    """What a processor may look at.
+    """What a processor or a stopping rule may look at.
 
     Attributes:
         step: how many tokens each hypothesis has.
         tokens: ``(rows, step)`` int64, these tokens, without a start symbol.
-        max_lengths: ``(rows,)`` int64, the step at which end-of-sentence is forced.
+        max_lengths: ``(rows,)`` int64, the last step of each row: there end-of-sentence is forced, or the output is cut
+            off, as the semantics say.
         first_end: the smallest of ``max_lengths``, so that nothing needs to be asked of the device before it.
         prefix_tokens: ``(rows, P)`` int64 tokens that each hypothesis begins with, padded on the right; or ``None``.
         eos: id of end-of-sentence.
         pad: id of padding.
+        written: ``(rows, step)`` or ``(rows, step + 1)`` int64, what counts as written before: by Hugging Face's
+            rules the start symbol and ``tokens``; ``tokens`` alone where not given.
+        src_tokens: ``(rows, S)`` int64 ids of the source, padded; ``None`` where not known.
+        src_padding: ``(rows, S)`` bool, true where they are padding; ``None`` where none is.
+        sentences: ``(rows,)`` int64, which sentence each row belongs to; row by row where not given.
     """
 
     step: int
@@ -30,16 +45,48 @@ class DecodingContext:
     prefix_tokens: Tensor | None
     eos: int
     pad: int
+    written: Tensor = cast(Tensor, None)  # never None after __post_init__
+    src_tokens: Tensor | None = None
+    src_padding: Tensor | None = None
+    sentences: Tensor = cast(Tensor, None)
+
+    def __post_init__(self) -> None:
+        if self.written is None:
+            object.__setattr__(self, "written", self.tokens)
+        if self.sentences is None:
+            rows = torch.arange(self.tokens.size(0), device=self.tokens.device)
+            object.__setattr__(self, "sentences", rows)
 
 
 class LogitsProcessor:
-    """Changes log-probabilities; a subclass implements ``__call__``."""
+    """Changes the scores of the next token; a subclass implements ``__call__``.
+
+    One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
+    """
+
+    shift_invariant: bool = False
+    """Whether a constant added to a row before gives the same as the constant added after; then the generator may hand
+    over logits and take their normalizer off later, which spares a pass over the vocabulary."""
+
+    reads_tokens: bool = True
+    """Whether it looks at ``tokens`` or ``written``, which the generator otherwise need not put together."""
+
+    @classmethod
+    def build(cls, cfg: Any, dictionary: Dictionary) -> Self:
+        """Make the processor from an instance of the configuration class that it is registered with.
+
+        Args:
+            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
+            dictionary: the target vocabulary.
+        """
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """Change the scores of the next token.
 
         Args:
-            lprobs: ``(rows, V)`` log-probabilities, which may be changed in place.
+            lprobs: ``(rows, V)`` log-probabilities, which may be changed in place; by Hugging Face's rules, logits in
+                greedy search and sampling.
             context: what is known of the rows.
 
         Returns:
@@ -48,12 +95,25 @@ class LogitsProcessor:
         raise NotImplementedError
 
 
+def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: DecodingContext) -> Tensor:
+    """Apply processors one after the other."""
+    for processor in processors:
+        lprobs = processor(lprobs, context)
+    return lprobs
+
+
 class Forbid(LogitsProcessor):
     """Some tokens are never written.
 
     Args:
         tokens: their ids.
     """
+
+    shift_invariant = True
+    reads_tokens = False
+
+    shift_invariant = True
+    reads_tokens = False
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens = list(tokens)
@@ -72,6 +132,12 @@ class UnknownPenalty(LogitsProcessor):
         penalty: what is subtracted, in nats.
     """
 
+    shift_invariant = True
+    reads_tokens = False
+
+    shift_invariant = True
+    reads_tokens = False
+
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty
 
@@ -84,6 +150,12 @@ class UnknownPenalty(LogitsProcessor):
 class ForceEndAtMaximum(LogitsProcessor):
     """At a sentence's maximum length only end-of-sentence remains, with its own score."""
 
+    shift_invariant = True
+    reads_tokens = False
+
+    shift_invariant = True
+    reads_tokens = False
+
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step < context.first_end:
@@ -95,20 +167,51 @@ class ForceEndAtMaximum(LogitsProcessor):
         return lprobs
 
 
-class MinimumLength(LogitsProcessor):
-    """End-of-sentence is forbidden before ``min_len`` tokens, unless the sentence's maximum forces it.
+class ForbidFirst(LogitsProcessor):
+    """Some tokens are not written at one step.
 
     Args:
-        min_len: tokens before end-of-sentence.
+        tokens: their ids.
+        step: the step; 0 for the first token.
     """
 
-    def __init__(self, min_len: int):
-        self.min_len = min_len
+    shift_invariant = True
+    reads_tokens = False
+
+    def __init__(self, tokens: Sequence[int], step: int = 0):
+        self.tokens, self.step = list(tokens), step
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        if context.step < self.min_len:
-            lprobs[:, context.eos].masked_fill_(context.max_lengths > context.step, -torch.inf)
+        if context.step == self.step:
+            lprobs[:, self.tokens] = -torch.inf
+        return lprobs
+
+
+class MinimumLength(LogitsProcessor):
+    """An output does not end before ``min_len`` tokens.
+
+    Args:
+        min_len: tokens before end-of-sentence.
+        end_symbols: ids that end an output besides end-of-sentence.
+        yields: whether a sentence whose maximum is shorter may end there.
+    """
+
+    shift_invariant = True
+    reads_tokens = False
+
+    def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
+        self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
+
+    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        if context.step >= self.min_len:
+            return lprobs
+        for symbol in (context.eos, *self.end_symbols):
+            if self.yields:
+                lprobs[:, symbol].masked_fill_(context.max_lengths > context.step, -torch.inf)
+            else:
+                lprobs[:, symbol] = -torch.inf
         return lprobs
 
 
@@ -119,19 +222,14 @@ class NoRepeatNgram(LogitsProcessor):
         size: n.
     """
 
+    shift_invariant = True
+
     def __init__(self, size: int):
         self.size = size
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        if context.step < self.size:
-            return lprobs
-        # tokens a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is banned
-        windows = context.tokens.unfold(1, self.size, 1)  # (rows, step - size + 1, size)
-        last = context.tokens[:, context.step - self.size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
-        repeated = (windows[..., :-1] == last).all(-1)
-        banned = windows[..., -1].masked_fill(~repeated, context.pad)  # padding is forbidden anyway
-        return lprobs.scatter(1, banned, -torch.inf)
+        return forbid_completions(lprobs, context.written, context.written, self.size)
 
 
 class ForcePrefix(LogitsProcessor):
@@ -143,6 +241,10 @@ class ForcePrefix(LogitsProcessor):
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         self.otherwise = list(otherwise)
+        self.shift_invariant = all(processor.shift_invariant for processor in otherwise)
+        self.reads_tokens = any(processor.reads_tokens for processor in otherwise)
+        self.shift_invariant = all(processor.shift_invariant for processor in self.otherwise)
+        self.reads_tokens = any(processor.reads_tokens for processor in self.otherwise)
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -156,8 +258,29 @@ class ForcePrefix(LogitsProcessor):
         return torch.where(bound.unsqueeze(1), only, apply_all(self.otherwise, lprobs, context))
 
 
-def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: DecodingContext) -> Tensor:
-    """Apply processors one after the other."""
-    for processor in processors:
-        lprobs = processor(lprobs, context)
-    return lprobs
+def forbid_completions(
+    lprobs: Tensor, text: Tensor, written: Tensor, size: int, padding: Tensor | None = None
+) -> Tensor:
+    """Forbid the last token of each n-gram of a text whose other tokens were written last.
+
+    Args:
+        lprobs: ``(rows, V)``, changed in place.
+        text: ``(rows, L)`` int64 whose n-grams count.
+        written: ``(rows, K)`` int64.
+        size: n.
+        padding: ``(rows, L)`` bool, true where the text is padding; n-grams that touch it do not count.
+
+    Returns:
+        ``lprobs``.
+    """
+    if text.size(1) < size or written.size(1) < size - 1:
+        return lprobs
+    # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is banned
+    windows = text.unfold(1, size, 1)  # (rows, L - size + 1, size)
+    last = written[:, written.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
+    repeated = (windows[..., :-1] == last).all(-1)
+    if padding is not None:
+        repeated &= ~padding.unfold(1, size, 1).any(-1)
+    # the smaller of what is there and of -inf (forbidden) or inf (not): a token may stand in several windows
+    limits = torch.where(repeated, -torch.inf, torch.inf).to(lprobs.dtype)
+    return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")

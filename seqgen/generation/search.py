@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.registry import SEARCHES, register_search
 
 if TYPE_CHECKING:
@@ -17,30 +18,6 @@ if TYPE_CHECKING:
 
 Phrases: TypeAlias = Sequence[Sequence[int]]
 """Token ids of phrases that one sentence's output must contain."""
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Possible continuations of each sentence, best first.
-
-    Attributes:
-        scores: ``(sentences, K)`` sum of log-probabilities up to and including the new token; ``-inf`` where there is
-            no further candidate.
-        tokens: ``(sentences, K)`` int64, the new token.
-        beams: ``(sentences, K)`` int64, the beam that it continues.
-    """
-
-    scores: Tensor
-    tokens: Tensor
-    beams: Tensor
-
-    def select(self, keep: Tensor) -> Candidates:
-        """The candidates of some sentences, ``keep`` being ``(kept,)`` int64."""
-        return Candidates(*(tensor.index_select(0, keep) for tensor in (self.scores, self.tokens, self.beams)))
-
-    def gather(self, columns: Tensor) -> Candidates:
-        """Some candidates of each sentence, ``columns`` being ``(sentences, k)`` int64."""
-        return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
 
 
 @dataclass(frozen=True)
@@ -53,6 +30,9 @@ class SearchBatch:
         eos: id of end-of-sentence.
         device: where the scores will be.
         constraints: for each sentence the phrases that its output must contain; ``None`` where nobody asked.
+        ids: ``(num_sentences,)`` int64, which line each sentence is: what is random depends on it, not on the batch.
+        end_symbols: how many symbols end an output, end-of-sentence included.
+        semantics: ``"fairseq"`` or ``"huggingface"``.
     """
 
     num_sentences: int
@@ -60,6 +40,14 @@ class SearchBatch:
     eos: int
     device: torch.device
     constraints: Sequence[Phrases] | None = None
+    ids: Tensor | None = None
+    end_symbols: int = 1
+    semantics: str = "fairseq"
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates are enough for ``beam_size`` of them to go on: each beam may end in so many ways."""
+        return (1 + max(1, self.end_symbols)) * self.beam_size
 
 
 class Search:
@@ -69,6 +57,17 @@ class Search:
     so that any number of decodes may run with one strategy at once, and ``select_sentences`` and ``advance`` to follow
     what the generator does with the batch.
     """
+
+    additive: bool = False
+    """Whether it does no more with ``lprobs`` and ``scores`` than to add them: then the generator may hand over logits,
+    with their normalizer taken from ``scores``, and spares a pass over the vocabulary."""
+
+    independent_rows: bool = False
+    """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
+
+    def rows(self, beam: int) -> int:
+        """How many beams are decoded where ``beam`` are asked for."""
+        return beam
 
     @classmethod
     def build(cls, cfg: Any) -> Self:
@@ -127,15 +126,25 @@ class Search:
 class BeamSearch(Search):
     """Keeps the hypotheses with the largest sum of log-probabilities."""
 
+    additive = True
+
+    def __init__(self) -> None:
+        self.end_symbols = 1
+
+    def begin(self, batch: SearchBatch) -> Search:
+        """See ``Search.begin``."""
+        search = super().begin(batch)
+        if batch.end_symbols > 1:
+            search = BeamSearch()
+            search.end_symbols = batch.end_symbols
+        return search
+
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
-        beam, vocab = lprobs.shape[1:]
+        count = (1 + self.end_symbols) * lprobs.size(1)
         if step == 0:
             lprobs, scores = lprobs[:, :1], scores[:, :1]
-        # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
-        totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
-        top_scores, entries = totals.topk(min(2 * beam, totals.size(1)), dim=1)
-        return pad_candidates(Candidates(top_scores, entries % vocab, entries // vocab), 2 * beam)
+        return best_continuations(lprobs, scores, count)
 
 
 def search_from_config(cfg: GenerationConfig) -> Search:
@@ -170,15 +179,3 @@ def search_from_config(cfg: GenerationConfig) -> Search:
     entry = SEARCHES.entry(asked[key] or "beam")
     search: Search = entry.component.build(entry.config(**values.get(key, {})))  # type: ignore[attr-defined]
     return search
-
-
-def pad_candidates(candidates: Candidates, size: int) -> Candidates:
-    """Fill up with candidates of score ``-inf`` where a small vocabulary gives fewer than ``size``."""
-    missing = size - candidates.scores.size(1)
-    if missing <= 0:
-        return candidates
-    return Candidates(
-        torch.nn.functional.pad(candidates.scores, (0, missing), value=-torch.inf),
-        torch.nn.functional.pad(candidates.tokens, (0, missing)),
-        torch.nn.functional.pad(candidates.beams, (0, missing)),
-    )

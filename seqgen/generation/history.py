@@ -1,0 +1,147 @@
+"""What the beams of a batch have written, kept as back-pointers.
+
+At each step stand the token that each beam wrote and the beam of the step before that it continues; nothing is moved
+when beams change places. A hypothesis is read backwards from where it ended. Of one sentence with two beams::
+
+    step       0        1        2
+    tokens     a  b     c  d     e  f
+    parents    0  0     1  1     0  1
+
+Beam 1 at step 2 has written b d f, and beam 0 has written b c e.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates
+
+_BLOCK = 32
+"""Steps that memory is made for at a time."""
+
+
+class History:
+    """Tokens, parents and scores of the beams of all live sentences, step by step.
+
+    Args:
+        sentences: sentences of the batch.
+        beam: beams of each.
+        start: what the decoder's input begins with.
+        device: where the tensors live.
+    """
+
+    def __init__(self, sentences: int, beam: int, start: int, device: torch.device):
+        self.beam = beam
+        self.start = start
+        self.length = 0
+        self.tokens = torch.zeros(sentences, 0, beam, dtype=torch.int64, device=device)
+        self.parents = torch.zeros_like(self.tokens)
+        self.sums: Tensor | None = None
+        self.attention: Tensor | None = None
+        self._matrix: Tensor | None = None
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences are live."""
+        return self.tokens.size(0)
+
+    def attend(self, attention: Tensor | None) -> None:
+        """Note what the beams attend to at this step, before they change places.
+
+        Args:
+            attention: ``(live, beam, S)``, or ``None`` where nobody asked for it.
+        """
+        if attention is not None:
+            self.attention = _written(self.attention, self.length, attention)
+
+    def append(self, going_on: Candidates) -> None:
+        """Go on with the next step.
+
+        Args:
+            going_on: ``beam`` candidates of each live sentence.
+        """
+        self.tokens = _written(self.tokens, self.length, going_on.tokens)
+        self.parents = _written(self.parents, self.length, going_on.beams)
+        self.sums = _written(self.sums, self.length, going_on.scores)
+        self.length += 1
+        if self._matrix is not None:
+            rows = _gather(self._matrix, going_on.beams)
+            self._matrix = torch.cat([rows, going_on.tokens.unsqueeze(-1)], dim=-1)
+
+    def select(self, keep: Tensor) -> None:
+        """Keep the sentences in ``keep``, ``(kept,)`` int64."""
+        self.tokens, self.parents = self.tokens.index_select(0, keep), self.parents.index_select(0, keep)
+        self.sums = None if self.sums is None else self.sums.index_select(0, keep)
+        self.attention = None if self.attention is None else self.attention.index_select(0, keep)
+        self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
+
+    def last_tokens(self) -> Tensor:
+        """The newest token of each beam, ``(live, beam)`` int64: the start symbol before the first step."""
+        if self.length == 0:
+            return self.tokens.new_full((self.sentences, self.beam), self.start)
+        return self.tokens[:, self.length - 1]
+
+    def matrix(self) -> Tensor:
+        """What each beam has written from its start symbol on, ``(live, beam, 1 + step)`` int64.
+
+        The first call reads it from the back-pointers; from then on it is kept up to date.
+        """
+        if self._matrix is None:
+            live = torch.arange(self.beam, device=self.tokens.device).expand(self.sentences, -1)
+            columns = []
+            for step in reversed(range(self.length)):
+                columns.append(self.tokens[:, step].gather(1, live))
+                live = self.parents[:, step].gather(1, live)
+            columns.append(torch.full_like(live, self.start))
+            self._matrix = torch.stack(columns[::-1], dim=-1)
+        return self._matrix
+
+    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Read hypotheses backwards.
+
+        Args:
+            sentences: ``(k,)`` int64 live sentences.
+            beams: ``(k, B)`` int64, the beam that each of ``B`` hypotheses of a sentence continued when it ended.
+            lengths: ``(k, B)`` int64 tokens before the one that ended it.
+
+        Returns:
+            On the CPU, with ``L`` the largest length: the tokens before the last ``(k, B, L)`` int64, the score up to
+            each of them ``(k, B, L)``, and the attention at each of them and at the last ``(k, B, L + 1, S)`` or
+            ``None``. What stands behind a hypothesis's own length means nothing.
+        """
+        longest = int(lengths.max()) if lengths.numel() else 0
+        lengths, live = lengths.cpu(), beams.cpu().clone()
+        tokens = self.tokens[sentences, :longest].cpu()
+        parents = self.parents[sentences, :longest].cpu()
+        sums = tokens.new_zeros(tokens.shape) if self.sums is None else self.sums[sentences, :longest].cpu()
+        attention = None if self.attention is None else self.attention[sentences, : longest + 1].cpu()
+        traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
+        totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
+        weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
+        for step in reversed(range(longest + 1)):
+            if weights is not None and attention is not None:
+                weights[:, :, step] = _gather(attention[:, step], live)
+            if step == 0:
+                break
+            inside = lengths >= step
+            traced[:, :, step - 1] = tokens[:, step - 1].gather(1, live)
+            totals[:, :, step - 1] = sums[:, step - 1].gather(1, live)
+            live = torch.where(inside, parents[:, step - 1].gather(1, live), live)
+        return traced, totals, weights
+
+
+def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
+    """``memory`` ``(live, capacity, ...)`` with ``values`` ``(live, ...)`` written at a step; it grows where needed."""
+    capacity = 0 if memory is None else memory.size(1)
+    if step >= capacity or memory is None:
+        more = values.new_zeros(values.size(0), _BLOCK + capacity // 2, *values.shape[1:])
+        memory = more if memory is None else torch.cat([memory.to(values.dtype), more], dim=1)
+    memory[:, step] = values
+    return memory
+
+
+def _gather(values: Tensor, beams: Tensor) -> Tensor:
+    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
+    index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
+    return values.gather(1, index)
