@@ -16,7 +16,7 @@ from seqgen.structures import Batch, Hypothesis
 if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
     from seqgen.data.dictionary import Dictionary
-    from seqgen.data.pair_dataset import PairDataset
+    from seqgen.data.pair_dataset import Dataset
     from seqgen.data.tokenizer import Tokenizer
     from seqgen.generation.search import Phrases
     from seqgen.generation.sequence_generator import SequenceGenerator
@@ -38,7 +38,7 @@ class Task:
         self.cfg = cfg
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
-        self.datasets: dict[str, PairDataset] = {}
+        self.datasets: dict[str, Dataset] = {}
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
@@ -51,7 +51,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def load_dataset(self, split: str) -> PairDataset:
+    def load_dataset(self, split: str) -> Dataset:
         """Read a split (``train``, ``valid``, ``test``) and encode it, once.
 
         Args:
@@ -62,7 +62,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def dataset(self, split: str) -> PairDataset:
+    def dataset(self, split: str) -> Dataset:
         """The data set of a split, loaded at first use."""
         if split not in self.datasets:
             self.datasets[split] = self.load_dataset(split)

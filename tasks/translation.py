@@ -108,7 +108,7 @@ class ParallelTextTask(Task):
             target = self._side(f"{split}.target", files.target, self.target_tokenizer, sample)
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
-        self.datasets[split] = PairDataset(
+        dataset = self.datasets[split] = PairDataset(
             source,
             target,
             name=split,
@@ -116,7 +116,7 @@ class ParallelTextTask(Task):
             max_target_positions=self.cfg.max_target_positions,
             on_overlong=self.cfg.on_overlong,
         )
-        return self.datasets[split]
+        return dataset
 
     def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, sample: bool) -> Side:
         workers = self.cfg.workers

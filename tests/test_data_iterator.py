@@ -31,7 +31,7 @@ class Numbers:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def lengths(self, epoch: int) -> NDArray[np.int32]:
+    def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
         return self.sizes
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:

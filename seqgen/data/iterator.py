@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from seqgen.data.batching import Batches, generator, make_batches
-from seqgen.data.collate import Example
 from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import DataError
 from seqgen.structures import Batch
@@ -50,7 +49,7 @@ class EpochIterator:
     def __init__(
         self,
         dataset: Dataset,
-        collate: Callable[[Sequence[Example]], Batch],
+        collate: Callable[[Sequence[Any]], Batch],
         *,
         max_tokens: int | None = None,
         batch_size: int | None = None,
@@ -79,7 +78,7 @@ class EpochIterator:
         """The current epoch's batches, of all processes."""
         if self._made is None or self._made[0] != self.epoch:
             rng = generator(self.seed, self.epoch) if self.shuffle else None
-            lengths = self.dataset.lengths(self.epoch)
+            lengths = self.dataset.lengths(self.epoch, self.seed)
             batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
             self._made = self.epoch, batches
         return self._made[1]

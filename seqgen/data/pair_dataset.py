@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,16 +20,32 @@ MAX_EXAMPLES = 5
 
 
 class Dataset(Protocol):
-    """What ``EpochIterator`` asks of a data set; its examples may depend on the epoch, as noise and samples do."""
+    """What ``EpochIterator`` asks of a data set; its examples may depend on seed and epoch, as noise and samples do."""
 
     def __len__(self) -> int:
         """Number of examples."""
 
-    def lengths(self, epoch: int) -> NDArray[np.int32]:
+    def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """``(n, sides)`` tokens of each example, end-of-sentence included: source, and target where there is one."""
 
-    def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """The example at a position; the same for the same arguments, in every process."""
+    def example(self, position: int, *, epoch: int, seed: int) -> Any:
+        """The ``Example`` at a position, or what else is to be collated; always the same for the same arguments."""
+
+
+@runtime_checkable
+class LimitedDataset(Dataset, Protocol):
+    """A data set that can be held to a model's limits, and that has something to report."""
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> LimitedDataset:
+        """The same data under limits that are no wider.
+
+        Args:
+            max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
+            max_target_positions: likewise of the target.
+        """
+
+    def report(self) -> list[str]:
+        """Sentences about what is left out or out of the ordinary."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +237,7 @@ class PairDataset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def lengths(self, epoch: int = 0) -> NDArray[np.int32]:
+    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
         """``(n, sides)`` tokens of each pair after truncation, end-of-sentence included, before subword sampling."""
         return self._lengths
 

@@ -162,10 +162,10 @@ def available_cores() -> int:
 
 
 def _encode_all(
-    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int
+    files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int
 ) -> Iterator[tuple[int, _Encoded]]:
     """Encode files; yields the number of the file and what came out, in order, with few chunks in memory at a time."""
-    chunks = ((i, chunk) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
+    chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
     if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
         for i, chunk in chunks:
             yield i, _encode(encoder, chunk)
@@ -194,9 +194,10 @@ def _encode_all(
 class _Writer:
     """Writes a store's files chunk by chunk."""
 
-    def __init__(self, folder: Path, files: Sequence[Path], dtype: np.dtype[Any]):
+    def __init__(self, folder: Path, files: Sequence[Path], dtype: np.dtype[Any], skipped: int):
         self.folder = folder
-        self.meta = StoreMeta(dtype.name, [(path.name, 0) for path in files], checksums={VALUES: 0, OFFSETS: 0})
+        names = [(path.name, 0) for path in files]
+        self.meta = StoreMeta(dtype.name, names, checksums={VALUES: 0, OFFSETS: 0}, skipped=skipped)
 
     def write(self, chunks: Iterator[tuple[int, _Encoded]]) -> None:
         with open(self.folder / VALUES, "wb") as values, open(self.folder / OFFSETS, "wb") as offsets:
@@ -232,6 +233,7 @@ def build_store(
     *,
     workers: int = 1,
     chunk_bytes: int = CHUNK_BYTES,
+    skip_lines: int = 0,
 ) -> TokenStore:
     """Open the store of some text files, encoding them first where that has not been done yet.
 
@@ -246,6 +248,7 @@ def build_store(
         encoder: turns lines into values.
         workers: processes that encode; 0 for one for each core. The result does not depend on it.
         chunk_bytes: about how much text a worker gets at a time.
+        skip_lines: lines at the beginning of each file that are left out, such as a header.
 
     Returns:
         The store, a sequence for each line.
@@ -253,7 +256,8 @@ def build_store(
     Raises:
         DataError: a file is missing, empty, damaged or not UTF-8, or the store cannot be written.
     """
-    content = json.dumps([VERSION, digest(files), encoder.fingerprint()])
+    key = [VERSION, digest(files), encoder.fingerprint()]
+    content = json.dumps([*key, skip_lines] if skip_lines else key)
     folder = cache / f"{label}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
     if folder.is_dir():
         try:
@@ -261,11 +265,12 @@ def build_store(
         except DamagedStoreError:
             shutil.rmtree(folder, ignore_errors=True)
     with new_folder(folder) as temporary:
-        writer = _Writer(temporary, files, encoder.dtype)
-        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes))
+        writer = _Writer(temporary, files, encoder.dtype, skip_lines)
+        writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines))
         for path, (_, lines) in zip(files, writer.meta.files, strict=True):
             if lines == 0:
-                raise DataError(f"{path} is empty; give a file with at least one line")
+                what = "has nothing after its header" if skip_lines else "is empty"
+                raise DataError(f"{path} {what}; give a file with at least one line")
     try:
         return TokenStore(folder)
     except DamagedStoreError as error:

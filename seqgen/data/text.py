@@ -35,6 +35,11 @@ class LineChunk:
     first: int
     lines: list[bytes]
 
+    def after(self, line: int) -> LineChunk:
+        """The lines after the one with this number, from 1."""
+        skipped = max(0, line + 1 - self.first)
+        return LineChunk(self.path, self.first + skipped, self.lines[skipped:]) if skipped else self
+
     def decode(self) -> list[str]:
         """The lines as text.
 

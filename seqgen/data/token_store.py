@@ -35,6 +35,7 @@ class StoreMeta:
         unknown_values: how many values are the unknown symbol.
         unknown_lines: how many lines have one.
         unknown_examples: the first of these lines, counted from 0.
+        skipped: lines at the beginning of each file that are no sequences, such as a header.
         version: of this format.
     """
 
@@ -46,6 +47,7 @@ class StoreMeta:
     unknown_values: int = 0
     unknown_lines: int = 0
     unknown_examples: list[int] = field(default_factory=list)
+    skipped: int = 0
     version: int = VERSION
 
     def to_json(self) -> bytes:
@@ -121,7 +123,7 @@ class TokenStore:
         """Name the file and line that a sequence comes from, such as ``"train.en, line 17"``."""
         for name, lines in self.meta.files:
             if index < lines:
-                return f"{name}, line {index + 1}"
+                return f"{name}, line {index + 1 + self.meta.skipped}"
             index -= lines
         raise IndexError(f"sequence {index} after the last")
 

@@ -13,7 +13,7 @@ import torch
 
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
-from seqgen.data.pair_dataset import Dataset, PairDataset
+from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
@@ -100,7 +100,7 @@ class TrainingRun:
 
     def _dataset(self, split: str, model: EncoderDecoderModel) -> Dataset:
         dataset = self.task.dataset(split)
-        if isinstance(dataset, PairDataset):
+        if isinstance(dataset, LimitedDataset):
             dataset = dataset.limited(*model.max_positions())
             self.notes += dataset.report()
         return dataset
