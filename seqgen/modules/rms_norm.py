@@ -53,7 +53,8 @@ class _RMSNorm(torch.autograd.Function):
         scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()
         normalized = x * scale
         ctx.save_for_backward(normalized, scale, weight)
-        return normalized * weight
+        scaled: Tensor = normalized * weight
+        return scaled
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:

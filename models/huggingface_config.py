@@ -1,0 +1,71 @@
+"""A JSON file of a Hugging Face folder whose values are read by name and type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqgen.errors import CheckpointError
+from seqgen.training.serialization import read_json
+
+
+@dataclass(frozen=True)
+class JSONConfig:
+    """A ``config.json`` or its like; a value that is ``null`` counts as not given.
+
+    Attributes:
+        path: the file, for messages.
+        values: its content.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> JSONConfig:
+        """Read a file.
+
+        Raises:
+            CheckpointError: it is missing, no JSON, or holds no keys and values.
+        """
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} is damaged: it holds no keys and values")
+        return cls(path, values)
+
+    def integer(self, name: str, default: int, minimum: int = 0) -> int:
+        """A whole number of at least ``minimum``."""
+        value = self._value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self._wrong(name, value, f"a whole number of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        value = self._value(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(name, value, "a number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def string(self, name: str, default: str = "") -> str:
+        """A text."""
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a text")
+        return value
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {name} is {value!r}, not {wanted}")

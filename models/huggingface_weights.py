@@ -1,0 +1,222 @@
+"""The weights of a Hugging Face folder: finding them, streaming them into a model, and writing them.
+
+::
+
+    model.safetensors                                      all of them, or
+    model-00001-of-00002.safetensors ... and an index      in shards: model.safetensors.index.json, or
+    pytorch_model.bin                                      as torch.save wrote them, whole or in shards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from seqgen.errors import CheckpointError
+from seqgen.models.torch_file import read_torch_file
+from seqgen.training.serialization import read_json, write_json, write_tensors
+
+SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+SHARD_BYTES = 5_000_000_000
+"""Weights of more bytes than this are written in several files."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a tensor of a folder stands in the model: in some rows of a parameter, or all of it.
+
+    Attributes:
+        parameter: name of the model's parameter.
+        rows: first row and row after the last; ``None`` for all.
+    """
+
+    parameter: str
+    rows: tuple[int, int] | None = None
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The rows of the parameter, as a view."""
+        return parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the weights of an architecture are called in a folder.
+
+    Attributes:
+        pieces: for each name in a folder the place in the model.
+        aliases: further names of the same tensors, by the name in ``pieces``; one of them stands in where that lacks.
+        ignored: names that some folders have but that nothing is computed with.
+    """
+
+    pieces: Mapping[str, Piece]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder.
+
+    Args:
+        folder: the folder.
+
+    Returns:
+        One file, or all shards.
+
+    Raises:
+        CheckpointError: there are none, or shards are missing.
+    """
+    for name in (SAFETENSORS, BIN):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}{INDEX}").is_file():
+            return _shards(folder / f"{name}{INDEX}")
+    others = [name for name in ("tf_model.h5", "flax_model.msgpack") if (folder / name).is_file()]
+    hint = f"; {others[0]} is of another framework: convert it with transformers" if others else "; download it whole"
+    raise CheckpointError(f"{folder} has no weights: there is no {SAFETENSORS} and no {BIN}, whole or in shards{hint}")
+
+
+def _shards(index: Path) -> list[Path]:
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{index} is damaged: it does not say which weight is in which file")
+    names = sorted(set(places.values()))
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names files outside its folder, which are not read")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} is incomplete: {len(missing)} of {len(names)} files with weights are missing, "
+            f"{_listing(missing)}; download them as well"
+        )
+    return [index.parent / name for name in names]
+
+
+def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file by name, one after another.
+
+    Args:
+        path: a ``safetensors`` file, of which one tensor at a time is in memory, or a file of ``torch.save``.
+
+    Raises:
+        CheckpointError: the file is damaged, holds code or something else than tensors.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # no mapping
+                    yield name, file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} is no readable safetensors file ({error}); it may be truncated: download it again"
+            ) from None
+        return
+    content = read_torch_file(path)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds no weights by name")
+    for name, tensor in content.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
+        yield name, tensor
+
+
+def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> None:
+    """Give a model memory for its parameters and stream a folder's weights into it.
+
+    At no time is more in memory than the model and one file, or one tensor of a ``safetensors`` file.
+
+    Args:
+        model: a model on the ``meta`` device, in the number format that is wanted.
+        layout: what the weights are called.
+        folder: the folder.
+        device: where to put the model.
+
+    Raises:
+        CheckpointError: weights are missing, unknown, of another shape or damaged; all names are listed.
+    """
+    files = weight_files(folder)
+    materialize(model, device)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    canonical = {alias: name for name, aliases in layout.aliases.items() for alias in aliases}
+    found: set[str] = set()
+    unknown: list[str] = []
+    misshapen: list[str] = []
+    for path in files:
+        for name, tensor in tensors_of(path):
+            target = canonical.get(name, name)
+            if target in layout.pieces:
+                place = layout.pieces[target].of(parameters[layout.pieces[target].parameter])
+                if tensor.shape != place.shape:
+                    misshapen.append(f"{name} ({tuple(tensor.shape)}, its config.json says {tuple(place.shape)})")
+                elif not tensor.is_floating_point():
+                    raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
+                elif name == target or target not in found:
+                    place.detach().copy_(tensor)
+                found.add(target)
+            elif name not in layout.ignored:
+                unknown.append(name)
+    missing = sorted(set(layout.pieces) - found)
+    faults = {"missing": missing, "unknown to the model": sorted(unknown), "of another shape": misshapen}
+    if any(faults.values()):
+        listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
+        raise CheckpointError(f"{folder}: the weights are not those that its config.json describes: {listed}")
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Replace parameters that have no memory by uninitialized ones; parameters that are one and the same stay one.
+
+    Args:
+        model: a model whose parameters are on the ``meta`` device.
+        device: where to put parameters and buffers.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+            setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
+
+
+def write_weights(model: nn.Module, layout: Layout, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a model's weights as a folder has them.
+
+    Args:
+        model: the model.
+        layout: what the weights are called.
+        folder: where to write.
+        shard_bytes: largest size of a file; a single tensor may be larger.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    pieces = {name: piece.of(parameters[piece.parameter]).detach() for name, piece in layout.pieces.items()}
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in pieces.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        write_tensors(folder / SAFETENSORS, shards[0])
+        return
+    places: dict[str, Any] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_tensors(folder / file, shard)
+        places.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for tensor in pieces.values())
+    write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _listing(names: Sequence[str], limit: int = 10) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"

@@ -1,0 +1,154 @@
+"""T5 in Hugging Face's words: its ``config.json`` and the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_weights import Layout, Piece
+from seqgen.models.t5 import T5Model
+from seqgen.models.t5_config import T5Config
+
+MODEL = T5Model
+
+_TIED = {"t5": True, "mt5": False, "umt5": True}
+_DEFAULTS = {
+    "t5": {"vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
+    "mt5": {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+}
+"""What transformers takes where a ``config.json`` says nothing, as far as the model types differ."""
+
+# Their names for one function; "gelu" after a gate, which they read as "gelu_new", is the exception.
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+_ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
+_GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
+
+
+def read_config(config: JSONConfig) -> T5Config:
+    """Turn a folder's ``config.json`` into a configuration.
+
+    Args:
+        config: its content.
+
+    Raises:
+        CheckpointError: a value is of the wrong type, or the model is none that T5 can be.
+    """
+    kind = config.string("model_type")
+    defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
+    layers = config.integer("num_layers", defaults["num_layers"])
+    cfg = T5Config(
+        vocab_size=config.integer("vocab_size", defaults["vocab_size"]),
+        d_model=config.integer("d_model", 512),
+        d_kv=config.integer("d_kv", 64),
+        d_ff=config.integer("d_ff", defaults["d_ff"]),
+        num_layers=layers,
+        num_decoder_layers=config.integer("num_decoder_layers", layers),
+        num_heads=config.integer("num_heads", defaults["num_heads"]),
+        relative_attention_num_buckets=config.integer("relative_attention_num_buckets", 32),
+        relative_attention_max_distance=config.integer("relative_attention_max_distance", 128),
+        per_layer_bias=kind == "umt5",
+        feed_forward_proj=_feed_forward(config, defaults["feed_forward_proj"]),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", _TIED[kind]),
+        dropout_rate=config.number("dropout_rate", 0.1),
+        layer_norm_epsilon=config.number("layer_norm_epsilon", 1e-6),
+        decoder_start_token_id=config.integer("decoder_start_token_id", -1, minimum=-1),
+    )
+    try:
+        cfg.check()
+    except ConfigError as error:
+        raise CheckpointError(f"{config.path}: {str(error).replace('model.', '')}") from None
+    return cfg
+
+
+def _feed_forward(config: JSONConfig, default: str) -> str:
+    """The feed-forward part, whose activation and gate a file may name besides, and then overrides."""
+    projection = config.string("feed_forward_proj", default)
+    activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    activation = config.string("dense_act_fn", activation)
+    gated = config.boolean("is_gated_act", projection.startswith("gated-"))
+    known = _ACTIVATIONS.get(activation, "")
+    result = _GATED.get(known, "") if gated else known
+    if not result:
+        raise CheckpointError(
+            f"{config.path}: its feed-forward part is {projection!r} with activation {activation!r}, which seqgen does "
+            f"not have; it has {', '.join(sorted(_ACTIVATIONS))}, and all but gelu with a gate"
+        )
+    return result
+
+
+def write_config(model: T5Model) -> dict[str, Any]:
+    """What a ``config.json`` says of a model.
+
+    Args:
+        model: the model.
+    """
+    cfg = model.cfg
+    kind = "umt5" if cfg.per_layer_bias else "t5"
+    activation = cfg.feed_forward_proj.removeprefix("gated-")
+    names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
+    names += ("relative_attention_max_distance", "feed_forward_proj", "tie_word_embeddings", "dropout_rate")
+    return {
+        "architectures": [f"{kind.upper()}ForConditionalGeneration"],
+        "model_type": kind,
+        "is_encoder_decoder": True,
+        **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
+        "num_decoder_layers": cfg.decoder_layers,
+        "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
+        "is_gated_act": cfg.is_gated,
+        "initializer_factor": 1.0,
+        "use_cache": True,
+    }
+
+
+def layout(cfg: T5Config) -> Layout:
+    """The names of the weights.
+
+    Args:
+        cfg: the configuration.
+    """
+    pieces = {"shared.weight": Piece("encoder.embed_tokens.weight")}
+    for stack, layers in (("encoder", cfg.num_layers), ("decoder", cfg.decoder_layers)):
+        for index in range(layers):
+            pieces |= _layer(cfg, stack, index)
+        pieces[f"{stack}.final_layer_norm.weight"] = Piece(f"{stack}.layer_norm.weight")
+    tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    # Encoder-decoder attention has no position bias; files of old versions hold one nevertheless.
+    ignored = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
+    if cfg.tie_word_embeddings:
+        ignored.add("lm_head.weight")
+    else:
+        pieces["lm_head.weight"] = Piece("decoder.output_projection.weight")
+    return Layout(pieces, {"shared.weight": tied}, frozenset(ignored))
+
+
+def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
+    theirs, ours = f"{stack}.block.{index}.layer", f"{stack}.layers.{index}"
+    inner = cfg.inner_dim
+    pieces = {f"{theirs}.0.layer_norm.weight": Piece(f"{ours}.self_attn_layer_norm.weight")}
+    for number, letter in enumerate("qkv"):  # one matrix: the rows of q, then of k, then of v
+        rows = (number * inner, (number + 1) * inner)
+        pieces[f"{theirs}.0.SelfAttention.{letter}.weight"] = Piece(f"{ours}.self_attn.in_proj.weight", rows)
+    pieces[f"{theirs}.0.SelfAttention.o.weight"] = Piece(f"{ours}.self_attn.out_proj.weight")
+    if index == 0 or cfg.per_layer_bias:
+        bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+        pieces[bias] = Piece(f"{stack}.position_biases.{index}.weight")
+    last = 1
+    if stack == "decoder":
+        last = 2
+        attention, ours_too = f"{theirs}.1.EncDecAttention", f"{ours}.encoder_attn"
+        pieces[f"{attention}.q.weight"] = Piece(f"{ours_too}.q_proj.weight")
+        pieces[f"{attention}.k.weight"] = Piece(f"{ours_too}.kv_proj.weight", (0, inner))
+        pieces[f"{attention}.v.weight"] = Piece(f"{ours_too}.kv_proj.weight", (inner, 2 * inner))
+        pieces[f"{attention}.o.weight"] = Piece(f"{ours_too}.out_proj.weight")
+        pieces[f"{theirs}.1.layer_norm.weight"] = Piece(f"{ours}.encoder_attn_layer_norm.weight")
+    dense = f"{theirs}.{last}.DenseReluDense"
+    if cfg.is_gated:
+        pieces[f"{dense}.wi_0.weight"] = Piece(f"{ours}.feed_forward.wi.weight", (0, cfg.d_ff))
+        pieces[f"{dense}.wi_1.weight"] = Piece(f"{ours}.feed_forward.wi.weight", (cfg.d_ff, 2 * cfg.d_ff))
+    else:
+        pieces[f"{dense}.wi.weight"] = Piece(f"{ours}.feed_forward.wi.weight")
+    pieces[f"{dense}.wo.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
+    pieces[f"{theirs}.{last}.layer_norm.weight"] = Piece(f"{ours}.final_layer_norm.weight")
+    return pieces

@@ -1,0 +1,113 @@
+"""Tiny random T5 models of the original (transformers), in every variant, and the same models here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqgen.models import t5_huggingface
+from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.t5 import T5Model
+
+VOCAB = 40
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "d_kv": 6,
+    "d_ff": 36,
+    "num_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+    "decoder_start_token_id": 0,
+}
+_SECOND = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "t5": {"model_type": "t5"},
+    "t5_v1_1": {"model_type": "t5", **_SECOND},
+    "mt5": {"model_type": "mt5"},
+    "byt5": {"model_type": "t5", **_SECOND, "num_layers": 3, "num_decoder_layers": 1},
+    "umt5": {"model_type": "umt5", "tie_word_embeddings": False},
+    "umt5_tied": {"model_type": "umt5"},
+}
+"""What a variant's ``config.json`` says, besides its shape."""
+
+
+def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """The original, random everywhere, in evaluation mode.
+
+    Args:
+        variant: one of ``VARIANTS``.
+        seed: seed of the weights.
+        dtype: number format.
+        changes: further values of its configuration.
+    """
+    transformers = pytest.importorskip("transformers")
+    values = {**_SHAPE, **VARIANTS[variant], **changes}
+    kind = values.pop("model_type")
+    config = transformers.AutoConfig.for_model(kind, **values)
+    torch.manual_seed(seed)
+    classes = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
+    model = getattr(transformers, f"{classes[kind]}ForConditionalGeneration")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # norms begin as ones
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif "relative_attention_bias" in name:
+                parameter.normal_()
+    return model.to(dtype).eval()
+
+
+def without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the original compute norms and softmax in float64 where its weights are, not in float32 as it does."""
+    transformers = pytest.importorskip("transformers")
+    cast = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else cast(x))
+
+    def normalize(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = (
+            norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        )
+        return normalized
+
+    for kind in ("T5", "MT5", "UMT5"):
+        module = getattr(transformers.models, kind.lower())
+        modeling = getattr(module, f"modeling_{kind.lower()}")
+        monkeypatch.setattr(getattr(modeling, f"{kind}LayerNorm"), "forward", normalize)
+
+
+def tiny_folder(folder: Path, variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Save the original as transformers does.
+
+    Args:
+        folder: where to write.
+        variant: one of ``VARIANTS``.
+        seed: seed of the weights.
+        dtype: number format.
+        changes: further values of its configuration.
+
+    Returns:
+        The folder, without a tokenizer.
+    """
+    tiny_model(variant, seed, dtype, **changes).save_pretrained(folder)
+    return folder
+
+
+def seqgen_model(original: Any) -> T5Model:
+    """The same model here, by way of its names and values alone."""
+    config = JSONConfig(Path("config.json"), json.loads(original.config.to_json_string(use_diff=False)))
+    cfg = t5_huggingface.read_config(config)
+    dtype = original.get_input_embeddings().weight.dtype
+    model = T5Model(replace(cfg), padding_idx=original.config.pad_token_id).to(dtype)
+    ours = dict(model.named_parameters(remove_duplicate=False))
+    theirs = original.state_dict()
+    with torch.no_grad():
+        for name, piece in t5_huggingface.layout(cfg).pieces.items():
+            piece.of(ours[piece.parameter]).copy_(theirs[name])
+    return model.eval()
