@@ -1,8 +1,8 @@
 """Logits processors: small changes to the next-token scores. They know nothing of models or of search.
 
 Here are the base class and those that nearly any decoding needs; others have files of their own: ``repetition``,
-``sequence_bias``, ``forced_tokens``, ``rescaling``, ``cutoffs`` and ``prefix_trie``. ``processor_setup`` chooses among them
-and puts them in order.
+``sequence_bias``, ``forced_tokens``, ``rescaling``, ``cutoffs`` and ``prefix_trie``. ``processor_setup`` chooses among
+them and puts them in order.
 """
 
 from __future__ import annotations

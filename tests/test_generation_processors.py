@@ -1,0 +1,401 @@
+"""Logits processors and cut-offs against those of transformers, and the laws that each of them keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from seqgen.generation import cutoffs
+from seqgen.generation.forced_tokens import ExponentialDecay, ForceFirst, ForceLast
+from seqgen.generation.guidance import guide
+from seqgen.generation.logits_processors import (
+    DecodingContext,
+    Forbid,
+    ForbidFirst,
+    ForceEndAtMaximum,
+    ForcePrefix,
+    LogitsProcessor,
+    MinimumLength,
+    NoRepeatNgram,
+    UnknownPenalty,
+)
+from seqgen.generation.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.repetition import EncoderNoRepeatNgram, EncoderRepetitionPenalty, RepetitionPenalty
+from seqgen.generation.rescaling import RemoveInvalid, Renormalize, Temperature
+from seqgen.generation.sequence_bias import BadWords, SequenceBias
+
+PAD, EOS, UNK, VOCAB = 0, 1, 2, 11
+SOURCE_LENGTHS = [5, 7, 2]
+BEAM = 2
+
+
+def context(
+    step: int, seed: int = 0, *, padded: bool = True, start: bool = True, maximum: int = 9, prefix: Tensor | None = None
+) -> DecodingContext:
+    """Three sentences of two beams with random histories over few tokens, so that much is repeated."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(SOURCE_LENGTHS) * BEAM
+    tokens = torch.randint(3, 7, (rows, step), generator=generator)
+    source = torch.randint(3, 7, (len(SOURCE_LENGTHS), max(SOURCE_LENGTHS)), generator=generator)
+    padding = torch.arange(source.size(1)) >= torch.tensor(SOURCE_LENGTHS).unsqueeze(1)
+    source = source.masked_fill(padding, PAD) if padded else source
+    begun = torch.cat([torch.full((rows, 1), PAD), tokens], dim=1)
+    return DecodingContext(
+        step=step,
+        tokens=tokens,
+        written=begun if start else tokens,
+        max_lengths=torch.full((rows,), maximum),
+        first_end=maximum,
+        prefix_tokens=prefix,
+        eos=EOS,
+        pad=PAD,
+        src_tokens=source.repeat_interleave(BEAM, 0),
+        src_padding=padding.repeat_interleave(BEAM, 0) if padded else None,
+        sentences=torch.arange(len(SOURCE_LENGTHS)).repeat_interleave(BEAM),
+    )
+
+
+def scores(seed: int, rows: int = 6, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 3
+
+
+def allowed(sentence: int, written: Tensor) -> list[int]:
+    """What may follow depends on the sentence and on the newest token."""
+    return [(sentence + int(written[-1])) % VOCAB, 5] if len(written) else [sentence]
+
+
+BIASES = {(4,): 1.5, (5,): -2.0, (3, 4): 0.75, (4, 5): -1.0, (3, 4, 5): 2.5, (5, 5, 5): -3.0, (6, 3): 0.5}
+BAD_WORDS = [[4], [3, 5], [5, 6, 3], [EOS], [6, 6]]
+
+# name: ours, theirs given the source without padding
+ORACLES: dict[str, tuple[LogitsProcessor, Callable[[Any, Tensor], Any]]] = {
+    "repetition": (RepetitionPenalty(1.7), lambda t, source: t.RepetitionPenaltyLogitsProcessor(1.7)),
+    "repetition below 1": (RepetitionPenalty(0.6), lambda t, source: t.RepetitionPenaltyLogitsProcessor(0.6)),
+    "source": (
+        EncoderRepetitionPenalty(1.7),
+        # with beams, theirs takes row i for sentence i: right are rows that are given a source each
+        lambda t, source: t.EncoderRepetitionPenaltyLogitsProcessor(1.7, source.repeat_interleave(BEAM, 0)),
+    ),
+    "unigrams": (NoRepeatNgram(1), lambda t, source: t.NoRepeatNGramLogitsProcessor(1)),
+    "bigrams": (NoRepeatNgram(2), lambda t, source: t.NoRepeatNGramLogitsProcessor(2)),
+    "trigrams": (NoRepeatNgram(3), lambda t, source: t.NoRepeatNGramLogitsProcessor(3)),
+    "unigrams of the source": (
+        EncoderNoRepeatNgram(1),
+        lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(1, source),
+    ),
+    "bigrams of the source": (
+        EncoderNoRepeatNgram(2),
+        lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(2, source),
+    ),
+    "trigrams of the source": (
+        EncoderNoRepeatNgram(3),
+        lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(3, source),
+    ),
+    # their lengths count the start symbol
+    "minimum length": (
+        MinimumLength(4, [6], yields=False),
+        lambda t, source: t.MinLengthLogitsProcessor(5, [EOS, 6]),
+    ),
+    "minimum of new tokens": (
+        MinimumLength(4, yields=False),
+        lambda t, source: t.MinNewTokensLengthLogitsProcessor(1, 4, EOS),
+    ),
+    "bad words": (BadWords(BAD_WORDS, [EOS]), lambda t, source: t.NoBadWordsLogitsProcessor(BAD_WORDS, EOS)),
+    "sequence bias": (SequenceBias(BIASES), lambda t, source: t.SequenceBiasLogitsProcessor(BIASES)),
+    "bias of one": (SequenceBias({(4,): 1.5}), lambda t, source: t.SequenceBiasLogitsProcessor({(4,): 1.5})),
+    "first": (ForceFirst(5), lambda t, source: t.ForcedBOSTokenLogitsProcessor(5)),
+    "last": (ForceLast(4), lambda t, source: t.ForcedEOSTokenLogitsProcessor(11, 4)),
+    "suppressed": (Forbid([3, 6]), lambda t, source: t.SuppressTokensLogitsProcessor([3, 6])),
+    "suppressed first": (ForbidFirst([3, 6]), lambda t, source: t.SuppressTokensAtBeginLogitsProcessor([3, 6], 1)),
+    "suppressed second": (
+        ForbidFirst([3, 6], step=1),
+        lambda t, source: t.SuppressTokensAtBeginLogitsProcessor([3, 6], 2),
+    ),
+    "decay": (
+        ExponentialDecay(2, 1.3, [6]),
+        lambda t, source: t.ExponentialDecayLengthPenalty((2, 1.3), [EOS, 6], 1),
+    ),
+    "decay below 1": (ExponentialDecay(0, 0.8), lambda t, source: t.ExponentialDecayLengthPenalty((0, 0.8), EOS, 1)),
+    "temperature": (Temperature(0.7), lambda t, source: t.TemperatureLogitsWarper(0.7)),
+    "renormalize": (Renormalize(), lambda t, source: t.LogitNormalization()),
+    "constraint": (
+        PrefixConstraint(allowed),
+        lambda t, source: t.PrefixConstrainedLogitsProcessor(allowed, BEAM),
+    ),
+    "top k": (cutoffs.TopK(3), lambda t, source: t.TopKLogitsWarper(3)),
+    "top k, 4 at least": (cutoffs.TopK(3, keep=4), lambda t, source: t.TopKLogitsWarper(3, min_tokens_to_keep=4)),
+    "top k beyond the vocabulary": (cutoffs.TopK(99), lambda t, source: t.TopKLogitsWarper(99)),
+    "top p": (cutoffs.TopP(0.8), lambda t, source: t.TopPLogitsWarper(0.8)),
+    "top p of 0, 2 at least": (
+        cutoffs.TopP(0.0, keep=2),
+        lambda t, source: t.TopPLogitsWarper(0.0, min_tokens_to_keep=2),
+    ),
+    "min p": (cutoffs.MinP(0.1), lambda t, source: t.MinPLogitsWarper(0.1)),
+    "min p, 3 at least": (cutoffs.MinP(0.9, keep=3), lambda t, source: t.MinPLogitsWarper(0.9, min_tokens_to_keep=3)),
+    "typical": (cutoffs.Typical(0.7), lambda t, source: t.TypicalLogitsWarper(0.7)),
+    "typical, 3 at least": (
+        cutoffs.Typical(0.1, keep=3),
+        lambda t, source: t.TypicalLogitsWarper(0.1, min_tokens_to_keep=3),
+    ),
+    "epsilon": (cutoffs.Epsilon(0.05), lambda t, source: t.EpsilonLogitsWarper(0.05)),
+    "epsilon, 2 at least": (
+        cutoffs.Epsilon(0.9, keep=2),
+        lambda t, source: t.EpsilonLogitsWarper(0.9, min_tokens_to_keep=2),
+    ),
+    "eta": (cutoffs.Eta(0.05), lambda t, source: t.EtaLogitsWarper(0.05)),
+    "eta, 2 at least": (cutoffs.Eta(0.3, keep=2), lambda t, source: t.EtaLogitsWarper(0.3, min_tokens_to_keep=2)),
+}
+
+
+@pytest.mark.parametrize("name", list(ORACLES))
+def test_equals_transformers(name: str) -> None:
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    ours, make = ORACLES[name]
+    changed = False
+    for seed in range(6):
+        for step in range(10):
+            now = context(step, seed, padded=False)
+            given = scores(100 * seed + step)
+            oracle = make(theirs, now.src_tokens[::BEAM])
+            wanted = oracle(now.written, given.clone())
+            got = ours(given.clone(), now)
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+            changed |= not torch.equal(got, given)
+    assert changed or name == "top k beyond the vocabulary"
+
+
+@pytest.mark.parametrize("name", ["source", "unigrams of the source", "bigrams of the source"])
+def test_padding_of_the_source_does_not_count(name: str) -> None:
+    """Each sentence with its own source alone, as transformers would do it, is what all of them give together."""
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    ours, make = ORACLES[name]
+    for seed in range(12):
+        now, given = context(4, seed), scores(seed)
+        together = ours(given.clone(), now)
+        for sentence, length in enumerate(SOURCE_LENGTHS):
+            rows = slice(sentence * BEAM, (sentence + 1) * BEAM)
+            alone = make(theirs, now.src_tokens[rows][:1, :length])(now.written[rows], given[rows].clone())
+            torch.testing.assert_close(together[rows], alone, atol=1e-6, rtol=0)
+
+
+def test_padding_on_the_left_does_not_count_either() -> None:
+    given = scores(0, rows=1)
+    right, left = torch.tensor([[4, 5, PAD]]), torch.tensor([[PAD, 4, 5]])
+    base = context(0)
+    results = [
+        EncoderRepetitionPenalty(2.0)(given.clone(), _with_source(base, source, source == PAD))
+        for source in (right, left, right[:, :2])
+    ]
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def _with_source(base: DecodingContext, source: Tensor, padding: Tensor) -> DecodingContext:
+    return DecodingContext(0, base.tokens[:1], base.max_lengths[:1], 9, None, EOS, PAD, None, source, padding)
+
+
+def test_without_a_start_symbol_the_first_token_is_free_to_repeat_it() -> None:
+    """fairseq's histories hold no start symbol: padding, which is T5's, was not written before."""
+    given = scores(0)
+    here, there = (NoRepeatNgram(1)(given.clone(), context(0, start=start)) for start in (False, True))
+    assert torch.equal(here, given)
+    assert (there[:, PAD] == -torch.inf).all()
+
+
+def test_guidance_equals_transformers() -> None:
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    conditional, unconditional = scores(1), scores(2)
+
+    def model(input_ids: Tensor, **kwargs: object) -> Any:
+        class Out(dict[str, Any]):
+            logits = unconditional.unsqueeze(1)
+
+        return Out()
+
+    for scale in (0.5, 1.5, 3.0):
+        oracle = theirs.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model)
+        wanted = oracle(torch.zeros(6, 1, dtype=torch.int64), conditional.clone())
+        got = guide(conditional.log_softmax(-1), unconditional.log_softmax(-1), scale)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+
+
+def test_guidance_makes_no_nan() -> None:
+    conditional = torch.tensor([[0.0, -torch.inf, -1.0, -torch.inf]])
+    unconditional = torch.tensor([[-1.0, -2.0, -torch.inf, -torch.inf]])
+    assert guide(conditional, unconditional, 2.0).tolist() == [[1.0, -torch.inf, -1.0, -torch.inf]]
+
+
+def test_invalid_scores_are_replaced_but_forbidden_tokens_stay_so() -> None:
+    largest = torch.finfo(torch.float32).max
+    given = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.5]])
+    got = RemoveInvalid()(given.clone(), context(0)).tolist()
+    assert got == [[0.0, largest, -torch.inf, 1.5]]
+    theirs = pytest.importorskip("transformers.generation.logits_process").InfNanRemoveLogitsProcessor()
+    assert theirs(torch.zeros(1, 1), given).tolist() == [[0.0, largest, -largest, 1.5]]  # the one difference
+
+
+def test_decay_by_hand_and_beyond_all_numbers() -> None:
+    given = torch.full((6, VOCAB), -2.0)
+    assert ExponentialDecay(1, 1.5)(given.clone(), context(3))[0, EOS].item() == pytest.approx(-2 + 2 * (1.5**2 - 1))
+    now = context(8)
+    for value in (0.0, -2.0, 3.0, -torch.inf):
+        given[:, EOS] = value
+        got = ExponentialDecay(0, 1e30)(given.clone(), now)[0, EOS].item()
+        assert got == (value if value in (0.0, -torch.inf) else pytest.approx(torch.finfo(torch.float32).max))
+
+
+def test_a_forced_first_token_can_keep_its_score() -> None:
+    given = scores(3)
+    got = ForceFirst(5, keep_score=True)(given.clone(), context(0))
+    assert torch.equal(got[:, 5], given[:, 5])
+    assert (got.isfinite().sum(1) == 1).all()
+
+
+def test_the_last_token_is_forced_where_a_sentence_ends() -> None:
+    now = context(4, maximum=4)
+    now.max_lengths[2:] = 6
+    given = scores(4)
+    got = ForceLast(7)(given.clone(), now)
+    assert (got[:2, 7] == 0).all() and (got[:2].isfinite().sum(1) == 1).all()
+    assert torch.equal(got[2:], given[2:])
+
+
+def test_end_symbols_cannot_be_bad_words_alone() -> None:
+    given = scores(5)
+    got = BadWords([[EOS], [6], [7, EOS]], [EOS, 6])(given.clone(), context(0))
+    assert torch.equal(got, given)
+
+
+SEQUENCES = [(4, 5, EOS), (4, EOS), (4, 5, 6, EOS), (3, EOS), (3, EOS)]
+
+
+def test_trie_by_hand() -> None:
+    trie = PrefixTrie(SEQUENCES)
+    histories = {
+        (): {3, 4},
+        (4,): {5, EOS},
+        (4, 5): {6, EOS},
+        (4, 5, 6): {EOS},
+        (3,): {EOS},
+        (5,): set(),
+        (3, 3): set(),
+    }
+    for history, wanted in histories.items():
+        tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
+        now = DecodingContext(len(history), tokens, torch.tensor([9]), 9, None, EOS, PAD)
+        given = scores(1, rows=1)
+        got = TrieConstraint(trie)(given.clone(), now)
+        assert {int(token) for token in got[0].isfinite().nonzero()} == wanted
+        assert torch.equal(got[got.isfinite()], given[got.isfinite()])
+
+
+def test_trie_equals_a_function_over_its_lines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lines = [tuple(torch.randint(3, 7, (4,), generator=generator).tolist()) for _ in range(40)]
+
+    def following(sentence: int, written: Tensor) -> list[int]:
+        begun = tuple(written.tolist())
+        return [line[len(begun)] for line in lines if line[: len(begun)] == begun and len(line) > len(begun)]
+
+    for step in range(5):
+        now = context(step, step, start=False)
+        one = TrieConstraint(PrefixTrie(lines))(scores(step), now)
+        assert torch.equal(one, PrefixConstraint(following)(scores(step), now))
+        assert one.isfinite().any() == (step < 4)
+
+
+def test_trie_of_lines(tmp_path: Any) -> None:
+    trie = PrefixTrie.from_lines(["ab", "", "b"], lambda text: [ord(letter) for letter in text], EOS)
+    assert sorted(trie.following(())) == [EOS, ord("a"), ord("b")]
+    assert trie.following((ord("a"), ord("b"))) == [EOS]
+
+
+PROCESSORS: dict[str, LogitsProcessor] = {
+    **{name: ours for name, (ours, _) in ORACLES.items()},
+    "unknown": UnknownPenalty(UNK, 1.5),
+    "end at maximum": ForceEndAtMaximum(),
+    "minimum that yields": MinimumLength(12),
+    "prefix": ForcePrefix(otherwise=[MinimumLength(3), Forbid([5])]),
+    "prefix before a penalty": ForcePrefix(otherwise=[RepetitionPenalty(1.5)]),
+    "first, keeping its score": ForceFirst(5, keep_score=True),
+    "remove invalid": RemoveInvalid(),
+    "trie": TrieConstraint(PrefixTrie(SEQUENCES)),
+}
+NOT_INVARIANT = {
+    "repetition", "repetition below 1", "source", "first", "last", "decay", "decay below 1", "temperature",
+    "renormalize", "prefix before a penalty", "remove invalid",
+}  # fmt: skip
+FORCING = {"first", "last"}
+"""These give a token a score of their own, also one that was forbidden."""
+
+
+def everywhere(name: str, seed: int, step: int) -> DecodingContext:
+    """A context in which every processor has something to do at some step."""
+    prefix = torch.tensor([[4, 5], [4, PAD], [6, 6], [PAD, PAD], [3, 3], [8, 9]])
+    return context(step, seed, prefix=prefix)
+
+
+@pytest.mark.parametrize("name", list(PROCESSORS))
+def test_shift_invariance_is_as_declared(name: str) -> None:
+    processor = PROCESSORS[name]
+    assert processor.shift_invariant == (name not in NOT_INVARIANT)
+    differs = False
+    for seed in range(3):
+        for step in range(11):
+            now, given = everywhere(name, seed, step), scores(seed, dtype=torch.float64)
+            shift = torch.linspace(-5, 5, len(given), dtype=torch.float64).unsqueeze(1)
+            before, after = processor(given + shift, now), processor(given.clone(), now) + shift
+            if processor.shift_invariant:
+                torch.testing.assert_close(before, after, atol=1e-10, rtol=0)
+            differs |= not torch.allclose(before, after)
+    assert differs != processor.shift_invariant or name == "remove invalid"
+
+
+@pytest.mark.parametrize("name", [name for name, processor in PROCESSORS.items() if not processor.reads_tokens])
+def test_what_does_not_read_tokens_does_not_need_them(name: str) -> None:
+    for step in range(11):
+        now, given = everywhere(name, 1, step), scores(step)
+        blind = DecodingContext(
+            step, torch.zeros(0, 0, dtype=torch.int64), now.max_lengths, now.first_end, now.prefix_tokens, EOS, PAD,
+            None, now.src_tokens, now.src_padding,
+        )  # fmt: skip
+        assert torch.equal(PROCESSORS[name](given.clone(), now), PROCESSORS[name](given.clone(), blind))
+
+
+@pytest.mark.parametrize("name", list(PROCESSORS))
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_no_nan_and_nothing_forbidden_comes_back(name: str, data: st.DataObject) -> None:
+    step, seed = data.draw(st.integers(0, 10)), data.draw(st.integers(0, 1000))
+    size = data.draw(st.sampled_from([1e-3, 1.0, 50.0, 1e4]))
+    given = scores(seed) * size
+    forbidden = torch.rand(given.shape, generator=torch.Generator().manual_seed(seed + 1)) < data.draw(
+        st.sampled_from([0.0, 0.3, 0.9, 1.0])
+    )
+    given = given.masked_fill(forbidden, -torch.inf)
+    got = PROCESSORS[name](given.clone(), everywhere(name, seed, step))
+    assert not got.isnan().any()
+    if name not in FORCING:
+        assert (got[forbidden] == -torch.inf).all()
+    assert (got < torch.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list(PROCESSORS))
+def test_every_number_format(name: str, dtype: torch.dtype) -> None:
+    for step in (0, 2, 9):
+        got = PROCESSORS[name](scores(0).to(dtype), everywhere(name, 0, step))
+        assert got.dtype == dtype and not got.isnan().any()
+
+
+def test_a_prefix_overrules_what_the_others_say() -> None:
+    now = everywhere("prefix", 0, 1)
+    given = scores(6)
+    got = PROCESSORS["prefix"](given.clone(), now)
+    assert got[0].isfinite().nonzero().tolist() == [[5]]  # forbidden otherwise
+    assert got[1, EOS] == -torch.inf and got[1, 5] == -torch.inf and got[1, 4] == given[1, 4]
