@@ -65,7 +65,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.alpha = alpha
         self.nbest = nbest
         self.native = dictionary is None
-        self._processor = _load(model, origin)
+        self._processor = load_processor(model, origin)
         own = own_dictionary(self._processor)
         super().__init__(own if dictionary is None else dictionary)
         pieces = own.symbols[: self._processor.vocab_size()]
@@ -161,7 +161,16 @@ def _restore(model: bytes, dictionary: Dictionary | None, alpha: float, nbest: i
     return SentencePieceTokenizer(model, dictionary, alpha=alpha, nbest=nbest)
 
 
-def _load(model: bytes, origin: str) -> Any:
+def load_processor(model: bytes, origin: str) -> Any:
+    """Make a ``SentencePieceProcessor``.
+
+    Args:
+        model: the content of the model's file.
+        origin: the file, for messages.
+
+    Raises:
+        DataError: it is not a SentencePiece model.
+    """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model) if model else None
     except (RuntimeError, OSError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -15,8 +17,12 @@ from seqgen.registry import Registry
 
 TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.sentencepiece_tokenizer")
+TOKENIZERS.declare("pretrained", "seqgen.data.pretrained_tokenizer")
 
 register_tokenizer = TOKENIZERS.register
+
+SENTINEL = "<extra_id_{}>"
+"""The symbol of a sentinel, by its number."""
 
 
 class Tokenizer(ABC):
@@ -68,6 +74,38 @@ class Tokenizer(ABC):
             The characters or words that the vocabulary lacks, in order, with repeats.
         """
         return []
+
+    @cached_property
+    def _sentinels(self) -> list[int]:
+        ids = (self._find_sentinel(number) for number in count())
+        return [index for index in takewhile(lambda index: index is not None, ids) if index is not None]
+
+    def _find_sentinel(self, number: int) -> int | None:
+        symbol = SENTINEL.format(number)
+        # mT5's model has its sentinels among the pieces, with a space before them
+        found = (self.dictionary.index(name) for name in (symbol, "▁" + symbol) if name in self.dictionary)
+        return next(found, None)
+
+    @property
+    def num_sentinels(self) -> int:
+        """Number of sentinels, the symbols ``<extra_id_0>``, ``<extra_id_1>``, … that stand for a span of text."""
+        return len(self._sentinels)
+
+    def sentinel(self, number: int) -> int:
+        """Id of a sentinel.
+
+        Args:
+            number: its number, from 0.
+
+        Raises:
+            DataError: the vocabulary has no such sentinel.
+        """
+        if not 0 <= number < self.num_sentinels:
+            raise DataError(
+                f"the vocabulary has no {SENTINEL.format(number)}, only {self.num_sentinels} sentinels; "
+                "use a tokenizer with more of them"
+            )
+        return self._sentinels[number]
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -1,0 +1,105 @@
+"""The files of a tokenizer in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from seqgen.errors import DataError
+from seqgen.files import write_atomically
+
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
+FAST_FILE = "tokenizer.json"
+MODEL_FILE = "spiece.model"
+FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The files of a tokenizer, by name.
+
+    Attributes:
+        origin: the folder, for messages.
+        contents: the bytes of each file of ``FILES`` that is there.
+    """
+
+    origin: str
+    contents: Mapping[str, bytes] = field(repr=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read those that a folder has.
+
+        Raises:
+            DataError: there is no such folder, or a file cannot be read.
+        """
+        if not folder.is_dir():
+            raise DataError(f"there is no folder {folder}; give the folder of a tokenizer in Hugging Face's layout")
+        contents = {}
+        for path in (folder / name for name in FILES):
+            try:
+                contents[path.name] = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        return cls(str(folder), contents)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.contents
+
+    def need(self, name: str) -> bytes:
+        """The bytes of a file.
+
+        Raises:
+            DataError: the folder has no such file.
+        """
+        if name not in self.contents:
+            raise DataError(f"{self.origin} has no {name}; copy it from where the tokenizer came from")
+        return self.contents[name]
+
+    def write(self, folder: Path) -> None:
+        """Write them into a folder, which is made where there is none.
+
+        Raises:
+            UserError: a file cannot be written.
+        """
+        for name, content in self.contents.items():
+            write_atomically(folder / name, content)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The object in a file; empty where the file is not there.
+
+        Raises:
+            DataError: the file holds no JSON object.
+        """
+        return parse_object(self.contents.get(name, b"{}"), f"{self.origin}/{name}")
+
+
+def parse_object(content: bytes, origin: str) -> dict[str, Any]:
+    """Parse a file that holds a JSON object.
+
+    Args:
+        content: its bytes.
+        origin: its path, for messages.
+
+    Raises:
+        DataError: it is something else.
+    """
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError):
+        raise DataError(f"{origin} is not JSON, or damaged; copy it again") from None
+    if not isinstance(parsed, dict):
+        raise DataError(f"{origin} holds no JSON object; copy it again")
+    return parsed
+
+
+def to_json(content: dict[str, Any]) -> bytes:
+    """Write an object as Hugging Face's tools do."""
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
