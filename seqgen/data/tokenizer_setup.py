@@ -65,14 +65,30 @@ def prepare_tokenizers(
         ConfigError: settings contradict each other.
         DataError: a file cannot be used.
     """
-    _check(cfg)
     if cfg.joined_dictionary:
-        both = _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lambda: _text(files(), (0, 1)))
+        both = prepare_tokenizer(cfg, folder, lambda: _text(files(), (0, 1)))
         return both, both
+    _check(cfg)
     source_model, target_model = cfg.source_spm_model or cfg.spm_model, cfg.target_spm_model or cfg.spm_model
     source = _prepare(cfg, folder / "source_tokenizer", source_model, cfg.srcdict, lambda: _text(files(), (0,)))
     target = _prepare(cfg, folder / "target_tokenizer", target_model, cfg.tgtdict, lambda: _text(files(), (1,)))
     return source, target
+
+
+def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+    """Load the one tokenizer of a run, or make it and write it into its folder.
+
+    Args:
+        cfg: how.
+        folder: the run folder.
+        lines: gives the training text; called only where a vocabulary must be made from it.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: a file cannot be used.
+    """
+    _check(cfg)
+    return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines)
 
 
 def _check(cfg: TokenizerConfig) -> None:
