@@ -14,3 +14,6 @@ for _prefix in ("t5", "mt5", "byt5", "umt5"):
 declare_reader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq_checkpoint"
 )
+declare_reader(
+    "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface_checkpoint"
+)

@@ -20,7 +20,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, register_reader
+from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
@@ -42,12 +42,13 @@ class _Side:
 
 
 @register_reader("fairseq checkpoint")
-def read_fairseq_checkpoint(path: Path, reading: ReadingConfig) -> LoadedModel:
+def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a checkpoint of fairseq's convolutional model or transformer.
 
     Args:
         path: the checkpoint.
         reading: files that are not beside it, and what it does not say.
+        placement: not heeded here; such checkpoints are small.
 
     Returns:
         The model, with a task that decodes.

@@ -87,7 +87,15 @@ def write_config(model: T5Model) -> dict[str, Any]:
     cfg = model.cfg
     kind = "umt5" if cfg.per_layer_bias else "t5"
     activation = cfg.feed_forward_proj.removeprefix("gated-")
-    names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
+    names: tuple[str, ...] = (
+        "vocab_size",
+        "d_model",
+        "d_kv",
+        "d_ff",
+        "num_layers",
+        "num_heads",
+        "relative_attention_num_buckets",
+    )
     names += ("relative_attention_max_distance", "feed_forward_proj", "tie_word_embeddings", "dropout_rate")
     return {
         "architectures": [f"{kind.upper()}ForConditionalGeneration"],

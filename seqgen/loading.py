@@ -6,7 +6,7 @@ toolkit. A reader is declared with a test of whether a path is for it, and impor
     declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
 
     @register_reader("fairseq checkpoint")  # in that module
-    def read(path: Path, reading: ReadingConfig) -> LoadedModel: ...
+    def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel: ...
 """
 
 from __future__ import annotations
@@ -68,7 +68,20 @@ class DecodingTask(Task):
         raise DataError("this model comes without data to decode; give input=FILE, or input=- for standard input")
 
 
-Reader: TypeAlias = Callable[[Path, ReadingConfig], LoadedModel]
+@dataclass(frozen=True)
+class Placement:
+    """Where a model is wanted. A reader may heed it, so that no second copy of the weights is in memory, or may not.
+
+    Attributes:
+        device: the device.
+        dtype: number format of the weights; ``None`` for the one in which they were saved.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+
+
+Reader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
 
 _DECLARED: dict[str, tuple[Callable[[Path], bool], str]] = {}
 _READERS: dict[str, Reader] = {}
@@ -122,7 +135,10 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def load_models(
-    paths: Sequence[str], device: torch.device | str = "cpu", reading: ReadingConfig | None = None
+    paths: Sequence[str],
+    device: torch.device | str = "cpu",
+    reading: ReadingConfig | None = None,
+    dtype: torch.dtype | None = torch.float32,
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -130,6 +146,7 @@ def load_models(
         paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
+        dtype: number format of the weights; ``None`` for as saved.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -142,7 +159,7 @@ def load_models(
             f"reading.{given[0]} is for checkpoints of other toolkits, and {', '.join(separate)} is none; a run has "
             "all that it needs in its folder"
         )
-    return [load_model(path, device, reading=reading) for path in separate]
+    return [load_model(path, device, dtype, reading) for path in separate]
 
 
 def split_path(path: str) -> list[str]:
@@ -171,8 +188,8 @@ def load_model(
         CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    reader = reader_of(Path(path))
-    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig())
+    reader, placement = reader_of(Path(path)), Placement(torch.device(device), dtype)
+    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig(), placement)
     loaded.model.to(device=device, dtype=dtype).eval()
     return loaded
 
@@ -184,7 +201,9 @@ def _load_run(path: Path) -> LoadedModel:
     task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     model = task.build_model(config.model)
     load_weights(model, checkpoint)
-    return LoadedModel(model, task, config, checkpoint)
+    # A run that was made from such a folder is decoded as the folder is; others say only how they were validated.
+    wanted = to_dict(config.generation) if config.generation.semantics == "huggingface" else {}
+    return LoadedModel(model, task, config, checkpoint, generation=wanted)
 
 
 def run_folder_of(checkpoint: Path) -> Path:

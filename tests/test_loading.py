@@ -10,7 +10,7 @@ from seqgen import loading
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizer import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, load_model, load_models, reader_of, register_reader
+from seqgen.loading import DecodingTask, LoadedModel, Placement, load_model, load_models, reader_of, register_reader
 from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 
@@ -22,7 +22,7 @@ def _forget_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def register_toy() -> None:
     @register_reader("toy", recognizes=lambda path: path.suffix == ".toy")
-    def read(path: Path, reading: ReadingConfig) -> LoadedModel:
+    def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
         tokenizer = WhitespaceTokenizer(dictionary())
         task = DecodingTask(None, tokenizer, tokenizer)
         return LoadedModel(
@@ -54,4 +54,4 @@ def test_a_kind_has_one_reader_that_says_what_it_reads() -> None:
     with pytest.raises(ConfigError, match="two readers of a toy"):
         register_toy()
     with pytest.raises(ConfigError, match="does not say which paths"):
-        register_reader("other")(lambda path, reading: load_model(path))
+        register_reader("other")(lambda path, reading, placement: load_model(path))

@@ -1,0 +1,184 @@
+"""Folders in Hugging Face's layout: reading models from them and writing models as such.
+
+::
+
+    config.json              the architecture and its sizes
+    model.safetensors        the weights; see huggingface_weights
+    generation_config.json   how to decode, where the user does not say
+    tokenizer_config.json    and spiece.model or tokenizer.json: the tokenizer
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.files import new_folder
+from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
+from seqgen.models.huggingface_generation import read_generation, write_generation
+from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
+from seqgen.training.serialization import write_json
+
+ARCHITECTURES = {"t5": "seqgen.models.t5_huggingface", "mt5": "seqgen.models.t5_huggingface"}
+ARCHITECTURES["umt5"] = "seqgen.models.t5_huggingface"
+"""For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class Architecture(Protocol):
+    """What a module says of an architecture in Hugging Face's layout."""
+
+    MODEL: type[EncoderDecoderModel]
+
+    def read_config(self, config: JSONConfig) -> Any:
+        """The model's configuration that a ``config.json`` describes."""
+        ...
+
+    def write_config(self, model: Any) -> dict[str, Any]:
+        """What a ``config.json`` says of a model, its special ids aside."""
+        ...
+
+    def layout(self, cfg: Any) -> Layout:
+        """What the weights of a model of this configuration are called."""
+        ...
+
+
+def architecture_of(config: JSONConfig) -> Architecture:
+    """The module that knows the architecture of a folder; no other is imported.
+
+    Args:
+        config: the folder's ``config.json``.
+
+    Raises:
+        CheckpointError: it is of an architecture that seqgen does not have.
+    """
+    kind = config.string("model_type")
+    if kind not in ARCHITECTURES:
+        named = config.values.get("architectures")
+        what = named[0] if isinstance(named, list) and named else kind or "one that it does not name"
+        raise CheckpointError(
+            f"{config.path}: its architecture is {what}, which seqgen does not have; it reads models of the types "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    module: Any = importlib.import_module(ARCHITECTURES[kind])
+    architecture: Architecture = module
+    return architecture
+
+
+@register_reader("Hugging Face folder")
+def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
+    """Read a model from a folder in Hugging Face's layout.
+
+    Args:
+        path: the folder.
+        reading: nothing of it is for such folders.
+        placement: where the weights are put, and in which number format; by default the one that the folder names.
+
+    Returns:
+        The model, with a task that decodes, and how it wants to be decoded.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the architecture is unknown.
+        DataError: the tokenizer is missing, damaged, or does not belong to the model.
+    """
+    config = JSONConfig.read(path / "config.json")
+    architecture = architecture_of(config)
+    cfg = architecture.read_config(config)
+    weight_files(path)  # the quickest to find missing
+    tokenizer = load_pretrained_tokenizer(path, cfg.vocab_size)
+    generation, notes = read_generation(path, tokenizer)
+    _take_start(cfg, path, tokenizer)
+    task = DecodingTask(None, tokenizer, tokenizer)
+    try:
+        with torch.device("meta"):
+            model = task.build_model(cfg)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    model.to(placement.dtype or _saved_dtype(config))
+    fill(model, architecture.layout(cfg), path, placement.device)
+    return LoadedModel(
+        model,
+        task,
+        TrainConfig(model=cfg),
+        path,
+        task_values={"_name": "text_to_text", "tokenizer": "pretrained"},
+        notes=notes,
+        generation=generation,
+    )
+
+
+def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
+    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says."""
+    if (path / GENERATION_FILE).is_file():
+        said = JSONConfig.read(path / GENERATION_FILE).integer("decoder_start_token_id", -1, minimum=-1)
+        if said >= 0:
+            cfg.decoder_start_token_id = said
+    if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
+        cfg.decoder_start_token_id = -1
+
+
+def _saved_dtype(config: JSONConfig) -> torch.dtype:
+    name = config.string("dtype", config.string("torch_dtype", "float32"))
+    return _DTYPES.get(name, torch.float32)
+
+
+def save_pretrained(
+    model: EncoderDecoderModel,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    generation: GenerationConfig | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a model in Hugging Face's layout, from which transformers gives the same logits.
+
+    Args:
+        model: a model of an architecture that this layout has, such as T5.
+        folder: the folder to write, whole or not at all; there must be none yet.
+        tokenizer: its tokenizer, which is then written as well.
+        generation: how the model wants to be decoded.
+        shard_bytes: weights of more bytes are written in several files.
+
+    Raises:
+        ConfigError: there is no such layout for the model, or the folder is there already.
+        DataError: there is no such layout for the tokenizer.
+    """
+    folder = Path(folder)
+    architecture = _architecture_of_model(model)
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; give the name of a new folder")
+    config, cfg = architecture.write_config(model), getattr(model, "cfg", None)
+    eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
+    ids = {
+        "pad_token_id": getattr(model, "padding_idx", 0),
+        "eos_token_id": eos,
+        "decoder_start_token_id": model.start_symbol(eos),
+    }
+    decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    with new_folder(folder) as temporary:
+        write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
+        write_json(temporary / GENERATION_FILE, {**ids, **decoding})
+        write_weights(model, architecture.layout(cfg), temporary, shard_bytes)
+        if tokenizer is not None:
+            save_pretrained_tokenizer(tokenizer, temporary)
+
+
+def _architecture_of_model(model: EncoderDecoderModel) -> Architecture:
+    for name in dict.fromkeys(ARCHITECTURES.values()):
+        module: Any = importlib.import_module(name)
+        if isinstance(model, module.MODEL):
+            architecture: Architecture = module
+            return architecture
+    raise ConfigError(f"a {type(model).__name__} cannot be written in Hugging Face's layout; only T5 can")

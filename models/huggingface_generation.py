@@ -1,0 +1,263 @@
+"""How a Hugging Face folder wants to be decoded: ``generation_config.json`` in seqgen's words, and back.
+
+What there is under one name here and another there stands in tables; the rest has a line of its own with its reason.
+Where nothing is said, what transformers takes then is said, since seqgen's own defaults differ (a beam of 5, not 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqgen.config import GenerationConfig
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.errors import CheckpointError
+from seqgen.models.huggingface_config import JSONConfig
+
+FILE = "generation_config.json"
+
+# Their name, ours, and their default, whose type is that of the value.
+_ALWAYS: tuple[tuple[str, str, Any], ...] = (
+    ("num_beams", "beam", 1),
+    ("num_return_sequences", "nbest", 1),
+    ("length_penalty", "lenpen", 1.0),
+    ("no_repeat_ngram_size", "no_repeat_ngram_size", 0),
+    ("encoder_no_repeat_ngram_size", "encoder_no_repeat_ngram_size", 0),
+    ("repetition_penalty", "repetition_penalty", 1.0),
+    ("encoder_repetition_penalty", "encoder_repetition_penalty", 1.0),
+    ("renormalize_logits", "renormalize", False),
+    ("remove_invalid_values", "remove_invalid", False),
+    ("guidance_scale", "guidance_scale", 1.0),
+    ("max_time", "max_time", 0.0),
+)
+_SAMPLING: tuple[tuple[str, str, Any], ...] = (
+    ("temperature", "temperature", 1.0),
+    ("top_k", "sampling_topk", 50),
+    ("top_p", "sampling_topp", 1.0),
+    ("min_p", "min_p", 0.0),
+    ("typical_p", "typical_p", 1.0),
+    ("epsilon_cutoff", "epsilon_cutoff", 0.0),
+    ("eta_cutoff", "eta_cutoff", 0.0),
+)
+_ELSEWHERE = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "stop_strings"),
+        *("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha", "exponential_decay_length_penalty"),
+        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
+        *("sequence_bias", "prompt_lookup_num_tokens", "max_matching_ngram_size", "eos_token_id", "pad_token_id"),
+        *("bos_token_id", "decoder_start_token_id", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff"),
+    }
+)
+"""What is read by name below, or plays no part where nothing is drawn at random."""
+
+_NO_PART = frozenset(
+    {
+        *("use_cache", "cache_implementation", "cache_config", "return_legacy_cache", "prefill_chunk_size"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+        *("transformers_version", "low_memory", "compile_config", "disable_compile", "is_assistant"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_temperature"),
+    }
+)
+"""What changes no output."""
+
+_UNLIMITED = 1 << 20
+"""Stands in ``max_len_b``, so that ``max_len`` alone says how long outputs get."""
+
+
+def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], list[str]]:
+    """Read how a folder wants to be decoded.
+
+    Args:
+        folder: the folder; where it has no ``generation_config.json``, the keys that old versions wrote into
+            ``config.json`` are read.
+        tokenizer: turns ids into symbols and texts.
+
+    Returns:
+        Values by the names of ``GenerationConfig``'s fields, and what the user should know.
+
+    Raises:
+        CheckpointError: a value is of the wrong type, or an id is outside the vocabulary.
+    """
+    has_file = (folder / FILE).is_file()
+    config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    reader = _Reader(config, tokenizer)
+    values = {"semantics": "huggingface", **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    values |= reader.symbols() | reader.texts() | reader.ends()
+    if has_file:
+        known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
+        for name, value in config.values.items():
+            if name not in known and not name.startswith("_") and value not in (None, False, 0, [], ""):
+                reader.notes.append(f"{config.path}: {name}={value!r} has no counterpart here and is ignored")
+    return values, reader.notes
+
+
+class _Reader:
+    """Reads groups of values; see ``read_generation``."""
+
+    def __init__(self, config: JSONConfig, tokenizer: Tokenizer):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.notes: list[str] = []
+
+    def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+        """Values that have but another name."""
+        return {ours: self._typed(theirs, default) for theirs, ours, default in table}
+
+    def _typed(self, name: str, default: Any) -> Any:
+        if isinstance(default, bool):
+            return self.config.boolean(name, default)
+        return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
+
+    def lengths(self) -> dict[str, Any]:
+        """Limits of the length, which there count the start symbol unless they speak of new tokens."""
+        longest = self.config.integer("max_length", 20, minimum=1)
+        # A limit of 20 is the default, said or not, and then means 20 new tokens.
+        longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
+        shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
+        return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
+
+    def strategy(self) -> dict[str, Any]:
+        """The search strategy and its values."""
+        early = self.config.values.get("early_stopping") or False
+        if early not in (True, False, "never"):
+            raise CheckpointError(f"{self.config.path}: early_stopping is {early!r}, not true, false or 'never'")
+        values: dict[str, Any] = {"early_stopping": str(early).lower()}
+        beams = self.config.integer("num_beams", 1)
+        if self.config.boolean("do_sample", False):
+            values |= {"sampling": True, **self.plain(_SAMPLING)}
+            if beams > 1:
+                values["search"] = "beam_sampling"
+        elif self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
+            values |= {"search": "contrastive", "penalty_alpha": self.config.number("penalty_alpha", 0.0)}
+            values["contrastive_topk"] = self.config.integer("top_k", 50)
+        if self.config.integer("num_beam_groups", 1) > 1:
+            values["diverse_beam_groups"] = self.config.integer("num_beam_groups", 1)
+            values["diverse_beam_strength"] = self.config.number("diversity_penalty", 0.0)
+        if self.config.integer("prompt_lookup_num_tokens", 0):
+            values["draft_tokens"] = self.config.integer("prompt_lookup_num_tokens", 0)
+            values["prompt_lookup"] = self.config.integer("max_matching_ngram_size", 2)
+        return values
+
+    def symbols(self) -> dict[str, Any]:
+        """Tokens that are forbidden or forced."""
+        values: dict[str, Any] = {}
+        for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
+            if ids := self._ids(theirs):
+                values[ours] = [self._symbol(theirs, index) for index in ids]
+        for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
+            if ids := self._ids(theirs):
+                values[ours] = self._symbol(theirs, ids[0])
+                if len(ids) > 1:
+                    self.notes.append(f"{self.config.path}: of {theirs} only the first, {ids[0]}, is forced")
+        return values
+
+    def ends(self) -> dict[str, Any]:
+        """Further tokens that end an output, besides the tokenizer's end-of-sentence."""
+        eos = self.tokenizer.dictionary.eos()
+        ids = self._ids("eos_token_id") or [eos]
+        if eos not in ids:
+            self.notes.append(
+                f"{self.config.path}: outputs end at {ids} there; here they end at the tokenizer's {eos} as well"
+            )
+        others = [self._symbol("eos_token_id", index) for index in ids if index != eos]
+        return {"end_symbols": others} if others else {}
+
+    def texts(self) -> dict[str, Any]:
+        """Texts that end an output, are forbidden, or are more or less likely."""
+        values: dict[str, Any] = {}
+        stops = self.config.values.get("stop_strings") or []
+        if stops:
+            values["stop_strings"] = [stops] if isinstance(stops, str) else [str(stop) for stop in stops]
+        forbidden = self._sequences("bad_words_ids", self.config.values.get("bad_words_ids") or [])
+        if forbidden:
+            values["bad_words"] = forbidden
+        biased = []
+        for pair in self._list("sequence_bias"):
+            if isinstance(pair, list) and len(pair) == 2:
+                biased += [f"{text}={float(pair[1])}" for text in self._sequences("sequence_bias", [pair[0]])]
+        if biased:
+            values["sequence_bias"] = biased
+        decay = self._list("exponential_decay_length_penalty")
+        if len(decay) == 2:
+            values |= {"exponential_decay_start": int(decay[0]), "exponential_decay_factor": float(decay[1])}
+        return values
+
+    def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
+        """The texts of sequences of ids; one that is not what the tokenizer makes of its text is left out."""
+        texts = []
+        for ids in sequences:
+            text = self.tokenizer.decode(ids)
+            if text and list(self.tokenizer.encode(text)) == list(ids):
+                texts.append(text)
+            else:
+                self.notes.append(f"{self.config.path}: of {name}, {ids} is no text of its own and is ignored")
+        return texts
+
+    def _list(self, name: str) -> list[Any]:
+        value = self.config.values.get(name)
+        if value is not None and not isinstance(value, list):
+            raise CheckpointError(f"{self.config.path}: {name} is {value!r}, not a list")
+        return value or []
+
+    def _ids(self, name: str) -> list[int]:
+        value = self.config.values.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
+            raise CheckpointError(f"{self.config.path}: {name} is {value!r}, not an id or a list of ids")
+        return ids
+
+    def _symbol(self, name: str, index: int) -> str:
+        if not 0 <= index < len(self.tokenizer.dictionary):
+            size = len(self.tokenizer.dictionary)
+            raise CheckpointError(f"{self.config.path}: {name} has the id {index}, but there are only {size} ids")
+        return self.tokenizer.dictionary.symbol(index)
+
+
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What a ``generation_config.json`` says of how to decode.
+
+    Args:
+        cfg: how to decode; what has no counterpart there is left out.
+        tokenizer: turns symbols and texts into ids; without one, these are left out.
+    """
+    tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
+    values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
+    values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
+    if cfg.min_len:
+        values["min_length"] = cfg.min_len + 1  # which there counts the start symbol
+    if cfg.early_stopping != "false":
+        values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping
+    if cfg.sampling:
+        values["do_sample"] = True
+    if cfg.search == "contrastive":
+        values |= {"penalty_alpha": cfg.penalty_alpha, "top_k": cfg.contrastive_topk}
+    if cfg.diverse_beam_groups > 1:
+        values |= {"num_beam_groups": cfg.diverse_beam_groups, "diversity_penalty": cfg.diverse_beam_strength}
+    if cfg.prompt_lookup:
+        values |= {"prompt_lookup_num_tokens": cfg.draft_tokens, "max_matching_ngram_size": cfg.prompt_lookup}
+    if cfg.exponential_decay_factor != 1:
+        values["exponential_decay_length_penalty"] = [cfg.exponential_decay_start, cfg.exponential_decay_factor]
+    if cfg.stop_strings:
+        values["stop_strings"] = cfg.stop_strings
+    return values if tokenizer is None else values | _ids_of(cfg, tokenizer)
+
+
+def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The values that are ids there and symbols or texts here."""
+    index = tokenizer.dictionary.index
+    values: Mapping[str, Any] = {
+        "suppress_tokens": [index(symbol) for symbol in cfg.suppress],
+        "begin_suppress_tokens": [index(symbol) for symbol in cfg.suppress_at_begin],
+        "forced_bos_token_id": index(cfg.forced_first) if cfg.forced_first else None,
+        "forced_eos_token_id": index(cfg.forced_last) if cfg.forced_last else None,
+        "bad_words_ids": [list(tokenizer.encode(text)) for text in cfg.bad_words],
+        "sequence_bias": [
+            [list(tokenizer.encode(text)), float(bias)]
+            for text, _, bias in (item.rpartition("=") for item in cfg.sequence_bias)
+        ],
+        "eos_token_id": [tokenizer.dictionary.eos(), *map(index, cfg.end_symbols)] if cfg.end_symbols else None,
+    }
+    return {name: value for name, value in values.items() if value not in (None, [])}
