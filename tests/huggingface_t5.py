@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import io
 import json
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 
 from seqgen.models import t5_huggingface
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
+from tests.commands import sentences
 
-VOCAB = 40
+VOCAB, SENTINELS = 40, 4
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "d_model": 24,
@@ -82,21 +89,67 @@ def without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(getattr(modeling, f"{kind}LayerNorm"), "forward", normalize)
 
 
-def tiny_folder(folder: Path, variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-    """Save the original as transformers does.
+def tiny_folder(
+    folder: Path,
+    variant: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    generation: dict[str, Any] | None = None,
+    tokenizer: bool = True,
+    max_shard_size: str = "5GB",
+    safe_serialization: bool = True,
+    **changes: Any,
+) -> Path:
+    """Save the original and a tokenizer of ``VOCAB - 2`` ids as transformers does.
 
     Args:
         folder: where to write.
         variant: one of ``VARIANTS``.
         seed: seed of the weights.
         dtype: number format.
+        generation: values of ``generation_config.json``.
+        tokenizer: whether to write one.
+        max_shard_size: see ``PreTrainedModel.save_pretrained``.
+        safe_serialization: likewise.
         changes: further values of its configuration.
 
     Returns:
-        The folder, without a tokenizer.
+        The folder.
     """
-    tiny_model(variant, seed, dtype, **changes).save_pretrained(folder)
+    model = tiny_model(variant, seed, dtype, **changes)
+    for name, value in (generation or {}).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+    if tokenizer:
+        tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def _sentencepiece() -> bytes:
+    """A model of 34 pieces over the sentences of the small corpus."""
+    content = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text for pair in sentences(0, 60) for text in pair]),
+        model_writer=content,
+        vocab_size=VOCAB - 2 - SENTINELS,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    return content.getvalue()
+
+
+@functools.lru_cache(maxsize=1)
+def tiny_tokenizer() -> Any:
+    """The original's tokenizer with ``VOCAB - 2`` ids, ``SENTINELS`` of them at the top."""
+    transformers = pytest.importorskip("transformers")
+    folder = tempfile.mkdtemp(prefix="tiny-tokenizer-")  # saving copies the file that it was made from
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "spiece.model"
+    path.write_bytes(_sentencepiece())
+    return transformers.T5Tokenizer(str(path), extra_ids=SENTINELS, legacy=False)
 
 
 def seqgen_model(original: Any) -> T5Model:
