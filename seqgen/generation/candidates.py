@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 _BLOCK = 64
-"""Entries that are first represented by their maximum."""
+"""Entries of the vocabulary that are first represented by their maximum. Of 5 beams and 10 candidates, on one CPU core,
+32 sentences of 32,128 entries take 1.8, 1.1 and 1.0 ms with blocks of 32, 64 and 128, against 8 ms by a plain top-k; 64
+sentences of 8,000 entries 1.0, 1.0 and 2.0 ms, against 5.4.
+"""
 
-_SMALL_ROW = 2048
-"""Up to so many entries a plain top-k is quicker (160 rows, k 10: 0.3 ms of either at 2,048 entries)."""
+_CACHED = 2**19
+"""Entries that are normalized at a time on a CPU, so that what is written is not written to memory."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,11 @@ class Candidates:
 
 
 def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates:
-    """The continuations with the largest sums over all beams of each sentence.
+    """The continuations with the largest sums over all beams of each sentence, exactly.
+
+    The vocabulary is searched in two stages: the ``count`` blocks with the largest maxima hold the ``count`` largest
+    sums. Of blocks ``[1 9] [7 2] [8 3]`` and a count of 2, those with 9 and 8 are looked into, which gives 9 and 8; 7
+    cannot be among the two largest, since 9 and 8 are larger.
 
     Args:
         lprobs: ``(sentences, beam, V)`` what each token adds to its beam's score.
@@ -60,49 +67,34 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     Returns:
         ``count`` candidates of each sentence, best first; of score ``-inf`` where there are fewer.
     """
-    sentences, beam, vocab = lprobs.shape
-    # The best of all are among the best of each beam, and within a beam the beam's own score changes no order.
-    gains, tokens = top_entries(lprobs.reshape(-1, vocab), min(count, vocab))
-    totals = gains.view(sentences, beam, -1) + scores.unsqueeze(-1)
-    width = totals.size(-1)
-    # (sentences, beam, width) -> (sentences, beam * width): entry 2 * width + 1 is the second of beam 2
-    best, entries = totals.flatten(1).topk(min(count, beam * width), dim=1)
-    chosen = tokens.view(sentences, -1).gather(1, entries)
-    return Candidates(best, chosen, entries // width).padded(count)
-
-
-def top_entries(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest entries of each row, exactly, as ``torch.topk`` gives them.
-
-    Long rows are searched in two stages: the ``count`` blocks with the largest maxima hold the ``count`` largest
-    entries. Of blocks ``[1 9] [7 2] [8 3]`` and a count of 2, those with 9 and 8 are looked into, which gives 9 and 8;
-    7 cannot be among the two largest, since 9 and 8 are larger.
-
-    Args:
-        values: ``(rows, V)``.
-        count: how many.
-
-    Returns:
-        Values and columns (int64), ``(rows, count)`` each, the largest first.
-    """
-    vocab = values.size(1)
+    beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
-    if vocab <= _SMALL_ROW or count >= blocks:
-        return values.topk(count, dim=1)
+    if blocks < 2 * count:
+        # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
+        best, entries = (lprobs + scores.unsqueeze(-1)).flatten(1).topk(min(count, beam * vocab), dim=1)
+        return Candidates(best, entries % vocab, entries // vocab).padded(count)
     inside = blocks * _BLOCK
-    blocked = values[:, :inside].unflatten(1, (blocks, _BLOCK))
-    winners = blocked.amax(-1).topk(count, dim=1).indices  # (rows, count)
-    found = blocked.gather(1, winners.unsqueeze(-1).expand(-1, -1, _BLOCK)).flatten(1)
-    found = torch.cat([found, values[:, inside:]], dim=1)  # the entries behind the last whole block
-    best, places = found.topk(count, dim=1)
-    # place 130 is entry 2 of the winning block 130 // 64; a place behind all winners is behind the blocks
-    block = winners.gather(1, (places // _BLOCK).clamp(max=count - 1))
-    columns = torch.where(places < count * _BLOCK, block * _BLOCK + places % _BLOCK, places - count * _BLOCK + inside)
-    return best, columns
+    blocked = lprobs[..., :inside].unflatten(2, (blocks, _BLOCK))
+    largest = (blocked.amax(-1) + scores.unsqueeze(-1)).flatten(1)
+    winners = largest.topk(count, dim=1).indices  # (sentences, count): block 2 * blocks + 7 is block 7 of beam 2
+    beams = winners // blocks
+    index = winners.unsqueeze(-1).expand(-1, -1, _BLOCK)
+    found = blocked.flatten(1, 2).gather(1, index) + scores.gather(1, beams).unsqueeze(-1)
+    behind = lprobs[..., inside:] + scores.unsqueeze(-1)  # the entries behind the last whole block
+    best, places = torch.cat([found.flatten(1), behind.flatten(1)], dim=1).topk(count, dim=1)
+    # place 130 is entry 2 of the winning block 130 // 64; from count * 64 on come the entries behind the blocks
+    winner = (places // _BLOCK).clamp(max=count - 1)
+    rest = (places - count * _BLOCK).clamp(min=0)
+    width = max(1, vocab - inside)
+    is_inside = places < count * _BLOCK
+    tokens = torch.where(
+        is_inside, winners.gather(1, winner) % blocks * _BLOCK + places % _BLOCK, inside + rest % width
+    )
+    return Candidates(best, tokens, torch.where(is_inside, beams.gather(1, winner), rest // width))
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials of each row, in one pass after that for the maximum.
+    """The logarithm of the sum of the exponentials of each row.
 
     Args:
         logits: ``(rows, V)``.
@@ -110,5 +102,8 @@ def log_normalizer(logits: Tensor) -> Tensor:
     Returns:
         ``(rows, 1)``; NaN where a row holds NaN or infinity, or nothing but ``-inf``.
     """
-    largest = logits.amax(1, keepdim=True)
-    return (logits - largest).exp_().sum(1, keepdim=True).log_() + largest
+    at_once = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else logits.size(0)
+    # The largest logit less its logarithm of a probability. PyTorch's log-softmax is quicker than exponentials, a sum
+    # and a logarithm apart, and many times quicker than its logsumexp.
+    parts = [rows.amax(1, keepdim=True) - rows.log_softmax(1).amax(1, keepdim=True) for rows in logits.split(at_once)]
+    return torch.cat(parts)

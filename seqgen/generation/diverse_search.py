@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates, top_entries
+from seqgen.generation.candidates import Candidates
 from seqgen.generation.search import BeamSearch, Search, SearchBatch
 from seqgen.registry import register_search
 
@@ -102,8 +102,7 @@ class DiverseSiblingsSearch(Search):
             return self._beam_search.step(step, lprobs, scores)
         beam, vocab = lprobs.shape[1:]
         siblings = min(2 * beam, vocab)
-        gains, places = top_entries(lprobs.flatten(0, 1), siblings)
-        children, tokens = gains.view(-1, beam, siblings) + scores.unsqueeze(-1), places.view(-1, beam, siblings)
+        children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
         children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
         # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
         best, entries = children.flatten(1).topk(min(2 * beam, beam * siblings), dim=1)
