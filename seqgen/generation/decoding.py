@@ -20,6 +20,7 @@ from seqgen.structures import Batch, Hypothesis, Source
 
 if TYPE_CHECKING:
     from seqgen.generation.sequence_generator import SequenceGenerator
+    from seqgen.model import EncoderDecoderModel
 
 
 class Streamer(Protocol):
@@ -51,6 +52,7 @@ class Decoding:
         prefix_tokens: ``(sentences, P)`` int64 or ``None``.
         constraints: phrases for each sentence, or ``None``.
         streamer: takes the tokens of the first beam as they are written, or ``None``.
+        beam: rows of each sentence; the generator's beam size if not given.
     """
 
     def __init__(
@@ -60,13 +62,15 @@ class Decoding:
         prefix_tokens: Tensor | None = None,
         constraints: Sequence[Phrases] | None = None,
         streamer: Streamer | None = None,
+        beam: int | None = None,
     ):
         self.generator = generator
-        self.beam = generator.beam_size
+        self.beam = beam or generator.beam_size
         self.streamer = streamer
         sources = generator.ensemble.sources(sample)
-        self.members, start = _members(generator, sources)
-        self.guides = _guides(generator, sources) if generator.guidance_scale != 1 else []
+        starts = [model.start_symbol(generator.eos) for model in generator.models]
+        self.members = self._members(sources, starts)
+        self.guides = self._members(self._empty(sources), starts) if generator.guidance_scale != 1 else []
         device = sources[0].src_tokens.device
         count = sample.num_sentences
         self.ids = sample.ids.to(device)
@@ -92,9 +96,37 @@ class Decoding:
         self.first_end = int(self.max_lengths.min())
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage: Tensor | None = None
-        self.history = History(count, self.beam, start, device)
+        self.history = History(count, self.beam, starts[0], device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+
+    def member(self, model: EncoderDecoderModel, source: Source, start_symbol: int | None) -> Member:
+        """One model that has read its source; a way to decode that asks more of it has its own kind.
+
+        Args:
+            model: the model.
+            source: the sentences as it reads them.
+            start_symbol: what its decoder's input begins with; ``None`` where the histories begin with it anyway.
+        """
+        generator = self.generator
+        return Member(model, source, self.beam, start_symbol, generator.use_cache, generator.beam_table)
+
+    def _members(self, sources: Sequence[Source], starts: Sequence[int]) -> list[Member]:
+        """All members; histories begin with the start symbol of the first."""
+        return [
+            self.member(model, source, start if start != starts[0] else None)
+            for model, source, start in zip(self.generator.models, sources, starts, strict=True)
+        ]
+
+    def _empty(self, sources: Sequence[Source]) -> list[Source]:
+        """For each member a source that says nothing: its end-of-sentence alone."""
+        empty = []
+        for model, source in zip(self.generator.models, sources, strict=True):
+            last = source.src_tokens.size(1) if model.left_pad_source else source.src_lengths
+            columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
+            ends = source.src_tokens.gather(1, columns.unsqueeze(1))
+            empty.append(Source(ends, torch.ones_like(source.src_lengths)))
+        return empty
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         generator = self.generator
@@ -173,7 +205,7 @@ class Decoding:
         return self.generator.ensemble.combine(lprobs)
 
     def _decoder_input(self) -> Tensor:
-        """What decoders are given, ``(live * beam, 1 + step)`` int64; where that is enough, only its last column is true."""
+        """Decoder input ``(live * beam, 1 + step)`` int64; where that is enough, only its last column is true."""
         if self.generator.reads_history:
             return self.history.matrix().flatten(0, 1)
         return self.history.last_tokens().reshape(-1, 1).expand(-1, 1 + self.history.length)
@@ -305,34 +337,6 @@ class Decoding:
             return  # every beam continues itself
         for member in [*self.members, *self.guides]:
             member.reorder_beams(going_on.beams)
-
-
-def _members(generator: SequenceGenerator, sources: Sequence[Source]) -> tuple[list[Member], int]:
-    """The members with their sources encoded, and the start symbol of the first."""
-    starts = [model.start_symbol(generator.eos) for model in generator.models]
-    members = [
-        Member(
-            model,
-            source,
-            generator.beam_size,
-            start if start != starts[0] else None,
-            generator.use_cache,
-            generator.beam_table,
-        )
-        for model, source, start in zip(generator.models, sources, starts, strict=True)
-    ]
-    return members, starts[0]
-
-
-def _guides(generator: SequenceGenerator, sources: Sequence[Source]) -> list[Member]:
-    """The members once more, reading an empty source: its end-of-sentence alone."""
-    empty = []
-    for model, source in zip(generator.models, sources, strict=True):
-        last = source.src_tokens.size(1) if model.left_pad_source else source.src_lengths
-        columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
-        ends = source.src_tokens.gather(1, columns.unsqueeze(1))
-        empty.append(Source(ends, torch.ones_like(source.src_lengths)))
-    return _members(generator, empty)[0]
 
 
 def _padding(source: Source, left: bool) -> Tensor | None:

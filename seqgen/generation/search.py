@@ -15,6 +15,9 @@ from seqgen.registry import SEARCHES, register_search
 
 if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
+    from seqgen.generation.decoding import Streamer
+    from seqgen.generation.sequence_generator import SequenceGenerator
+    from seqgen.structures import Batch, Hypothesis
 
 Phrases: TypeAlias = Sequence[Sequence[int]]
 """Token ids of phrases that one sentence's output must contain."""
@@ -93,6 +96,23 @@ class Search:
         if batch.constraints is not None:
             raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
         return self
+
+    def decode(
+        self,
+        generator: SequenceGenerator,
+        sample: Batch,
+        prefix_tokens: Tensor | None = None,
+        constraints: Sequence[Phrases] | None = None,
+        streamer: Streamer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Decode a batch with this strategy; see ``Procedure``.
+
+        The default asks ``step`` for candidates, step by step. A strategy that is more than a choice among the next
+        tokens overrides it.
+        """
+        from seqgen.generation.decoding import Decoding
+
+        return Decoding(generator, sample, prefix_tokens, constraints, streamer).run()
 
     def select_sentences(self, keep: Tensor) -> None:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""

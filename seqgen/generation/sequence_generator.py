@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import ConfigError
-from seqgen.generation.decoding import Decoding, Streamer
+from seqgen.generation.decoding import Streamer
 from seqgen.generation.ensemble import Ensemble
 from seqgen.generation.hypotheses import Ranking
 from seqgen.generation.logits_processors import (
@@ -24,6 +24,7 @@ from seqgen.generation.logits_processors import (
     NoRepeatNgram,
     UnknownPenalty,
 )
+from seqgen.generation.procedure import Procedure
 from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
@@ -73,6 +74,7 @@ class SequenceGenerator:
         add_logits: whether the search may add logits where nothing needs normalized scores, rather than
             log-probabilities of the whole vocabulary.
         compact_at: sentences that are done are moved away when their number times this reaches that of the batch.
+        procedure: decodes batches; the search strategy's own way if not given.
 
     Raises:
         ConfigError: a parameter is out of its range, or the models do not share the target vocabulary.
@@ -110,6 +112,7 @@ class SequenceGenerator:
         beam_table: bool = True,
         add_logits: bool = True,
         compact_at: int = 8,
+        procedure: Procedure | None = None,
     ):
         if beam_size < 1 or temperature <= 0 or min_len < 0 or no_repeat_ngram_size < 0 or max_len_b < 0:
             raise ConfigError(
@@ -135,6 +138,7 @@ class SequenceGenerator:
         self.guidance_scale = guidance_scale
         self.use_cache, self.beam_table = use_cache, beam_table
         self.add_logits, self.compact_at = add_logits, compact_at
+        self.procedure = procedure or self.search
         self.processors: list[LogitsProcessor] = [] if semantics == "huggingface" else [Forbid([self.pad])]
         if unk_penalty:
             self.processors.append(UnknownPenalty(tgt_dict.unk(), unk_penalty))
@@ -241,7 +245,7 @@ class SequenceGenerator:
         if sample.num_sentences == 0:
             return []
         with self.ensemble.evaluating():
-            return Decoding(self, sample, prefix_tokens, constraints, streamer).run()
+            return self.procedure.decode(self, sample, prefix_tokens, constraints, streamer)
 
     def max_lengths(self, src_lengths: Tensor) -> Tensor:
         """The step at which each sentence's end is forced.
