@@ -152,6 +152,7 @@ class FConvDecoder(IncrementalDecoder):
     """
 
     shares_encoder_output = True
+    reads_history = False
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ class T5Decoder(IncrementalDecoder):
     """
 
     shares_encoder_output = True
+    reads_history = False
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
         super().__init__()

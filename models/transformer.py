@@ -147,6 +147,7 @@ class TransformerDecoder(IncrementalDecoder):
     """
 
     shares_encoder_output = True
+    reads_history = False
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
         super().__init__()

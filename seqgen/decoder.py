@@ -111,6 +111,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
     shares_encoder_output: bool = False
     """Whether ``encoder_out`` may have one row for each sentence while the decoder's rows are sentences times beam."""
 
+    reads_history: bool = True
+    """Whether columns of ``prev_output_tokens`` that the state has seen are read again. If not, the generator does not
+    put them together, and they may hold anything."""
+
     def forward(
         self,
         prev_output_tokens: Tensor,
