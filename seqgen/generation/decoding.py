@@ -86,6 +86,7 @@ class Decoding:
                 generator.semantics,
             )
         )
+        self.stopping = [rule.begin() for rule in generator.stopping]
         self.sentences = torch.arange(count, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.num_done = 0
@@ -148,8 +149,9 @@ class Decoding:
             ends = self.ends(candidates, step)
             self.history.attend(attention)
             going_on = self.finished.take(candidates, ends, step, self.coverage_penalty(candidates, attention))
-            self.stream(candidates)
-            self.done |= self.finished.done(going_on, step, self.max_lengths)
+            before = self.done
+            self.done = before | self.finished.done(going_on, step, self.max_lengths)
+            self.stream(candidates, self.done & ~before)
             if not self.goes_on(candidates, step):
                 break
             if self.num_done * self.generator.compact_at >= len(self.sentences):
@@ -257,13 +259,13 @@ class Decoding:
             ends |= candidates.tokens == token
         if generator.semantics == "huggingface":
             ends |= (self.max_lengths <= step).unsqueeze(1)
-        if generator.stopping:
+        if self.stopping:
             rows = candidates.tokens.size(1)
             tokens = torch.cat(
                 [_gather_beams(self.history.matrix(), candidates.beams), candidates.tokens.unsqueeze(-1)], dim=-1
             )
             context = self.context(step, rows, tokens[..., :-1])
-            for rule in generator.stopping:
+            for rule in self.stopping:
                 ends |= rule(tokens.flatten(0, 1)[:, 1:], context).view_as(ends)
         return ends
 
@@ -278,15 +280,17 @@ class Decoding:
             logs = logs.masked_fill(self.src_padding.unsqueeze(1), 0.0)
         return weight * logs.sum(-1)
 
-    def stream(self, candidates: Candidates) -> None:
-        """Hand the newest token of each sentence's first beam to the streamer."""
+    def stream(self, candidates: Candidates, done: Tensor) -> None:
+        """Hand the newest token of each sentence's first beam to the streamer, and say which sentences are done now."""
         if self.streamer is None:
             return
         going = (candidates.scores[:, 0] > -torch.inf).tolist()
         tokens, ids = candidates.tokens[:, 0].tolist(), self.ids[self.sentences].tolist()
-        for sentence, token, goes in zip(ids, tokens, going, strict=True):
+        for sentence, token, goes, ended in zip(ids, tokens, going, done.tolist(), strict=True):
             if goes:
                 self.streamer.put(sentence, [token])
+            if ended:
+                self.streamer.end(sentence)
 
     def goes_on(self, candidates: Candidates, step: int) -> bool:
         """Whether any sentence wants more. This is the one time in a step that the device is waited for."""
@@ -321,9 +325,6 @@ class Decoding:
         owners = self.sentences[rows].tolist()
         for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.history), strict=True):
             self.results[sentence] = hypotheses
-        if self.streamer is not None:
-            for sentence in self.ids[self.sentences[rows]].tolist():
-                self.streamer.end(sentence)
 
     def advance(self, going_on: Candidates, attention: Tensor | None) -> None:
         """Move everything to the next step: histories, scores and decoding states."""
