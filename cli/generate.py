@@ -15,6 +15,7 @@ from seqgen.data.text import count_lines, decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
 from seqgen.loading import load_models
+from seqgen.task import Task
 from seqgen.translator import Translator
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
@@ -71,14 +72,22 @@ def generate(cfg: GenerateConfig) -> int:
 
 
 def _input_lines(cfg: GenerateConfig, translator: Translator) -> Iterator[str]:
+    task = _task(cfg, translator)
+    if not cfg.input:
+        return task.source_lines(cfg.dataset.gen_subset)
     if cfg.input == "-":
-        return (
+        lines = (
             decode_line(line.removesuffix(b"\n"), "standard input", number)
             for number, line in enumerate(sys.stdin.buffer, start=1)
         )
-    if cfg.input:
-        return read_lines(Path(cfg.input))
-    return translator.task.source_lines(cfg.dataset.gen_subset)
+    else:
+        lines = read_lines(Path(cfg.input))
+    return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
+
+
+def _task(cfg: GenerateConfig, translator: Translator) -> Task:
+    """The task, or that of the source that is asked for."""
+    return translator.task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else translator.task
 
 
 def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
@@ -95,7 +104,7 @@ def _references(cfg: GenerateConfig, translator: Translator) -> list[str] | None
     if cfg.reference:
         return list(read_lines(Path(cfg.reference)))
     if not cfg.input:
-        lines = translator.task.references(cfg.dataset.gen_subset)
+        lines = _task(cfg, translator).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
     return None
 

@@ -190,6 +190,7 @@ class GenerationConfig:
     )
     renormalize: bool = option(False, "whether changed scores are made to sum to one again")
     remove_invalid: bool = option(False, "whether NaN and infinite scores are replaced rather than an error")
+    processors: list[str] = option([], "logits processors of your own by name, after all others")
 
     # search strategies
     search: str = option("", "search strategy by name, yours too; empty for what the next keys ask, or beam search")
@@ -261,6 +262,9 @@ class GenerateDatasetConfig:
     """Which of the task's data are decoded."""
 
     gen_subset: str = option("test", "split of the task to decode where no input is given")
+    gen_source: str = option(
+        "", "source of a task=text_to_text run: its template is put around the input's lines, or its split is decoded"
+    )
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.data.collate import collate
+from seqgen.errors import ConfigError
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
 
@@ -80,6 +81,21 @@ class Task:
         """The raw target text of a split, line by line; ``None`` where there is none."""
         return None
 
+    def part(self, name: str) -> Task:
+        """The task of one source alone, where a task has several.
+
+        Args:
+            name: the source's name, as its scores have it.
+
+        Raises:
+            ConfigError: there is no such source.
+        """
+        raise ConfigError(f"this task has no sources, so that there is none of the name {name!r}")
+
+    def input_of(self, text: str) -> str:
+        """Turn a line of text into the input that the model has learned to read; by default the same."""
+        return text
+
     @property
     def source_dictionary(self) -> Dictionary:
         """The source vocabulary."""
@@ -131,7 +147,9 @@ class Task:
         """
         from seqgen.generation.sequence_generator import SequenceGenerator
 
-        return SequenceGenerator.from_config(models, self.target_dictionary, cfg, **further)
+        return SequenceGenerator.from_config(
+            models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further
+        )
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
         """Put examples into a batch as a model wants it.

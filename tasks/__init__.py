@@ -7,3 +7,5 @@ from seqgen.registry import TASKS
 
 TASKS.declare("translation", "seqgen.tasks.translation")
 TASKS.declare("number_names", "seqgen.tasks.number_names")
+TASKS.declare("denoising", "seqgen.tasks.denoising")
+TASKS.declare("text_to_text", "seqgen.tasks.text_to_text")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from seqgen.errors import DataError
+from seqgen.errors import DataError, nearest
 
 CHUNK_BYTES = 1 << 20
 """Text is read in pieces of about this many bytes."""
@@ -185,3 +185,28 @@ def expand(pattern: str, ending: str = "") -> dict[str, Path]:
         if Path(name).is_file():
             found.setdefault(name.removesuffix(".gz").removesuffix(ending), Path(name))
     return dict(sorted(found.items()))
+
+
+def find_files(patterns: Sequence[str], key: str) -> list[Path]:
+    """Find files by their names or by wildcards; see ``expand``.
+
+    Args:
+        patterns: names, each perhaps with wildcards.
+        key: the configuration key that they come from, for messages.
+
+    Returns:
+        Every file once, in the order of the patterns.
+
+    Raises:
+        DataError: a pattern finds nothing.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        paths = expand(pattern).values()
+        if not paths:
+            folder = Path(pattern).parent
+            names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+            hint = nearest(Path(pattern).name, names) if names else f" (there is no folder {folder})"
+            raise DataError(f"{key}={pattern}: there is no such file, plain or with .gz{hint}")
+        found |= dict.fromkeys(paths)
+    return list(found)

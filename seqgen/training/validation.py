@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from seqgen.data.iterator import EpochIterator
+from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
@@ -56,7 +57,13 @@ class Validator:
         self.trainer, self.should_stop = trainer, should_stop
         cfg = trainer.cfg.dataset
         self.split, self.decode_limit = cfg.valid_subset, cfg.validate_decode
-        self.iterator = EpochIterator(
+        parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
+        self.iterators = {name: self._iterator(part) for name, part in parts.items()}
+        self._check_metric()
+
+    def _iterator(self, dataset: Dataset) -> EpochIterator:
+        trainer, cfg = self.trainer, self.trainer.cfg.dataset
+        return EpochIterator(
             dataset,
             lambda examples: trainer.task.collate(examples, trainer.model),
             max_tokens=cfg.max_tokens_valid or cfg.max_tokens,
@@ -68,12 +75,12 @@ class Validator:
             even=False,
             num_workers=cfg.num_workers,
         )
-        self._check_metric()
 
     def _check_metric(self) -> None:
         """Find out before training, not at the first validation, that a metric needs decoding."""
         metric = self.trainer.cfg.checkpoint.best_checkpoint_metric
         decoded = {name.lower() for name in self.trainer.task.metrics(["a"], ["a"])}
+        decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}
         if metric.lower() in decoded and not self.decode_limit:
             raise ConfigError(
                 f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; say with "
@@ -96,28 +103,54 @@ class Validator:
             model.train()
         return result
 
-    @torch.no_grad()
     def _loss(self, model: EncoderDecoderModel) -> dict[str, float]:
+        """The loss, and that of each part, whose scores have its name before them: ``de.loss``."""
+        total: dict[str, float] = {}
+        by_part: dict[str, float] = {}
+        for name, iterator in self.iterators.items():
+            sums = self.trainer.peers.sum(self._sums(model, iterator))
+            total = {key: total.get(key, 0.0) + value for key, value in sums.items()}
+            if name:
+                by_part |= _named(name, mean_scores(sums))
+        return mean_scores(total) | by_part
+
+    @torch.no_grad()
+    def _sums(self, model: EncoderDecoderModel, iterator: EpochIterator) -> dict[str, float]:
         trainer = self.trainer
-        self.iterator.epoch, self.iterator.consumed = 1, 0
+        iterator.epoch, iterator.consumed = 1, 0
         sums: dict[str, float] = {}
-        for batch in self.iterator:
+        for batch in iterator:
             self._check_stop()
             with trainer.autocast():
                 out = trainer.task.valid_step(batch.to(trainer.device), model, trainer.criterion)
             row = {**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)}
             for name, value in zip(row, move_scalars(list(row.values())), strict=True):
                 sums[name] = sums.get(name, 0.0) + value
-        return mean_scores(trainer.peers.sum(sums))
+        return sums
 
     def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:
-        """Decode the first sentences with the code of ``seqgen-generate``, a share in each process, and score them."""
+        """Decode the first sentences, of each part, and score them."""
+        every: tuple[list[str], list[str]] = ([], [])
+        for name in self.iterators:
+            samples = self._decode_part(model, name)
+            hypotheses, references = [s.hypothesis for s in samples], [s.reference for s in samples]
+            if name and any(references):
+                result.scores |= _named(name, self.trainer.task.metrics(hypotheses, references))
+            result.samples += samples[:SAMPLES]
+            every[0].extend(hypotheses)
+            every[1].extend(references)
+        if any(every[1]):
+            result.scores |= self.trainer.task.metrics(*every)
+
+    def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
+        """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
         from seqgen.translator import Translator
 
         trainer, peers = self.trainer, self.trainer.peers
+        task = trainer.task.part(part) if part else trainer.task
         limit = None if self.decode_limit < 0 else self.decode_limit
-        sources = list(itertools.islice(trainer.task.source_lines(self.split), limit))
-        references = list(itertools.islice(trainer.task.references(self.split) or (), len(sources)))
+        sources = list(itertools.islice(task.source_lines(self.split), limit))
+        references = list(itertools.islice(task.references(self.split) or (), len(sources)))
         translator = Translator([trainer.task], [model], trainer.cfg.generation)
         hypotheses = [""] * len(sources)
         mine = range(peers.rank, len(sources), peers.world_size)
@@ -125,13 +158,15 @@ class Validator:
         for translation in translator.translate((sources[i] for i in mine), buffer):
             self._check_stop()
             hypotheses[mine[translation.id]] = translation.text
-        for rank, part in enumerate(peers.gather([hypotheses[i] for i in mine])):
-            hypotheses[rank :: peers.world_size] = part
-        if references:
-            result.scores |= trainer.task.metrics(hypotheses, references)
+        for rank, gathered in enumerate(peers.gather([hypotheses[i] for i in mine])):
+            hypotheses[rank :: peers.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
-        result.samples = [Sample(*row) for row in itertools.islice(shown, SAMPLES)]
+        return [Sample(*row) for row in shown]
 
     def _check_stop(self) -> None:
         if self.trainer.peers.world_size == 1 and self.should_stop():  # several processes stop after the validation
             raise Interrupted
+
+
+def _named(part: str, scores: Mapping[str, float]) -> dict[str, float]:
+    return {f"{part}.{name}": value for name, value in scores.items()}

@@ -1,0 +1,178 @@
+"""Mixtures of data sets: how often each is drawn from, and what is drawn (Raffel et al. 2020, section 3.5.2)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqgen.data.collate import Example
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.errors import ConfigError
+
+MIXINGS = ("proportional", "equal", "temperature", "rates")
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def mixing_rates(
+    sizes: Sequence[int],
+    mixing: str,
+    *,
+    size_limit: int = 0,
+    temperature: float = 1.0,
+    rates: Sequence[float] = (),
+) -> list[float]:
+    """The share of each data set in a mixture.
+
+    Sizes 100 and 900 with a limit of 300 give the rates 0.25 and 0.75; with a temperature of 2 their square roots
+    count, which gives 0.366 and 0.634.
+
+    Args:
+        sizes: examples of each data set.
+        mixing: ``proportional`` to the sizes, ``equal``, ``temperature`` (sizes to the power of ``1 / temperature``),
+            or ``rates`` as they are given.
+        size_limit: a larger size counts as this much (proportional and temperature); 0 for no limit.
+        temperature: 1 is proportional, and the higher the more equal.
+        rates: for ``mixing="rates"``, relative to each other.
+
+    Returns:
+        Shares that sum to one.
+    """
+    limited = [min(size, size_limit) if size_limit else size for size in sizes]
+    weights: dict[str, Sequence[float]] = {
+        "proportional": limited,
+        "equal": [1.0] * len(sizes),
+        "temperature": [size ** (1.0 / temperature) for size in limited],
+        "rates": rates,
+    }
+    total = sum(weights[mixing])
+    return [weight / total for weight in weights[mixing]]
+
+
+def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:
+    """How many examples an epoch draws from each data set, and how many the epochs before it drew.
+
+    The epoch's examples stand evenly spaced on a line, on which each data set owns a stretch as long as its rate; from
+    epoch to epoch they move on by the golden ratio of their distance. So the sum is exact, and each number is within
+    one of ``rate * size`` in every epoch and comes ever nearer to it on average.
+
+    Args:
+        rates: the shares, which sum to one.
+        size: examples of an epoch.
+        epoch: its number, from 1.
+
+    Returns:
+        ``(2, len(rates))`` int64: before, and now.
+    """
+    edges = np.append(0.0, np.cumsum(rates)) * size
+    edges[-1] = size
+    shifts = (np.arange(1, epoch + 1) * _GOLDEN) % 1.0
+    counts = np.diff(np.ceil(edges[None, :] - shifts[:, None]), axis=1).astype(np.int64)
+    return np.stack([counts[:-1].sum(0), counts[-1]])
+
+
+class JoinedDataset:
+    """Several data sets one after the other.
+
+    Args:
+        parts: the data sets by name.
+    """
+
+    def __init__(self, parts: Mapping[str, PairDataset]):
+        self.parts = dict(parts)
+        self.offsets = np.append(0, np.cumsum([len(part) for part in self.parts.values()]))
+        # numbers that tell the examples of all parts from each other
+        self.first_ids = np.append(0, np.cumsum([len(part.source.store) for part in self.parts.values()]))
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
+        """``(n, sides)`` tokens of each example."""
+        return np.concatenate([part.lengths(epoch, seed) for part in self.parts.values()])
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        """The example at a position, counted through all parts."""
+        number = int(np.searchsorted(self.offsets, position, side="right")) - 1
+        return self._example(number, position - int(self.offsets[number]), epoch, seed)
+
+    def _example(self, number: int, position: int, epoch: int, seed: int) -> Example:
+        part = list(self.parts.values())[number]
+        example = part.example(position, epoch=epoch, seed=seed)
+        return example._replace(id=example.id + int(self.first_ids[number]))
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> JoinedDataset:
+        """The same parts under limits that are no wider; see ``PairDataset.limited``."""
+        return JoinedDataset(self._limited_parts(max_source_positions, max_target_positions))
+
+    def _limited_parts(self, source: int | None, target: int | None) -> dict[str, PairDataset]:
+        return {name: part.limited(source, target) for name, part in self.parts.items()}
+
+    def report(self) -> list[str]:
+        """The sentences of all parts."""
+        return [sentence for part in self.parts.values() for sentence in part.report()]
+
+
+class MixtureDataset(JoinedDataset):
+    """Draws from several data sets at given rates.
+
+    Each data set is gone through in a random order, then in another one, and so on, each epoch taking up where the one
+    before it stopped; so no example comes a second time before all others have come. What an epoch draws is a function
+    of the seed and the epoch alone.
+
+    Args:
+        parts: the data sets by name.
+        rates: the share of each.
+        size: examples of an epoch; 0 for as many as there are.
+
+    Raises:
+        ConfigError: a rate is not above zero.
+    """
+
+    def __init__(self, parts: Mapping[str, PairDataset], rates: Sequence[float], size: int = 0):
+        super().__init__(parts)
+        for name, rate in zip(self.parts, rates, strict=True):
+            if not 0 < rate < math.inf:
+                raise ConfigError(
+                    f"the source {name!r} has the rate {rate}, which must be above zero; remove the source or give it "
+                    "a positive rate"
+                )
+        self.rates = [rate / sum(rates) for rate in rates]
+        self.size = size or int(self.offsets[-1])
+        self._drawn = functools.lru_cache(maxsize=2)(self._draw)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def _draw(self, epoch: int, seed: int) -> NDArray[np.int64]:
+        """``(size, 2)`` part and position within it of each example of an epoch."""
+        before, now = draws(self.rates, self.size, epoch)
+        rows = []
+        for number, part in enumerate(self.parts.values()):
+            places = np.arange(before[number], before[number] + now[number])
+            rounds, places = np.divmod(places, len(part))
+            for number_of_round in np.unique(rounds):
+                order = np.random.default_rng([seed, number, number_of_round]).permutation(len(part))
+                mine = rounds == number_of_round
+                places[mine] = order[places[mine]]
+            rows.append(np.stack([np.full(len(places), number), places], axis=1))
+        return np.concatenate(rows)
+
+    def lengths(self, epoch: int = 1, seed: int = 0) -> NDArray[np.int32]:
+        """``(size, sides)`` tokens of each example that the epoch draws."""
+        number, position = self._drawn(epoch, seed).T
+        return super().lengths(epoch, seed)[self.offsets[number] + position]
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        """An example that the epoch draws."""
+        number, place = self._drawn(epoch, seed)[position].tolist()
+        return self._example(number, place, epoch, seed)
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> MixtureDataset:
+        """The same mixture, its parts under limits that are no wider."""
+        parts = self._limited_parts(max_source_positions, max_target_positions)
+        return MixtureDataset(parts, self.rates, self.size)

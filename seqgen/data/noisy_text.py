@@ -1,0 +1,121 @@
+"""Raw text, parts of which are hidden anew in each epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seqgen.data.collate import Example
+from seqgen.data.noising import NoiseSymbols, Objective, check_sentinels
+from seqgen.data.token_store import TokenStore
+from seqgen.errors import ConfigError, DataError
+
+
+class NoisyTextDataset:
+    """Pieces of raw text, each as the input and the target that an objective makes of it.
+
+    The documents are read as one long text, which is cut into pieces of the length that fills an input, as in the
+    paper's code; or each document is cut for itself.
+
+    Args:
+        store: the ids of each document, without end-of-sentence.
+        objective: makes input and target of a piece.
+        symbols: what noise is made of.
+        input_length: most tokens of an input, end-of-sentence included.
+        concatenate: whether documents are read as one long text.
+        name: the split's name, for messages.
+        fixed: whether the noise is always the same, as validation needs, whatever the epoch and the seed.
+
+    Raises:
+        DataError: the text has no token, or the objective needs more sentinels than there are.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        objective: Objective,
+        symbols: NoiseSymbols,
+        input_length: int,
+        *,
+        concatenate: bool = True,
+        name: str = "data",
+        fixed: bool = False,
+    ):
+        self.store, self.objective, self.symbols, self.name, self.fixed = store, objective, symbols, name, fixed
+        self.starts, self.stops = _cut(store, objective.raw_length(input_length), concatenate)
+        if len(self.starts) == 0:
+            files = ", ".join(file for file, _ in store.meta.files[:3])
+            raise DataError(f"{name}: {files} has not a single token; give a text with at least one word")
+        sizes, kinds = np.unique(self.stops - self.starts, return_inverse=True)
+        check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(symbols.sentinels))
+        self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
+        """``(n, 2)`` most tokens of the input and the target of each piece, end-of-sentence included."""
+        return self._lengths
+
+    def text(self, position: int) -> NDArray[np.int64]:
+        """The ids of a piece as they stand in the text."""
+        return self.store.values[self.starts[position] : self.stops[position]].astype(np.int64)
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Example:
+        """Input and target of a piece.
+
+        Args:
+            position: which piece.
+            epoch: number of the epoch.
+            seed: seed of the noise.
+        """
+        rng = np.random.default_rng([position] if self.fixed else [seed, epoch, position])
+        source, target = self.objective(self.text(position), self.symbols, rng)
+        return Example(position, torch.from_numpy(source), torch.from_numpy(target))
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> NoisyTextDataset:
+        """The same, if every input and target is within a model's limits.
+
+        Args:
+            max_source_positions: most source tokens, end-of-sentence included; ``None`` for no limit.
+            max_target_positions: likewise of the target.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        limits = (("reads", max_source_positions), ("writes", max_target_positions))
+        for longest, (does, limit) in zip(self._lengths.max(0).tolist(), limits, strict=True):
+            if limit is not None and longest > limit:
+                raise ConfigError(
+                    f"task.input_length makes examples of up to {longest} tokens, but the model {does} at most "
+                    f"{limit}; give a smaller task.input_length or a model with more positions"
+                )
+        return self
+
+    def report(self) -> list[str]:
+        """A sentence about what the tokenizer has never seen, if there is such a thing."""
+        meta = self.store.meta
+        if not meta.unknown_lines:
+            return []
+        example = self.store.where(meta.unknown_examples[0])
+        return [
+            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that the vocabulary "
+            f"lacks: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
+        ]
+
+
+def _cut(store: TokenStore, size: int, concatenate: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each piece begins and ends.
+
+    Documents of 5 and 3 tokens, cut into pieces of 4: ``0-4 4-8`` read as one text, ``0-4 4-5 5-8`` one by one.
+    """
+    offsets: NDArray[np.int64] = store.offsets
+    if concatenate:
+        offsets = offsets[[0, -1]]
+    lengths = np.diff(offsets)
+    pieces = -(-lengths // size)  # rounded up
+    document = np.repeat(np.arange(len(lengths)), pieces)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = offsets[document] + number * size
+    return starts, np.minimum(starts + size, offsets[document + 1])

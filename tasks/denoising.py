@@ -1,0 +1,147 @@
+"""Denoising: raw text in, parts of it hidden, and what is hidden out (Raffel et al. 2020, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.data.noising import OBJECTIVES, NoiseSymbols, Objective
+from seqgen.data.noisy_text import NoisyTextDataset
+from seqgen.data.records import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
+from seqgen.data.store_builder import build_store
+from seqgen.data.templates import Template
+from seqgen.data.text import find_files
+from seqgen.data.tokenizer import SENTINEL
+from seqgen.errors import ConfigError, DataError
+from seqgen.registry import register_task
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+
+
+@dataclass
+class DenoisingConfig(RawTextConfig):
+    """Which text, and what is hidden of it."""
+
+    train: list[str] = option(
+        [], "raw text to train on: files or wildcards, each plain or .gz; JSON lines where a name ends in .jsonl"
+    )
+    valid: list[str] = option([], "raw text to validate on, likewise")
+    test: list[str] = option([], "raw text to decode, likewise")
+    text_field: str = option("text", "field of JSON lines that holds the text")
+    on_empty: str = option(
+        "error", "what is done with a document without a single token; blank lines are none", choices=("error", "skip")
+    )
+    concatenate: bool = option(True, "whether documents are read as one long text, else each is cut for itself")
+    objective: str = option("span_corruption", "what is hidden, and what is written", choices=tuple(OBJECTIVES))
+    noise_density: float = option(0.15, "share of the tokens that is hidden", minimum=0.001, maximum=0.999)
+    mean_span_length: float = option(3.0, "mean length of a hidden span, in tokens", minimum=1)
+    input_length: int = option(512, "most tokens of an input, end-of-sentence included", minimum=4)
+
+
+@register_task("denoising", config=DenoisingConfig)
+class DenoisingTask(RawTextTask):
+    """Pretraining on raw text."""
+
+    cfg: DenoisingConfig
+
+    @classmethod
+    def training_text(cls, cfg: DenoisingConfig, folder: Path) -> Iterable[str]:
+        """The documents of the training text; see ``RawTextTask``."""
+        return _documents(cfg, "train")
+
+    def splits(self) -> list[str]:
+        """The splits that text is given for."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+    def load_dataset(self, split: str) -> NoisyTextDataset:
+        """Read a split and encode it, once; see ``Task.load_dataset``."""
+        files = _files(self.cfg, split)
+        record_format, template = _format(self.cfg, files)
+        skip = self.cfg.on_empty == "skip"
+        encoder = DocumentEncoder(self.source_tokenizer, record_format, template, skip)
+        dataset = self.datasets[split] = NoisyTextDataset(
+            build_store(self.cache, f"{split}.text", files, encoder, workers=self.cfg.workers),
+            self.objective(),
+            self.symbols(),
+            self.cfg.input_length,
+            concatenate=self.cfg.concatenate,
+            name=split,
+            fixed=split != "train",
+        )
+        return dataset
+
+    def objective(self) -> Objective:
+        """What is hidden of a text."""
+        return OBJECTIVES[self.cfg.objective](self.cfg.noise_density, self.cfg.mean_span_length)
+
+    def symbols(self) -> NoiseSymbols:
+        """What noise is made of.
+
+        Raises:
+            DataError: the vocabulary has no sentinel, or no word.
+        """
+        tokenizer, dictionary = self.source_tokenizer, self.source_dictionary
+        sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
+        if not sentinels:
+            raise DataError(
+                f"the vocabulary has no {SENTINEL.format(0)}, which stands for what is hidden; train or give a "
+                "tokenizer with sentinels (task.tokenizer=t5 or bytes)"
+            )
+        special = {*sentinels, dictionary.pad(), dictionary.eos(), dictionary.unk()}
+        words = [index for index in range(len(dictionary)) if index not in special]
+        return NoiseSymbols(dictionary.eos(), np.array(sentinels), np.array(words))
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """The inputs of a split with what is hidden, sentinels as they are written; see ``Task``."""
+        return (self.decode(example.source) for example in self._examples(split))
+
+    def references(self, split: str) -> Iterator[str]:
+        """What is to be written for each input."""
+        return (self.decode(example.target) for example in self._examples(split) if example.target is not None)
+
+    def _examples(self, split: str) -> Iterator[Any]:
+        dataset = self.dataset(split)
+        return (dataset.example(position, epoch=1, seed=0) for position in range(len(dataset)))
+
+    def decode(self, tokens: Tensor) -> str:
+        """Turn ids into text in which sentinels stay, with spaces around; see ``Task.decode``."""
+        tokenizer = self.target_tokenizer
+        numbers = {tokenizer.sentinel(number): number for number in range(tokenizer.num_sentinels)}
+        ends = np.flatnonzero([token in numbers for token in tokens.tolist()])
+        parts = []
+        for begin, end in zip([0, *(ends + 1)], [*ends, len(tokens)], strict=True):
+            parts.append(super().decode(tokens[begin:end]))
+            if end < len(tokens):
+                parts.append(SENTINEL.format(numbers[int(tokens[end])]))
+        return " ".join(part for part in parts if part)
+
+
+def _files(cfg: DenoisingConfig, split: str) -> list[Path]:
+    check_split(split)
+    patterns = getattr(cfg, split)
+    if not patterns:
+        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+    return find_files(patterns, f"task.{split}")
+
+
+def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Template]:
+    """How the lines of files hold documents, told by the files' names."""
+    kinds = {is_json(path) for path in files}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{next(path for path in files if is_json(path))} holds JSON lines and "
+            f"{next(path for path in files if not is_json(path))} plain text; give files of one kind"
+        )
+    field = cfg.text_field if True in kinds else "text"
+    record_format = JsonFormat((field,)) if True in kinds else PlainFormat(field)
+    return record_format, Template.of_field(field)
+
+
+def _documents(cfg: DenoisingConfig, split: str) -> Iterator[str]:
+    files = _files(cfg, split)
+    return read_rendered(files, *_format(cfg, files))

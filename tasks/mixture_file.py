@@ -1,0 +1,214 @@
+"""The file that describes a mixture: its sources, their templates and their rates."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from seqgen.compose import from_dict
+from seqgen.config import option
+from seqgen.data.parallel_text import find_parallel
+from seqgen.data.records import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
+from seqgen.data.templates import Template
+from seqgen.data.text import find_files
+from seqgen.errors import ConfigError, DataError, nearest
+
+
+@dataclass
+class SourceConfig:
+    """One source of a mixture, as the file has it."""
+
+    train: str | list[str] = option("", "training text: PREFIX of parallel text, or files or wildcards of records")
+    valid: str | list[str] = option("", "validation text, likewise")
+    test: str | list[str] = option("", "test text, likewise")
+    source_lang: str = option("", "ending of parallel source files; the text is the field {source}")
+    target_lang: str = option("", "ending of parallel target files; the text is the field {target}")
+    columns: list[str] = option([], "names of the columns of TSV files; empty where the first line has them")
+    input: str = option("{source}", "template of the input")
+    target: str = option("{target}", "template of the target")
+    rate: float = option(0.0, "how often it is drawn from, relative to the others (task.mixing=rates)")
+
+
+@dataclass(frozen=True)
+class Records:
+    """One side of a source's split: files and how their lines become text.
+
+    Attributes:
+        files: the files.
+        record_format: how a line holds fields.
+        template: what becomes of the fields.
+        skip_lines: lines at the beginning of each file that are no records.
+    """
+
+    files: list[Path]
+    record_format: RecordFormat
+    template: Template
+    skip_lines: int = 0
+
+
+@dataclass
+class MixtureSource:
+    """A source of a mixture.
+
+    Attributes:
+        name: its name, which its scores have as well.
+        cfg: what the file says.
+        where: file and name, for messages.
+    """
+
+    name: str
+    cfg: SourceConfig
+    where: str
+    input: Template = field(init=False)
+    target: Template = field(init=False)
+
+    def __post_init__(self) -> None:
+        cfg = self.cfg
+        self.input = Template(cfg.input, f"{self.where}.input")
+        self.target = Template(cfg.target, f"{self.where}.target")
+        if bool(cfg.source_lang) != bool(cfg.target_lang):
+            raise ConfigError(f"{self.where}: parallel text needs both source_lang and target_lang")
+        if self.is_parallel:
+            if cfg.columns:
+                raise ConfigError(f"{self.where}: columns are for TSV files, not for parallel text; remove them")
+            self.input.check(["source"])
+            self.target.check(["target"])
+        elif cfg.columns:
+            self._check_columns(cfg.columns, self.where)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it is parallel text rather than records."""
+        return bool(self.cfg.source_lang)
+
+    def has(self, split: str) -> bool:
+        """Whether there are data for a split."""
+        return bool(getattr(self.cfg, split))
+
+    def render(self, line: str) -> str:
+        """Fill a line of text into the template of the input, which must have one field.
+
+        Raises:
+            ConfigError: it has several, or none.
+        """
+        fields = self.input.fields
+        if len(fields) != 1:
+            raise ConfigError(
+                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so that a line of "
+                "text alone does not fill it; write inputs as they shall be read, and leave dataset.gen_source out"
+            )
+        return self.input.render({fields[0]: line})
+
+    def records(self, split: str) -> tuple[Records, Records]:
+        """Where the inputs and the targets of a split come from.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+
+        Raises:
+            ConfigError: a template names a field that there is not.
+            DataError: a file is missing or empty.
+        """
+        given, key = getattr(self.cfg, split), f"{self.where}.{split}"
+        patterns = [given] if isinstance(given, str) else given
+        if self.is_parallel:
+            pairs = [find_parallel(p, self.cfg.source_lang, self.cfg.target_lang, key=key) for p in patterns]
+            for pair in pairs:
+                pair.check()
+            sources = [path for pair in pairs for path in pair.source]
+            targets = [path for pair in pairs for path in pair.target or []]
+            return (
+                Records(sources, PlainFormat("source"), self.input),
+                Records(targets, PlainFormat("target"), self.target),
+            )
+        files = find_files(patterns, key)
+        record_format, skip = self._record_format(files)
+        return Records(files, record_format, self.input, skip), Records(files, record_format, self.target, skip)
+
+    def _record_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
+        json_files = [path for path in files if is_json(path)]
+        if not json_files:
+            return self._tsv_format(files)
+        if len(json_files) < len(files) or self.cfg.columns:
+            raise ConfigError(f"{self.where}: {json_files[0]} holds JSON lines and the others columns; give one kind")
+        try:
+            known = list(read_object(first_line(files[0])))
+        except ValueError as error:
+            raise DataError(f"{files[0]}, line 1: {error}") from None
+        for template in (self.input, self.target):
+            template.check(known)
+        return JsonFormat(tuple(dict.fromkeys([*self.input.fields, *self.target.fields]))), 0
+
+    def _tsv_format(self, files: list[Path]) -> tuple[RecordFormat, int]:
+        if self.cfg.columns:
+            return TsvFormat(tuple(self.cfg.columns)), 0
+        columns = first_line(files[0]).removesuffix("\r").split("\t")
+        for path in files[1:]:
+            if first_line(path).removesuffix("\r").split("\t") != columns:
+                raise DataError(f"{path} has other columns in its first line than {files[0]}; give files of one kind")
+        self._check_columns(columns, str(files[0]))
+        return TsvFormat(tuple(columns)), 1
+
+    def _check_columns(self, columns: list[str], where: str) -> None:
+        if len(set(columns)) < len(columns):
+            raise ConfigError(f"{where}: two columns have the same name: {', '.join(columns)}")
+        for template in (self.input, self.target):
+            template.check(columns)
+
+
+def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
+    """Read the description of a mixture.
+
+    Args:
+        content: YAML with a key ``sources`` that holds, for each source by name, the keys of ``SourceConfig``.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: it is no YAML, or a key or value does not fit.
+    """
+    try:
+        plain = yaml.safe_load(content.decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{where} is no YAML: {' '.join(str(error).split())}; a template with a colon in it needs quotes"
+        ) from None
+    if not isinstance(plain, dict) or list(plain) != ["sources"] or not isinstance(plain["sources"], dict):
+        raise ConfigError(
+            f"{where} must have one key, sources, which holds a name for each source and its keys below it"
+        )
+    if not plain["sources"]:
+        raise ConfigError(f"{where} has no source; give at least one")
+    return [MixtureSource(*_read_source(name, values, where)) for name, values in plain["sources"].items()]
+
+
+def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig, str]:
+    where = f"{where}: sources.{name}"
+    if not isinstance(name, str) or not name or "." in name:
+        raise ConfigError(f"{where}: a source's name must be text without a dot")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} holds no keys and values")
+    fields = [f.name for f in dataclasses.fields(SourceConfig)]
+    for key in values:
+        if key not in fields:
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest(str(key), fields)}; there are: {', '.join(fields)}"
+            )
+    return name, from_dict(SourceConfig, values, where), where
+
+
+def differences(before: list[MixtureSource], now: list[MixtureSource]) -> Iterator[str]:
+    """What differs between two descriptions, a line each, with both values."""
+    old, new = ({source.name: source.cfg for source in sources} for sources in (before, now))
+    for name in dict.fromkeys([*old, *new]):
+        if name not in old or name not in new:
+            yield f"  sources.{name}: {'added' if name in new else 'removed'}"
+            continue
+        for f in dataclasses.fields(SourceConfig):
+            values = [getattr(cfgs[name], f.name) for cfgs in (old, new)]
+            if values[0] != values[1]:
+                yield f"  sources.{name}.{f.name}: {values[0]} -> {values[1]}"

@@ -1,0 +1,199 @@
+"""Text to text: a mixture of tasks, each of which is text in and text out (Raffel et al. 2020, section 2.4)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Self
+
+from seqgen.config import option
+from seqgen.data.mixture import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.records import RecordEncoder, read_rendered
+from seqgen.data.store_builder import build_store
+from seqgen.data.tokenizer import Tokenizer
+from seqgen.errors import ConfigError, nearest
+from seqgen.files import write_atomically
+from seqgen.registry import register_task
+from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
+from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+
+MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
+
+
+@dataclass
+class TextToTextConfig(RawTextConfig):
+    """Which mixture, and how its sources are mixed."""
+
+    mixture: str = option("", "YAML file with the sources; docs/text-to-text.md explains it")
+    mixing: str = option("proportional", "how often each source is drawn from", choices=MIXINGS)
+    size_limit: int = option(0, "a source with more examples than this counts as this many; 0 for no limit", minimum=0)
+    temperature: float = option(
+        2.0, "mixing=temperature: 1 is proportional, and the higher the more equal", minimum=0.01
+    )
+    epoch_size: int = option(0, "examples of an epoch; 0 for as many as the sources have", minimum=0)
+    max_source_positions: int = option(512, "most source tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(512, "most target tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what is done with longer examples", choices=("drop", "truncate", "error"))
+
+
+@register_task("text_to_text", config=TextToTextConfig)
+class TextToTextTask(RawTextTask):
+    """Any number of text-to-text tasks at once.
+
+    The description of the mixture is copied into the run folder, so that a run that has been moved can decode.
+
+    Args:
+        cfg: the task's configuration.
+        tokenizer: of source and target.
+        folder: the run folder.
+    """
+
+    cfg: TextToTextConfig
+
+    def __init__(self, cfg: TextToTextConfig, tokenizer: Tokenizer, folder: Path):
+        super().__init__(cfg, tokenizer, folder)
+        self.sources = _read(folder / MIXTURE_FILE)
+
+    @classmethod
+    def setup_task(cls, cfg: TextToTextConfig, folder: Path) -> Self:
+        """Make the task ready; see ``Task.setup_task``.
+
+        Raises:
+            ConfigError: the mixture is missing or makes no sense.
+        """
+        copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
+        begun = copy.exists() and any((folder / CHECKPOINTS).glob("*/"))
+        if not begun and (given.is_file() or not copy.exists()):
+            if not cfg.mixture:
+                raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
+            _check_rates(cfg, _read(given))
+            write_atomically(copy, given.read_bytes())
+        return super().setup_task(cfg, folder)
+
+    @classmethod
+    def training_text(cls, cfg: TextToTextConfig, folder: Path) -> Iterable[str]:
+        """The inputs and targets of all sources; see ``RawTextTask``."""
+        return chain.from_iterable(
+            _read_side(side)
+            for source in _with(_read(folder / MIXTURE_FILE), "train")
+            for side in source.records("train")
+        )
+
+    def splits(self) -> list[str]:
+        """The splits that a source has data for."""
+        return [split for split in SPLITS if any(source.has(split) for source in self.sources)]
+
+    def part(self, name: str) -> Self:
+        """The task of one source alone; see ``Task.part``."""
+        names = [source.name for source in self.sources]
+        if name not in names:
+            raise ConfigError(f"there is no source {name!r}{nearest(name, names)}; there are: {', '.join(names)}")
+        part = copy.copy(self)
+        part.sources, part.datasets = [self.sources[names.index(name)]], {}
+        return part
+
+    def input_of(self, text: str) -> str:
+        """Fill a line into the template of the input, where there is one source; an empty line stays empty."""
+        return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
+
+    def load_dataset(self, split: str) -> JoinedDataset:
+        """Read a split of every source that has it, and encode it, once; see ``Task.load_dataset``.
+
+        Raises:
+            ConfigError: the mixture is not the one that the run was begun with.
+        """
+        self._check_unchanged()
+        sources = _with(self.sources, split)
+        parts = {source.name: self._pairs(source, split) for source in sources}
+        if split != "train":
+            joined = self.datasets[split] = JoinedDataset(parts)
+            return joined
+        cfg = self.cfg
+        rates = mixing_rates(
+            [len(part) for part in parts.values()],
+            cfg.mixing,
+            size_limit=cfg.size_limit,
+            temperature=cfg.temperature,
+            rates=[source.cfg.rate for source in sources],
+        )
+        mixture = self.datasets[split] = MixtureDataset(parts, rates, cfg.epoch_size)
+        return mixture
+
+    def _pairs(self, source: MixtureSource, split: str) -> PairDataset:
+        inputs, targets = source.records(split)
+        return PairDataset(
+            self._side(f"{split}.{source.name}.input", inputs),
+            self._side(f"{split}.{source.name}.target", targets),
+            name=f"{split}.{source.name}",
+            max_source_positions=self.cfg.max_source_positions,
+            max_target_positions=self.cfg.max_target_positions,
+            on_overlong=self.cfg.on_overlong,
+        )
+
+    def _side(self, label: str, records: Records) -> Side:
+        encoder = RecordEncoder(self.source_tokenizer, records.record_format, records.template)
+        store = build_store(
+            self.cache, label, records.files, encoder, workers=self.cfg.workers, skip_lines=records.skip_lines
+        )
+        return Side(store, self.source_dictionary.eos())
+
+    def _check_unchanged(self) -> None:
+        given = Path(self.cfg.mixture)
+        if self.cfg.mixture and given.exists() and (lines := list(differences(self.sources, _read(given)))):
+            raise ConfigError(
+                f"this run was begun with another {given.name} than there is now; bring it back, choose another "
+                f"run_dir, or, where files have only been moved, correct {self.folder / MIXTURE_FILE}:\n"
+                + "\n".join(lines)
+            )
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """The inputs of a split, source after source; see ``Task``."""
+        return chain.from_iterable(_read_side(source.records(split)[0]) for source in _with(self.sources, split))
+
+    def references(self, split: str) -> Iterator[str]:
+        """The targets of a split, likewise."""
+        return chain.from_iterable(_read_side(source.records(split)[1]) for source in _with(self.sources, split))
+
+
+def _read(path: Path) -> list[MixtureSource]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"task.mixture={path} cannot be read: {error.strerror or error}") from None
+    return read_mixture(content, str(path))
+
+
+def _read_side(side: Records) -> Iterator[str]:
+    return read_rendered(side.files, side.record_format, side.template, side.skip_lines)
+
+
+def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
+    """The sources that have a split.
+
+    Raises:
+        ConfigError: there is no such split, or none has it.
+    """
+    check_split(split)
+    found = [source for source in sources if source.has(split)]
+    if not found:
+        names = ", ".join(source.name for source in sources)
+        raise ConfigError(f"no source has the split {split!r}; give its files under {split} in one of: {names}")
+    return found
+
+
+def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
+    """See that rates are given where they are asked for, and only there.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for source in _with(sources, "train"):
+        rate = source.cfg.rate
+        if cfg.mixing == "rates" and not 0 < rate < float("inf"):
+            raise ConfigError(f"{source.where}.rate is {rate}; with task.mixing=rates every rate must be above zero")
+        if cfg.mixing != "rates" and rate:
+            raise ConfigError(f"{source.where}.rate={rate} is for task.mixing=rates, but task.mixing={cfg.mixing}")

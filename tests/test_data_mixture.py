@@ -1,0 +1,179 @@
+"""Mixtures: their rates, what each epoch draws, and templates."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.iterator import EpochIterator
+from seqgen.data.mixture import JoinedDataset, MixtureDataset, draws, mixing_rates
+from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.records import JsonFormat, TsvFormat
+from seqgen.data.store_builder import TokenEncoder, build_store
+from seqgen.data.templates import Template
+from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.errors import ConfigError
+
+SIZES = {"a": 40, "b": 11, "c": 3}
+
+
+def pairs(folder: Path, name: str, size: int) -> PairDataset:
+    """Each line is one word of its own, ``a7``; every fourth is two."""
+    path = folder / name
+    path.write_text("".join(f"{name}{i}{' x' * (i % 4 == 0)}\n" for i in range(size)))
+    dictionary = Dictionary()
+    for word in [*(f"{name}{i}" for i in range(size)), "x"]:
+        dictionary.add_symbol(word)
+    store = build_store(folder, name, [path], TokenEncoder(WhitespaceTokenizer(dictionary)))
+    return PairDataset(Side(store, dictionary.eos()), Side(store, dictionary.eos()), name=name)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PairDataset]:
+    folder = tmp_path_factory.mktemp("parts")
+    return {name: pairs(folder, name, size) for name, size in SIZES.items()}
+
+
+def test_rates_by_hand() -> None:
+    assert mixing_rates([100, 300], "proportional") == [0.25, 0.75]
+    assert mixing_rates([100, 900], "proportional", size_limit=300) == [0.25, 0.75]
+    assert mixing_rates([1, 1000, 7, 2], "equal") == [0.25] * 4
+    assert mixing_rates([100, 900], "temperature", temperature=2) == pytest.approx([0.25, 0.75])
+    assert mixing_rates([100, 900], "temperature", temperature=1) == mixing_rates([100, 900], "proportional")
+    assert mixing_rates([100, 900], "temperature", temperature=1e6) == pytest.approx([0.5, 0.5], abs=1e-5)
+    assert mixing_rates([100, 900], "temperature", temperature=2, size_limit=400) == pytest.approx([1 / 3, 2 / 3])
+    assert mixing_rates([5, 5], "rates", rates=[1, 4]) == [0.2, 0.8]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.integers(1, 5000), st.integers(1, 60))
+def test_an_epoch_draws_what_the_rates_say(weights: list[int], size: int, epoch: int) -> None:
+    rates = [weight / sum(weights) for weight in weights]
+    before, now = draws(rates, size, epoch)
+    assert now.sum() == size
+    assert before.sum() == size * (epoch - 1)
+    assert (np.abs(now - np.array(rates) * size) < 1 + 1e-6).all()
+    assert (draws(rates, size, epoch + 1)[0] == before + now).all(), "an epoch takes up where the last one stopped"
+    assert (np.abs(before + now - np.array(rates) * size * epoch) < 1 + epoch * 0.5).all()
+
+
+def test_a_rare_source_gets_its_share_over_the_epochs() -> None:
+    before, now = draws([0.999, 0.001], 100, 500)
+    assert before[1] + now[1] == pytest.approx(0.001 * 100 * 500, abs=2)
+
+
+def content(dataset: MixtureDataset, epoch: int, seed: int) -> list[tuple[int, ...]]:
+    rows = [dataset.example(position, epoch=epoch, seed=seed) for position in range(len(dataset))]
+    lengths = dataset.lengths(epoch, seed)
+    assert [[len(row.source), len(row.target)] for row in rows if row.target is not None] == lengths.tolist()
+    return [(row.id, *row.source.tolist()) for row in rows]
+
+
+def test_no_example_comes_twice_before_all_others(parts: dict[str, PairDataset]) -> None:
+    mixture = MixtureDataset(parts, [1, 1, 1], 30)
+    drawn = Counter(example[0] for epoch in range(1, 12) for example in content(mixture, epoch, 5))
+    assert len(drawn) == sum(SIZES.values()), "the ids tell the examples of all sources apart"
+    counts = list(drawn.values())
+    for first, last in itertools.pairwise(np.cumsum([0, *SIZES.values()])):
+        assert (
+            max(counts[i] for i in range(len(counts)) if first <= list(drawn)[i] < last)
+            - min(counts[i] for i in range(len(counts)) if first <= list(drawn)[i] < last)
+            <= 1
+        )
+
+
+def test_what_an_epoch_draws_is_a_function_of_seed_and_epoch(parts: dict[str, PairDataset]) -> None:
+    one, two = (MixtureDataset(parts, [4, 2, 1], 30) for _ in range(2))
+    content(one, 1, 7)
+    for epoch, seed in ((3, 7), (1, 7), (3, 8)):
+        assert content(one, epoch, seed) == content(two, epoch, seed)
+    assert content(one, 1, 7) != content(one, 2, 7)
+    assert content(one, 1, 7) != content(one, 1, 8)
+
+
+def iterator(parts: dict[str, PairDataset]) -> EpochIterator:
+    def collate(examples: list) -> list:  # type: ignore[type-arg]
+        return [(example.id, example.source.tolist()) for example in examples]
+
+    return EpochIterator(MixtureDataset(parts, [1, 1, 5], 30), collate, max_tokens=20, seed=3)  # type: ignore[arg-type]
+
+
+def test_resume_gives_the_same_batches(parts: dict[str, PairDataset]) -> None:
+    whole = iterator(parts)
+    expected = [batch for _ in range(4) for batch in whole]
+    for stop in (0, 1, 5, 6, 13):
+        stopped = iterator(parts)
+        endless = itertools.chain.from_iterable(stopped for _ in itertools.count())
+        seen = list(itertools.islice(endless, stop))
+        resumed = iterator(parts)
+        resumed.load_state_dict(stopped.state_dict())
+        while resumed.epoch <= 4:
+            seen += list(resumed)
+        assert seen == expected
+
+
+def test_the_shares_of_tasks_in_training_are_the_rates(parts: dict[str, PairDataset]) -> None:
+    mixture = MixtureDataset(parts, mixing_rates(list(SIZES.values()), "equal"), 60)
+    ids = [example[0] for epoch in range(1, 4) for example in content(mixture, epoch, 1)]
+    edges = np.cumsum([0, *SIZES.values()])
+    assert np.histogram(ids, edges)[0].tolist() == pytest.approx([60, 60, 60], abs=2)
+
+
+def test_joined_data_sets_stand_one_after_the_other(parts: dict[str, PairDataset]) -> None:
+    joined = JoinedDataset(parts)
+    assert len(joined) == sum(SIZES.values())
+    assert [joined.example(i, epoch=1, seed=1).id for i in range(len(joined))] == list(range(len(joined)))
+    assert joined.lengths().tolist() == [row for part in parts.values() for row in part.lengths().tolist()]
+    limited = joined.limited(2, None)
+    assert len(limited) == 30 + 8 + 2, "every fourth is longer"
+    assert [limited.example(i, epoch=1, seed=1).id for i in (0, 30)] == [1, 41]
+    assert len(limited.report()) == 3
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none(parts: dict[str, PairDataset], rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"the source 'b' has the rate .*must be above zero"):
+        MixtureDataset(parts, [1.0, rate, 1.0])
+
+
+def test_templates() -> None:
+    template = Template("translate {a} to {b}: {source} {{really}}", "here")
+    assert template.fields == ["a", "b", "source"]
+    assert template.render({"a": "{x}", "b": "Ü", "source": "5 = {a}"}) == "translate {x} to Ü: 5 = {a} {really}"
+    assert Template("a: b", "here").render({}) == "a: b"
+    assert Template.of_field("a:{b").render({"a:{b": "text"}) == "text"
+
+
+@pytest.mark.parametrize("text", ["{", "}", "{}", "{0", "{a!r}", "{a:>10}", "{a} {"])
+def test_templates_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here: .*brace that is none is doubled"):
+        Template(text, "here")
+
+
+@pytest.mark.parametrize("text", ["{source.__class__}", "{source[0]}"])
+def test_a_template_is_never_evaluated(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"names the field 'source.*but the fields are: source, target"):
+        Template(text, "here").check(["source", "target"])
+
+
+def test_an_unknown_field_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"names the field 'sorce' \(did you mean 'source'\?\), but the fields are"):
+        Template("x {sorce}", "here").check(["source", "target"])
+
+
+def test_records() -> None:
+    assert TsvFormat(("a", "b")).read("one\t two \r") == {"a": "one", "b": " two "}
+    fields = JsonFormat(("text", "number", "yes"))
+    line = '{"text": "ü\\n", "number": 1.50, "yes": true, "other": null}'
+    assert fields.read(line) == {"text": "ü\n", "number": "1.50", "yes": "true"}
+    with pytest.raises(ValueError, match="3 columns instead of 2"):
+        TsvFormat(("a", "b")).read("a\tb\tc")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        JsonFormat(("a",)).read("[" * 100_000)

@@ -1,0 +1,268 @@
+"""The denoising task: raw text of any form in, noisy examples out, and what bad input gets."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqgen.tasks  # noqa: F401
+from seqgen.data.iterator import EpochIterator
+from seqgen.errors import ConfigError, DataError, UserError
+from seqgen.registry import TASKS
+from seqgen.tasks.denoising import DenoisingConfig, DenoisingTask
+from tests.commands import command, sentences
+from tests.training_runs import assert_identical, everything
+
+TEXT = [english for english, _ in sentences(0, 200)]
+VOCABULARY = {"vocab_size": 60, "hard_vocab_limit": False, "extra_ids": 40, "workers": 1}
+
+
+def write(path: Path, lines: list[str]) -> str:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a tokenizer."""
+    folder = tmp_path_factory.mktemp("run")
+    text = write(folder / "text.txt", TEXT)
+    DenoisingTask.setup_task(DenoisingConfig(train=[text], **VOCABULARY), folder)
+    return folder
+
+
+def task(run: Path, **settings: Any) -> DenoisingTask:
+    return DenoisingTask.setup_task(DenoisingConfig(**{**VOCABULARY, **settings}), run)
+
+
+def raw(task: DenoisingTask, split: str = "train") -> list[int]:
+    dataset = task.load_dataset(split)
+    return [token for position in range(len(dataset)) for token in dataset.text(position).tolist()]
+
+
+def encoded(task: DenoisingTask, lines: list[str]) -> list[int]:
+    return [token for line in lines for token in task.source_tokenizer.encode(line)]
+
+
+def test_registered() -> None:
+    assert TASKS.entry("denoising").component is DenoisingTask
+
+
+def test_every_token_comes_once_in_order_whatever_the_files(run: Path, tmp_path: Path) -> None:
+    """Plain and compressed files, wildcards and JSON lines all are the same text; blank lines are none."""
+    parts = [TEXT[:70], TEXT[70:71], TEXT[71:]]
+    plain = [write(tmp_path / f"part{i}.txt{'.gz' * (i == 1)}", ["", *part, "  "]) for i, part in enumerate(parts)]
+    records = [json.dumps({"id": i, "body": line}) for i, line in enumerate(TEXT)]
+    in_json = write(tmp_path / "all.jsonl.gz", records)
+    wanted = encoded(task(run), TEXT)
+    assert raw(task(run, train=plain)) == wanted
+    assert raw(task(run, train=[f"{tmp_path}/part*.txt"])) == wanted
+    assert raw(task(run, train=[in_json], text_field="body")) == wanted
+
+
+def test_pieces_fill_the_input(run: Path) -> None:
+    dataset = task(run, train=[str(run / "text.txt")], input_length=64).load_dataset("train")
+    example = dataset.example(0, epoch=1, seed=1)
+    assert len(dataset.text(0)) == 70  # 10 hidden (70 * 0.15 = 10.5, to the even) in 3 spans: 60 + 3 + 1
+    assert dataset.lengths()[0].tolist() == [len(example.source), len(example.target)] == [64, 14]
+    assert (dataset.lengths()[:-1] == dataset.lengths()[0]).all()
+
+
+def test_documents_may_stay_apart(run: Path) -> None:
+    apart = task(run, train=[str(run / "text.txt")], input_length=16, concatenate=False)
+    dataset = apart.load_dataset("train")
+    longest = dataset.objective.raw_length(16)
+    pieces = []
+    for line in TEXT:
+        ids = apart.source_tokenizer.encode(line)
+        pieces += [ids[i : i + longest] for i in range(0, len(ids), longest)]
+    assert [dataset.text(position).tolist() for position in range(len(dataset))] == pieces
+
+
+@pytest.mark.parametrize("objective", ["span_corruption", "iid_drop", "bert", "prefix_lm"])
+def test_examples_are_a_function_of_seed_epoch_and_position(run: Path, objective: str) -> None:
+    one, two = (
+        task(run, train=[str(run / "text.txt")], objective=objective, input_length=40).load_dataset("train")
+        for _ in range(2)
+    )
+    for epoch, seed in ((1, 1), (2, 1), (1, 2)):
+        for position in (0, len(one) - 1):
+            first, second = (d.example(position, epoch=epoch, seed=seed) for d in (one, two))
+            assert torch.equal(first.source, second.source)
+            assert torch.equal(first.target, second.target)
+            assert [len(first.source), len(first.target)] <= one.lengths()[position].tolist()
+    sources = {tuple(one.example(0, epoch=e, seed=s).source.tolist()) for e in range(3) for s in range(3)}
+    assert len(sources) > 5, "the noise is drawn anew"
+
+
+def test_validation_noise_is_always_the_same(run: Path) -> None:
+    dataset = task(run, valid=[str(run / "text.txt")]).load_dataset("valid")
+    assert len({tuple(dataset.example(0, epoch=e, seed=s).source.tolist()) for e in range(3) for s in range(3)}) == 1
+
+
+def test_text_with_sentinels_can_be_read_and_is_encoded_as_it_was(run: Path) -> None:
+    denoising = task(run, test=[str(run / "text.txt")], input_length=40)
+    dataset = denoising.load_dataset("test")
+    lines, references = list(denoising.source_lines("test")), list(denoising.references("test"))
+    assert len(lines) == len(references) == len(dataset)
+    assert "<extra_id_0>" in lines[0]
+    assert references[0].startswith("<extra_id_0>")
+    ids = denoising.encode_source(lines[0]).tolist()
+    sentinels = [denoising.source_tokenizer.sentinel(i) for i in range(40)]
+    wanted = dataset.example(0, epoch=1, seed=0).source.tolist()
+    assert [i for i in ids if i in sentinels] == [i for i in wanted if i in sentinels]
+    assert ids[-1] == wanted[-1] == denoising.source_dictionary.eos()
+
+
+def batches(dataset: Any) -> EpochIterator:
+    return EpochIterator(dataset, lambda examples: [e.source.tolist() for e in examples], max_tokens=300, seed=3)  # type: ignore[arg-type, return-value]
+
+
+def test_resume_gives_the_same_batches(run: Path) -> None:
+    dataset = task(run, train=[str(run / "text.txt")], input_length=40).load_dataset("train")
+    whole = batches(dataset)
+    expected = [batch for _ in range(3) for batch in whole]
+    stopped = batches(dataset)
+    seen: list[Any] = list(itertools.islice(itertools.chain(stopped, stopped), 17))
+    resumed = batches(task(run, train=[str(run / "text.txt")], input_length=40).load_dataset("train"))
+    resumed.load_state_dict(stopped.state_dict())
+    while resumed.epoch <= 3:
+        seen += list(resumed)
+    assert seen == expected
+
+
+DENOISING = [
+    "task=denoising",
+    "task.vocab_size=60",
+    "task.hard_vocab_limit=false",
+    "task.extra_ids=40",
+    "task.workers=1",
+    "task.input_length=40",
+    "model=t5_tiny",
+    "model.d_model=16",
+    "model.d_kv=8",
+    "model.d_ff=16",
+    "model.num_heads=2",
+    "model.num_layers=1",
+    "dataset.max_tokens=300",
+    "dataset.max_tokens_valid=4000",
+    "optimizer=adafactor",
+    "optimizer.relative_step=true",
+    "criterion=cross_entropy",
+    "criterion.z_loss=1e-4",
+]
+
+
+def train(root: Path, name: str, *overrides: str) -> Path:
+    text = root / "text.txt"
+    if not text.exists():
+        write(text, TEXT)
+    common = ["dataset.num_workers=0", "common.log_format=none", "common.tensorboard=false", "common.threads=1"]
+    outcome = command(
+        "train", f"run_dir={root / name}", f"task.train={text}", f"task.valid={text}", *DENOISING, *common, *overrides
+    )
+    assert outcome.code == 0, outcome.err
+    return root / name
+
+
+def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    once = train(tmp_path, "once", "optimization.max_update=30")
+    twice = train(tmp_path, "twice", "optimization.max_update=11")
+    train(tmp_path, "twice", "optimization.max_update=30")
+    assert_identical(everything(twice), everything(once))
+    out = command("generate", f"path={once}", "dataset.gen_subset=valid", "generation.beam=1", "generation.max_len_b=9")
+    assert out.code == 0, out.err
+    assert len(out.out.splitlines()) == len(
+        list(task(once, valid=[str(tmp_path / "text.txt")], input_length=40).source_lines("valid"))
+    )
+
+
+LONG = ["the dog sees a ball"] * 50
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "settings", "message"),
+    [
+        (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: it is not JSON"),
+        (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: it is JSON but no object"),
+        (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
+        (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' holds no text"),
+        (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has not a single token;.*on_empty"),
+        (["", "  "], "a.txt", {}, r"train: a\.txt has not a single token"),
+        ([], "a.txt", {}, r"a\.txt is empty"),
+        (LONG, "a.txt", {"mean_span_length": 1.0}, r"needs \d+ sentinels, but .* has 40; .*task\.input_length"),
+        (LONG, "a.txt", {"input_length": 400, "objective": "iid_spans"}, r"sentinels, but the tokenizer has 40"),
+    ],
+)
+def test_bad_text(
+    run: Path, tmp_path: Path, lines: list[str], name: str, settings: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / name, lines)
+    with pytest.raises(DataError, match=message):
+        task(run, train=[path], cache_dir=str(tmp_path / "cache"), **settings).load_dataset("train")
+
+
+def test_empty_documents_may_be_skipped(run: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ['{"text": ""}', '{"text": "the dog"}'])
+    skipping = task(run, train=[path], on_empty="skip")
+    assert raw(skipping) == encoded(skipping, ["the dog"])
+    with pytest.raises(DataError, match="line 1: the document has not a single token"):
+        task(run, train=[path]).load_dataset("train")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "task.train is missing"),
+        ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl holds JSON lines and .*a\.txt plain text"),
+        ({"train": ["nowhere.txt"]}, "there is no such file"),
+        ({"joined_dictionary": False}, "joined_dictionary=true"),
+        ({"subword_sampling": True, "tokenizer": "sentencepiece"}, "subword_sampling"),
+    ],
+)
+def test_bad_settings(run: Path, tmp_path: Path, settings: dict[str, Any], message: str, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.jsonl"):
+        write(tmp_path / name, ['{"text": "a"}'])
+    with pytest.raises(UserError, match=message):
+        task(run, **settings).load_dataset("train")
+
+
+def test_a_vocabulary_without_sentinels(tmp_path: Path) -> None:
+    text = write(tmp_path / "text.txt", TEXT)
+    plain = DenoisingTask.setup_task(DenoisingConfig(train=[text], tokenizer="whitespace", workers=1), tmp_path / "run")
+    with pytest.raises(DataError, match=r"no <extra_id_0>.*task\.tokenizer=t5"):
+        plain.load_dataset("train")
+
+
+def test_a_model_that_cannot_read_so_much(run: Path) -> None:
+    dataset = task(run, train=[str(run / "text.txt")], input_length=100).load_dataset("train")
+    assert dataset.limited(100, 100) is dataset
+    with pytest.raises(
+        ConfigError, match=r"task\.input_length makes examples of up to 100 tokens, but the model reads at most 99"
+    ):
+        dataset.limited(99, None)
+
+
+def test_random_words_are_words(run: Path) -> None:
+    symbols = task(run).symbols()
+    dictionary = task(run).source_dictionary
+    assert len(symbols.sentinels) == 40
+    assert len(np.unique(symbols.words)) == len(symbols.words) > 10
+    assert not {dictionary.pad(), dictionary.eos(), dictionary.unk(), *symbols.sentinels} & set(symbols.words.tolist())
+
+
+def test_errors_of_the_command_are_one_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.jsonl", ['{"text": "the dog"}', "no JSON"])
+    outcome = command("train", f"run_dir={tmp_path / 'run'}", f"task.train={path}", *DENOISING)
+    assert outcome.code == 2
+    assert "bad.jsonl, line 2: it is not JSON" in outcome.err
+    assert "Traceback" not in outcome.err

@@ -1,0 +1,330 @@
+"""The text-to-text task: sources of every kind, their templates, and what bad input gets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import seqgen.tasks  # noqa: F401
+from seqgen.errors import ConfigError, DataError, UserError
+from seqgen.registry import TASKS
+from seqgen.tasks.text_to_text import TextToTextConfig, TextToTextTask
+from tests.commands import command, corpus, sentences
+from tests.training_runs import assert_identical, everything, records
+
+PAIRS = sentences(0, 60)
+SETTINGS = {"vocab_size": 80, "hard_vocab_limit": False, "extra_ids": 2, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parallel text, TSV with and without a header, and JSON lines."""
+    folder = corpus(tmp_path_factory.mktemp("data"))
+    table = [f"{english}\t{len(english.split())}\n" for english, _ in PAIRS]
+    (folder / "words.tsv").write_text("text\tcount\n" + "".join(table))
+    (folder / "bare.tsv").write_text("".join(table))
+    lines = "".join(json.dumps({"first": e, "second": d, "long": len(d) > 30}) + "\n" for e, d in PAIRS)
+    (folder / "pairs.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    return folder
+
+
+def sources(data: Path) -> dict[str, dict[str, Any]]:
+    return {
+        "de": {
+            "train": f"{data}/train",
+            "valid": f"{data}/val",
+            "test": f"{data}/test",
+            "source_lang": "en",
+            "target_lang": "de",
+            "input": "translate English to German: {source}",
+        },
+        "count": {
+            "train": f"{data}/words.tsv",
+            "valid": [f"{data}/words.tsv"],
+            "input": "count: {text}",
+            "target": "{count} words",
+        },
+        "pairs": {
+            "train": f"{data}/pairs*.jsonl.gz",
+            "valid": f"{data}/pairs.jsonl.gz",
+            "input": "{{is it long?}} first: {first} second: {second}",
+            "target": "{long}",
+        },
+    }
+
+
+def mixture(folder: Path, content: dict[str, Any]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "mixture.yaml"
+    path.write_text(yaml.safe_dump({"sources": content}, sort_keys=False))
+    return str(path)
+
+
+def task(data: Path, run: Path, content: dict[str, Any] | None = None, **settings: Any) -> TextToTextTask:
+    path = mixture(run.parent / "files", content or sources(data))
+    return TextToTextTask.setup_task(TextToTextConfig(mixture=path, **{**SETTINGS, **settings}), run)
+
+
+def test_registered() -> None:
+    assert TASKS.entry("text_to_text").component is TextToTextTask
+
+
+def test_inputs_and_targets_are_what_the_templates_say(data: Path, tmp_path: Path) -> None:
+    ours = task(data, tmp_path / "run")
+    assert ours.splits() == ["train", "valid", "test"]
+    lines, references = list(ours.source_lines("train")), list(ours.references("train"))
+    wanted = sentences(0, 300)
+    assert lines[:300] == [f"translate English to German: {english}" for english, _ in wanted]
+    assert references[:300] == [german for _, german in wanted]
+    assert lines[300:360] == [f"count: {english}" for english, _ in PAIRS]
+    assert references[300:360] == [f"{len(english.split())} words" for english, _ in PAIRS]
+    assert lines[360:] == [f"{{is it long?}} first: {english} second: {german}" for english, german in PAIRS]
+    assert references[360:] == [str(len(german) > 30).lower() for _, german in PAIRS]
+    assert list(ours.source_lines("test")) == [f"translate English to German: {e}" for e, _ in sentences(400, 20)]
+    assert list(ours.part("count").source_lines("valid")) == lines[300:360]
+
+
+def test_examples_are_the_encoded_texts(data: Path, tmp_path: Path) -> None:
+    ours = task(data, tmp_path / "run")
+    dataset = ours.load_dataset("valid")
+    lines, references = list(ours.source_lines("valid")), list(ours.references("valid"))
+    assert len(dataset) == len(lines) == 30 + 60 + 60
+    for position, (line, reference) in enumerate(zip(lines, references, strict=True)):
+        example = dataset.example(position, epoch=1, seed=1)
+        assert example.source.tolist() == ours.encode_source(line).tolist()
+        assert example.target.tolist() == ours.encode_target(reference).tolist()
+
+
+def test_columns_may_be_named_in_the_mixture(data: Path, tmp_path: Path) -> None:
+    named = {"count": {**sources(data)["count"], "train": f"{data}/bare.tsv", "columns": ["text", "count"]}}
+    headed = {"count": sources(data)["count"]}
+    one, two = task(data, tmp_path / "a" / "run", named), task(data, tmp_path / "b" / "run", headed)
+    assert list(one.source_lines("train")) == list(two.source_lines("train"))
+    first = one.load_dataset("train").parts["count"], two.load_dataset("train").parts["count"]
+    assert [e.source.tolist() for e in first[0]] == [e.source.tolist() for e in first[1]]
+    assert first[0].source.store.where(0) == "bare.tsv, line 1"
+    assert first[1].source.store.where(0) == "words.tsv, line 2", "the header is a line of the file"
+
+
+def test_rates(data: Path, tmp_path: Path) -> None:
+    equal = task(data, tmp_path / "run", mixing="equal").load_dataset("train")
+    assert equal.rates == pytest.approx([1 / 3] * 3)
+    assert len(equal) == 420
+    limited = task(data, tmp_path / "run", mixing="proportional", size_limit=120, epoch_size=50).load_dataset("train")
+    assert limited.rates == pytest.approx([0.5, 0.25, 0.25])
+    assert len(limited) == 50
+    weights = [300**0.5, 60**0.5, 60**0.5]
+    warm = task(data, tmp_path / "run", mixing="temperature", temperature=2.0).load_dataset("train")
+    assert warm.rates == pytest.approx([weight / sum(weights) for weight in weights])
+    given = {
+        name: {**source, "rate": rate} for (name, source), rate in zip(sources(data).items(), (3, 1, 1), strict=True)
+    }
+    assert task(data, tmp_path / "c" / "run", given, mixing="rates").load_dataset("train").rates == [0.6, 0.2, 0.2]
+
+
+def test_a_run_decodes_without_its_data(data: Path, tmp_path: Path) -> None:
+    ours = task(data, tmp_path / "run")
+    ids = ours.encode_source("count: the dog").tolist()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "files")
+    moved = TextToTextTask.setup_task(TextToTextConfig(mixture="gone.yaml", **SETTINGS), tmp_path / "moved")
+    assert moved.encode_source("count: the dog").tolist() == ids
+    assert moved.part("de").input_of("a {dog}: x") == "translate English to German: a {dog}: x"
+
+
+def test_another_mixture_does_not_continue_a_run(data: Path, tmp_path: Path) -> None:
+    task(data, tmp_path / "run")
+    changed = sources(data)
+    changed["de"]["input"] = "English to German: {source}"
+    del changed["pairs"]
+    assert task(data, tmp_path / "run", changed).part("de").input_of("a") == "English to German: a", "not begun yet"
+    (tmp_path / "run" / "checkpoints" / "last").mkdir(parents=True)
+    begun = task(data, tmp_path / "run", sources(data))
+    assert begun.part("de").input_of("a") == "English to German: a", "decoding goes on as trained"
+    with pytest.raises(ConfigError) as error:
+        begun.load_dataset("train")
+    assert "sources.de.input: English to German: {source} -> translate English to German: {source}" in str(error.value)
+    assert "sources.pairs: added" in str(error.value)
+
+
+def changed(data: Path, **values: Any) -> dict[str, Any]:
+    """One source with some keys changed."""
+    content = sources(data)
+    name = next(iter(values.pop("of", "de").split()))
+    return {name: {**content[name], **values}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"input": "x: {sorce}"},
+            r"sources\.de\.input: .*'sorce' \(did you mean 'source'\?\), but the fields are: source",
+        ),
+        ({"target": "{source}"}, r"sources\.de\.target: .*names the field 'source', but the fields are: target"),
+        ({"of": "count", "input": "{word}"}, r"sources\.count\.input: .*'word'.*the fields are: text, count"),
+        ({"of": "pairs", "target": "{third}"}, r"sources\.pairs\.target: .*'third'.*are: first, second, long"),
+        ({"input": "{source"}, r"sources\.de\.input: the template '\{source' cannot be read"),
+        ({"inputs": "x"}, r"sources\.de: unknown key 'inputs' \(did you mean 'input'\?\); there are: train"),
+        ({"rate": 1.0}, r"sources\.de\.rate=1\.0 is for task\.mixing=rates"),
+        ({"target_lang": ""}, r"sources\.de: parallel text needs both"),
+        ({"columns": ["a"]}, r"sources\.de: columns are for TSV"),
+        ({"of": "count", "columns": ["a", "a"]}, r"two columns have the same name"),
+        ({"input": 5}, r"sources\.de: input=5 should be str"),
+        ({"train": "nowhere"}, r"sources\.de\.train=nowhere: there is neither nowhere\.en"),
+        ({"of": "count", "train": "nowhere.tsv"}, r"sources\.count\.train=nowhere\.tsv: there is no such file"),
+        ({"train": ""}, r"no source has the split 'train'"),
+    ],
+)
+def test_mixtures_that_make_no_sense(data: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        task(data, tmp_path / "run", changed(data, **settings)).load_dataset("train")
+
+
+@pytest.mark.parametrize("rate", [0, -2, float("nan")])
+def test_rates_of_zero_or_below(data: Path, tmp_path: Path, rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"sources\.de\.rate is .*every rate must be above zero"):
+        task(data, tmp_path / "run", changed(data, rate=rate), mixing="rates")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sources: {de: {input: a: b}}", "is no YAML: .*needs quotes"),
+        ("a: 1", "must have one key, sources"),
+        ("sources: [a]", "must have one key, sources"),
+        ("sources: {}", "has no source"),
+        ("sources: {a.b: {}}", "text without a dot"),
+        ("sources: {de: 3}", "holds no keys and values"),
+        ("sources: {de: !!python/object/apply:os.system [true]}", "is no YAML"),
+    ],
+)
+def test_files_that_are_no_mixture(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        TextToTextTask.setup_task(TextToTextConfig(mixture=str(tmp_path / "m.yaml")), tmp_path / "run")
+
+
+GOOD = '{"first": "a", "second": "b", "long": "c"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"first": "a", "second": "b", "long": "c"}\nno JSON\n', r"a\.jsonl, line 2: it is not JSON"),
+        ("a.jsonl", "no JSON\n", r"a\.jsonl, line 1: it is not JSON"),
+        (
+            "a.jsonl",
+            '{"first": "a", "second": "b", "long": "c"}\n{"first": "a"}\n',
+            r"line 2: there is no field 'second'",
+        ),
+        ("a.tsv", "first\tsecond\tlong\na\tb\tc\na\tb\n", r"a\.tsv, line 3: there are 2 columns instead of 3"),
+        ("a.tsv", "first\tsecond\tlong\n", r"a\.tsv has nothing after its header"),
+        ("a.tsv", "", r"a\.tsv is empty"),
+    ],
+)
+def test_lines_that_are_no_use(data: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
+    good = task(data, tmp_path / "run", changed(data, of="pairs"))  # makes the vocabulary
+    (tmp_path / name).write_text(content)
+    bad = task(data, tmp_path / "run", changed(data, of="pairs", train=str(tmp_path / name)))
+    assert bad.source_tokenizer.fingerprint() == good.source_tokenizer.fingerprint()
+    with pytest.raises(DataError, match=message):
+        bad.load_dataset("train")
+
+
+SHORT = ["generation.beam=1", "generation.max_len_b=4", "common.threads=1"]
+TRAINING = [
+    "task=text_to_text",
+    "task.vocab_size=80",
+    "task.hard_vocab_limit=false",
+    "task.extra_ids=2",
+    "task.workers=1",
+    "task.mixing=equal",
+    "model=t5_tiny",
+    "model.d_model=16",
+    "model.d_kv=8",
+    "model.d_ff=16",
+    "model.num_heads=2",
+    "model.num_layers=1",
+    "dataset.max_tokens=600",
+    "dataset.max_tokens_valid=8000",
+    "dataset.num_workers=0",
+    "dataset.validate_interval_updates=10",
+    "dataset.validate_decode=8",
+    "generation.beam=1",
+    "generation.max_len_b=4",
+    "common.log_format=none",
+    "common.tensorboard=false",
+    "common.threads=1",
+]
+
+
+def test_training_on_several_tasks_at_once(data: Path, tmp_path: Path) -> None:
+    """Scores for each source; a run that was stopped ends like one that was not; decoding by the commands."""
+    path = mixture(tmp_path, sources(data))
+
+    def train(name: str, updates: int) -> Path:
+        run = tmp_path / name
+        outcome = command(
+            "train",
+            f"run_dir={run}",
+            f"task.mixture={path}",
+            f"optimization.max_update={updates}",
+            *TRAINING,
+            "checkpoint.best_checkpoint_metric=de.loss",
+        )
+        assert outcome.code == 0, outcome.err
+        return run
+
+    once, twice = train("once", 25), train("twice", 12)
+    train("twice", 25)
+    assert_identical(everything(twice), everything(once))
+    scores = records(once, "valid")[-1]
+    assert {"loss", "bleu", "exact_match"} <= scores.keys()
+    for source in ("de", "count", "pairs"):
+        assert {f"{source}.loss", f"{source}.ppl", f"{source}.bleu", f"{source}.chrf"} <= scores.keys()
+    losses = [scores[f"{source}.loss"] for source in ("de", "count", "pairs")]
+    assert min(losses) < scores["loss"] < max(losses)
+
+    lines = [*(english for english, _ in sentences(400, 3)), ""]
+    whole = "".join(f"translate English to German: {line}\n" if line else "\n" for line in lines)
+    plain = command("generate", f"path={once}", *SHORT, "input=-", stdin=whole.encode())
+    filled = command(
+        "generate",
+        f"path={once}",
+        *SHORT,
+        "input=-",
+        "dataset.gen_source=de",
+        stdin="".join(f"{x}\n" for x in lines).encode(),
+    )
+    assert plain.code == filled.code == 0, plain.err + filled.err
+    assert plain.out == filled.out
+    assert plain.out.endswith("\n\n"), "an empty line has an empty answer"
+    subset = command("generate", f"path={once}", *SHORT, "dataset.gen_subset=valid", "dataset.gen_source=count")
+    assert len(subset.out.splitlines()) == 60, subset.err
+    wrong = command("generate", f"path={once}", *SHORT, "input=-", "dataset.gen_source=counts", stdin=b"a\n")
+    assert wrong.code == 2
+    assert "there is no source 'counts' (did you mean 'count'?); there are: de, count, pairs" in wrong.err
+    several = command("generate", f"path={once}", *SHORT, "input=-", "dataset.gen_source=pairs", stdin=b"a\n")
+    assert several.code == 2
+    assert "has 2 fields" in several.err
+
+
+def test_a_score_that_needs_decoding(data: Path, tmp_path: Path) -> None:
+    path = mixture(tmp_path, sources(data))
+    outcome = command(
+        "train",
+        f"run_dir={tmp_path / 'run'}",
+        f"task.mixture={path}",
+        *TRAINING,
+        "dataset.validate_decode=0",
+        "checkpoint.best_checkpoint_metric=de.bleu",
+    )
+    assert outcome.code == 2
+    assert "dataset.validate_decode" in outcome.err
