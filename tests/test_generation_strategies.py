@@ -282,7 +282,7 @@ def test_keys_choose_the_strategy() -> None:
 )
 def test_contradictions_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        search_from_config(GenerationConfig(**values))
+        SequenceGenerator.from_config([ScriptedModel(random_rule(9, 0))], dictionary(5), GenerationConfig(**values))
 
 
 def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:

@@ -84,6 +84,8 @@ class Decoding:
                 self.ids,
                 len(generator.end_tokens),
                 generator.semantics,
+                generator.end_tokens,
+                generator.pad,
             )
         )
         self.stopping = [rule.begin() for rule in generator.stopping]
@@ -131,6 +133,9 @@ class Decoding:
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         generator = self.generator
+        own = self.search.finished(generator.ranking, generator.early_stopping)
+        if own is not None:
+            return own
         if self.search.independent_rows:
             return EachRow(count, self.beam, generator.ranking, device)
         if generator.semantics == "huggingface":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
+from seqgen.generation.group_beam_search import GroupBeamSearch
 from seqgen.generation.search import BeamSearch, Search, SearchBatch
 from seqgen.registry import register_search
 
@@ -30,7 +32,7 @@ class DiverseBeamSearch(Search):
     candidates of an earlier group (Hamming diversity), and the loss stays in the scores. Beam ``i`` belongs to group
     ``i % groups``, and the candidates are interleaved rank by rank, so that the first ``beam`` of them are the first
     few of each group. As in fairseq, groups are places rather than families: when a hypothesis has ended, those after
-    it move up, and the next step finds them in other groups.
+    it move up, and the next step finds them in other groups. Hugging Face's rules are those of ``GroupBeamSearch``.
 
     Args:
         groups: how many; the beam size must be a multiple of it. One group is plain beam search.
@@ -42,7 +44,7 @@ class DiverseBeamSearch(Search):
     def __init__(self, groups: int = 2, strength: float = 0.5):
         self.groups = groups
         self.strength = strength
-        self._beam_search = BeamSearch()
+        self._beam_search: Search = BeamSearch()
 
     def begin(self, batch: SearchBatch) -> Search:
         """See ``Search.begin``."""
@@ -51,7 +53,14 @@ class DiverseBeamSearch(Search):
                 f"generation.beam={batch.beam_size} cannot be divided into "
                 f"generation.diverse_beam_groups={self.groups} groups of equal size"
             )
-        return super().begin(batch)
+        plain = self._beam_search.begin(batch)
+        if self.groups == 1:
+            return plain
+        if batch.semantics == "huggingface":
+            return GroupBeamSearch(batch, self.groups, self.strength)
+        search = copy.copy(self)
+        search._beam_search = plain
+        return search
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
@@ -94,17 +103,26 @@ class DiverseSiblingsSearch(Search):
 
     def __init__(self, rate: float = 0.5):
         self.rate = rate
-        self._beam_search = BeamSearch()
+        self._beam_search: Search = BeamSearch()
+        self._each = 2
+
+    def begin(self, batch: SearchBatch) -> Search:
+        """See ``Search.begin``."""
+        search = copy.copy(self)
+        search._beam_search = self._beam_search.begin(batch)
+        search._each = batch.num_candidates // batch.beam_size
+        return search
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         if step == 0:
             return self._beam_search.step(step, lprobs, scores)
         beam, vocab = lprobs.shape[1:]
-        siblings = min(2 * beam, vocab)
+        count = self._each * beam
+        siblings = min(count, vocab)
         children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
         children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
         # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
-        best, entries = children.flatten(1).topk(min(2 * beam, beam * siblings), dim=1)
+        best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
         candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
-        return candidates.padded(2 * beam)
+        return candidates.padded(count)

@@ -149,6 +149,30 @@ class FinishedHypotheses:
             room = torch.nn.functional.pad(getattr(self, name), (0, 1))
             setattr(self, name, room.scatter(1, index, value)[:, : self.beam])
 
+    def _keep_best(self, candidates: Candidates, scores: Tensor, step: int, groups: int = 1) -> None:
+        """Keep the best of old and new hypotheses, those of before first among equals.
+
+        Args:
+            candidates: ``K`` of each live sentence.
+            scores: ``(live, K)`` their scores as hypotheses; ``-inf`` for those that do not finish.
+            step: how many tokens they continue.
+            groups: parts of equal size, places and candidates alike, of which each keeps its own best.
+        """
+        new = {
+            "lengths": torch.where(scores > -torch.inf, step + 1, 0),
+            "beams": candidates.beams,
+            "tokens": candidates.tokens,
+            "sums": candidates.scores,
+            "scores": scores,
+        }
+        merged = {
+            name: torch.cat([getattr(self, name).unflatten(1, (groups, -1)), value.unflatten(1, (groups, -1))], dim=-1)
+            for name, value in new.items()
+        }
+        order = merged["scores"].sort(dim=-1, descending=True, stable=True).indices[..., : self.beam // groups]
+        for name, values in merged.items():
+            setattr(self, name, values.gather(-1, order).flatten(1))
+
 
 class FirstFinished(FinishedHypotheses):
     """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever those that go on would have scored."""
@@ -202,18 +226,7 @@ class BestFinished(FinishedHypotheses):
         finished = ends & among_first & possible
         scores = self.ranking.score(candidates.scores, step + 1)
         scores = (scores if bonus is None else scores + bonus).masked_fill(~finished, -torch.inf)
-        # the best of old and new, those of before first among equals
-        merged, order = torch.cat([self.scores, scores], dim=1).sort(dim=1, descending=True, stable=True)
-        order = order[:, : self.beam]
-        new = {
-            "lengths": torch.where(finished, step + 1, 0),
-            "beams": candidates.beams,
-            "tokens": candidates.tokens,
-            "sums": candidates.scores,
-        }
-        for name, value in new.items():
-            setattr(self, name, torch.cat([getattr(self, name), value], dim=1).gather(1, order))
-        self.scores = merged[:, : self.beam]
+        self._keep_best(candidates, scores, step)
         self._all_ended = (ends | ~possible).all(1)
         running = candidates.scores.masked_fill(ends, -torch.inf)
         best, columns = running.sort(dim=1, descending=True, stable=True)

@@ -16,11 +16,15 @@ from seqgen.registry import SEARCHES, register_search
 if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
     from seqgen.generation.decoding import Streamer
+    from seqgen.generation.hypotheses import FinishedHypotheses, Ranking
     from seqgen.generation.sequence_generator import SequenceGenerator
     from seqgen.structures import Batch, Hypothesis
 
-Phrases: TypeAlias = Sequence[Sequence[int]]
-"""Token ids of phrases that one sentence's output must contain."""
+Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
+"""Token ids that must follow one another; or several such phrases, of which one is enough."""
+
+Phrases: TypeAlias = Sequence[Phrase]
+"""What one sentence's output must contain."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class SearchBatch:
         ids: ``(num_sentences,)`` int64, which line each sentence is: what is random depends on it, not on the batch.
         end_symbols: how many symbols end an output, end-of-sentence included.
         semantics: ``"fairseq"`` or ``"huggingface"``.
+        end_tokens: their ids.
+        pad: id of padding.
     """
 
     num_sentences: int
@@ -46,6 +52,8 @@ class SearchBatch:
     ids: Tensor | None = None
     end_symbols: int = 1
     semantics: str = "fairseq"
+    end_tokens: Sequence[int] = ()
+    pad: int = 1
 
     @property
     def num_candidates(self) -> int:
@@ -114,6 +122,18 @@ class Search:
 
         return Decoding(generator, sample, prefix_tokens, constraints, streamer).run()
 
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
+        """The rule by which this batch's hypotheses finish, for a strategy that has one of its own.
+
+        Args:
+            ranking: how they score.
+            early_stopping: see ``BestFinished``.
+
+        Returns:
+            The finished hypotheses of the batch, none so far; ``None`` for the rule of the semantics.
+        """
+        return None
+
     def select_sentences(self, keep: Tensor) -> None:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
 
@@ -167,14 +187,17 @@ class BeamSearch(Search):
         return best_continuations(lprobs, scores, count)
 
 
-def search_from_config(cfg: GenerationConfig) -> Search:
-    """Make the strategy that the ``generation`` group of a configuration asks for.
+def search_name(cfg: GenerationConfig, semantics: str) -> str:
+    """The name of the strategy that the ``generation`` group of a configuration asks for.
+
+    By Hugging Face's rules one beam is greedy search, and sampling with several beams draws a beam search's candidates.
 
     Args:
         cfg: the configuration.
+        semantics: ``"fairseq"`` or ``"huggingface"``.
 
     Raises:
-        ConfigError: it asks for several at once, or for one that is not registered.
+        ConfigError: it asks for several at once.
     """
     asked = {
         "search": cfg.search,
@@ -182,20 +205,38 @@ def search_from_config(cfg: GenerationConfig) -> Search:
         "diversity_rate": "diverse_siblings" if cfg.diversity_rate > 0 else "",
         "constraints": "constrained" if cfg.constraints else "",
     }
-    keys = [key for key, name in asked.items() if name]
-    if len(keys) > 1:
-        raise ConfigError(f"generation.{keys[0]} and generation.{keys[1]} are two search strategies; choose one")
-    if cfg.diverse_beam_strength != 0.5 and cfg.diverse_beam_groups < 1:
-        raise ConfigError(
-            f"generation.diverse_beam_strength={cfg.diverse_beam_strength} has no effect without "
-            "generation.diverse_beam_groups; give both or neither"
-        )
+    names = {key: name for key, name in asked.items() if name}
+    if len(set(names.values())) > 1:
+        first, second, *_ = names
+        raise ConfigError(f"generation.{first} and generation.{second} are two search strategies; choose one")
+    if names:
+        return next(iter(names.values()))
+    huggingface = semantics == "huggingface"
+    if cfg.sampling:
+        return "beam_sampling" if huggingface and cfg.beam > 1 else "sampling"
+    return "greedy" if huggingface and cfg.beam == 1 else "beam"
+
+
+def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Search:
+    """Make the strategy that a configuration asks for, with the values that it has for it.
+
+    Args:
+        cfg: the configuration.
+        semantics: ``"fairseq"`` or ``"huggingface"``.
+
+    Raises:
+        ConfigError: it asks for several at once, or for one that is not registered.
+    """
+    entry = SEARCHES.entry(search_name(cfg, semantics))
     values: dict[str, dict[str, Any]] = {
-        "diverse_beam_groups": {"groups": cfg.diverse_beam_groups, "strength": cfg.diverse_beam_strength},
-        "diversity_rate": {"rate": cfg.diversity_rate},
-        "constraints": {"ordered": cfg.constraints == "ordered"},
+        "diverse_beam": {"groups": cfg.diverse_beam_groups, "strength": cfg.diverse_beam_strength},
+        "diverse_siblings": {"rate": cfg.diversity_rate},
+        "constrained": {"ordered": cfg.constraints == "ordered"},
+        "sampling": {"seed": cfg.seed},
+        "beam_sampling": {"seed": cfg.seed},
+        "stochastic_beam": {"seed": cfg.seed},
     }
-    key = keys[0] if keys else "search"
-    entry = SEARCHES.entry(asked[key] or "beam")
-    search: Search = entry.component.build(entry.config(**values.get(key, {})))  # type: ignore[attr-defined]
+    given = {"diverse_beam": cfg.diverse_beam_groups > 0, "diverse_siblings": cfg.diversity_rate > 0}
+    chosen = values.get(entry.name, {}) if given.get(entry.name, True) else {}
+    search: Search = entry.component.build(entry.config(**chosen))  # type: ignore[attr-defined]
     return search

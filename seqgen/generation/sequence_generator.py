@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -11,11 +12,11 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import ConfigError
+from seqgen.generation.combinations import check_combinations
 from seqgen.generation.decoding import Streamer
 from seqgen.generation.ensemble import Ensemble
 from seqgen.generation.hypotheses import Ranking
 from seqgen.generation.logits_processors import (
-    DecodingContext,
     Forbid,
     ForceEndAtMaximum,
     ForcePrefix,
@@ -25,12 +26,19 @@ from seqgen.generation.logits_processors import (
     UnknownPenalty,
 )
 from seqgen.generation.procedure import Procedure
-from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config
+from seqgen.generation.processor_setup import (
+    end_symbols_from_config,
+    processors_from_config,
+    warpers_from_config,
+)
+from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config, search_name
+from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
 if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
+    from seqgen.data.tokenizer import Tokenizer
 
 
 class SequenceGenerator:
@@ -59,7 +67,8 @@ class SequenceGenerator:
         match_source_len: outputs are exactly as long as their source.
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 for no such rule.
         search_strategy: chooses candidates; beam search if not given.
-        logits_processors: further changes to the scores, after the built-in ones.
+        logits_processors: further changes to the scores, after those that the parameters above ask for.
+        processors: all changes to the scores, in place of those.
         tokens_to_suppress: symbols that are never written.
         ensemble_average: ``"probability"`` or ``"log"``, see ``Ensemble``.
         ensemble_weights: see ``Ensemble``.
@@ -99,6 +108,7 @@ class SequenceGenerator:
         no_repeat_ngram_size: int = 0,
         search_strategy: Search | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
+        processors: Sequence[LogitsProcessor] | None = None,
         tokens_to_suppress: Sequence[str] = (),
         ensemble_average: str = "probability",
         ensemble_weights: Sequence[float] = (),
@@ -106,7 +116,7 @@ class SequenceGenerator:
         semantics: str = "fairseq",
         early_stopping: str = "false",
         end_tokens: Sequence[int] = (),
-        stopping: Sequence[Callable[[Tensor, DecodingContext], Tensor]] = (),
+        stopping: Sequence[StoppingRule] = (),
         guidance_scale: float = 1.0,
         use_cache: bool = True,
         beam_table: bool = True,
@@ -139,20 +149,12 @@ class SequenceGenerator:
         self.use_cache, self.beam_table = use_cache, beam_table
         self.add_logits, self.compact_at = add_logits, compact_at
         self.procedure = procedure or self.search
-        self.processors: list[LogitsProcessor] = [] if semantics == "huggingface" else [Forbid([self.pad])]
-        if unk_penalty:
-            self.processors.append(UnknownPenalty(tgt_dict.unk(), unk_penalty))
-        free: list[LogitsProcessor] = []
-        if min_len or match_source_len:
-            free.append(MinimumLength(self.max_len if match_source_len else min_len))
-        if tokens_to_suppress:
-            free.append(Forbid([_known_symbol(tgt_dict, symbol) for symbol in tokens_to_suppress]))
-        if semantics == "fairseq":
-            self.processors.append(ForceEndAtMaximum())
-        self.processors.append(ForcePrefix(otherwise=free))
-        if no_repeat_ngram_size:
-            self.processors.append(NoRepeatNgram(no_repeat_ngram_size))
-        self.processors += logits_processors
+        if processors is None:
+            processors = _usual_processors(
+                tgt_dict, semantics, self.max_len if match_source_len else min_len, unk_penalty, tokens_to_suppress
+            )
+            processors += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
+        self.processors = [*processors, *logits_processors]
 
     @property
     def processors_read(self) -> bool:
@@ -179,7 +181,12 @@ class SequenceGenerator:
 
     @classmethod
     def from_config(
-        cls, models: Sequence[EncoderDecoderModel], tgt_dict: Dictionary, cfg: GenerationConfig, **further: object
+        cls,
+        models: Sequence[EncoderDecoderModel],
+        tgt_dict: Dictionary,
+        cfg: GenerationConfig,
+        tokenizer: Tokenizer | None = None,
+        **further: Any,
     ) -> Self:
         """Make a generator from the ``generation`` group of a configuration.
 
@@ -187,10 +194,21 @@ class SequenceGenerator:
             models: one or more models over one target vocabulary.
             tgt_dict: that vocabulary.
             cfg: the configuration.
+            tokenizer: that of the target language, for keys whose values are texts.
             further: constructor arguments that the configuration does not have.
+
+        Raises:
+            ConfigError: the configuration contradicts itself, or names what there is not.
         """
-        if cfg.nbest > cfg.beam:
-            raise ConfigError(f"generation.nbest={cfg.nbest} hypotheses cannot come from generation.beam={cfg.beam}")
+        semantics = cfg.semantics or "fairseq"
+        check_combinations(cfg, semantics)
+        search = search_name(cfg, semantics)
+        cfg = replace(cfg, search=search)
+        encode = None if tokenizer is None else tokenizer.encode
+        processors = [
+            *processors_from_config(cfg, tgt_dict, semantics=semantics, encode=encode),
+            *warpers_from_config(cfg, tgt_dict, semantics=semantics),
+        ]
         return cls(
             models,
             tgt_dict,
@@ -198,18 +216,22 @@ class SequenceGenerator:
             max_len_a=cfg.max_len_a,
             max_len_b=cfg.max_len_b,
             max_len=cfg.max_len,
-            min_len=cfg.min_len,
             normalize_scores=not cfg.unnormalized,
             len_penalty=cfg.lenpen,
-            unk_penalty=cfg.unkpen,
-            temperature=cfg.temperature,
+            length_penalty=cfg.length_penalty,
+            coverage_penalty=cfg.coverage_penalty,
+            temperature=cfg.temperature if semantics == "fairseq" else 1.0,
             match_source_len=cfg.match_source_len,
-            no_repeat_ngram_size=cfg.no_repeat_ngram_size,
-            search_strategy=search_from_config(cfg),
-            tokens_to_suppress=cfg.suppress,
+            search_strategy=search_from_config(cfg, semantics),
+            processors=processors,
             ensemble_average=cfg.ensemble_average,
             ensemble_weights=cfg.ensemble_weights,
-            **further,  # type: ignore[arg-type]
+            semantics=semantics,
+            early_stopping=cfg.early_stopping,
+            end_tokens=end_symbols_from_config(cfg, tgt_dict),
+            stopping=stopping_from_config(cfg, tgt_dict, tokenizer),
+            guidance_scale=cfg.guidance_scale,
+            **further,
         )
 
     @torch.inference_mode()
@@ -259,6 +281,18 @@ class SequenceGenerator:
         if self.match_source_len:
             return (src_lengths - 1).clamp(max=self.max_len - 1)
         return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+
+
+def _usual_processors(
+    dictionary: Dictionary, semantics: str, min_len: int, unk_penalty: float, suppress: Sequence[str]
+) -> list[LogitsProcessor]:
+    free: list[LogitsProcessor] = [MinimumLength(min_len)] if min_len else []
+    if suppress:
+        free.append(Forbid([_known_symbol(dictionary, symbol) for symbol in suppress]))
+    penalty: list[LogitsProcessor] = [UnknownPenalty(dictionary.unk(), unk_penalty)] if unk_penalty else []
+    if semantics == "huggingface":
+        return [*penalty, ForcePrefix(otherwise=free)]
+    return [Forbid([dictionary.pad()]), *penalty, ForceEndAtMaximum(), ForcePrefix(otherwise=free)]
 
 
 def _known_symbol(dictionary: Dictionary, symbol: str) -> int:
