@@ -192,7 +192,8 @@ def test_padding_on_the_left_does_not_count_either() -> None:
         EncoderRepetitionPenalty(2.0)(given.clone(), _with_source(base, source, source == PAD))
         for source in (right, left, right[:, :2])
     ]
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def _with_source(base: DecodingContext, source: Tensor, padding: Tensor) -> DecodingContext:
@@ -261,7 +262,8 @@ def test_the_last_token_is_forced_where_a_sentence_ends() -> None:
     now.max_lengths[2:] = 6
     given = scores(4)
     got = ForceLast(7)(given.clone(), now)
-    assert (got[:2, 7] == 0).all() and (got[:2].isfinite().sum(1) == 1).all()
+    assert (got[:2, 7] == 0).all()
+    assert (got[:2].isfinite().sum(1) == 1).all()
     assert torch.equal(got[2:], given[2:])
 
 
@@ -390,7 +392,8 @@ def test_no_nan_and_nothing_forbidden_comes_back(name: str, data: st.DataObject)
 def test_every_number_format(name: str, dtype: torch.dtype) -> None:
     for step in (0, 2, 9):
         got = PROCESSORS[name](scores(0).to(dtype), everywhere(name, 0, step))
-        assert got.dtype == dtype and not got.isnan().any()
+        assert got.dtype == dtype
+        assert not got.isnan().any()
 
 
 def test_a_prefix_overrules_what_the_others_say() -> None:
@@ -398,4 +401,6 @@ def test_a_prefix_overrules_what_the_others_say() -> None:
     given = scores(6)
     got = PROCESSORS["prefix"](given.clone(), now)
     assert got[0].isfinite().nonzero().tolist() == [[5]]  # forbidden otherwise
-    assert got[1, EOS] == -torch.inf and got[1, 5] == -torch.inf and got[1, 4] == given[1, 4]
+    assert got[1, EOS] == -torch.inf
+    assert got[1, 5] == -torch.inf
+    assert got[1, 4] == given[1, 4]

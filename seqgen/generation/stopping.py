@@ -1,0 +1,216 @@
+"""Stopping rules: what ends an output besides end-of-sentence and the maximum length. They know nothing of search."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.logits_processors import DecodingContext
+from seqgen.registry import Registry
+
+if TYPE_CHECKING:
+    from seqgen.config import GenerationConfig
+    from seqgen.data.dictionary import Dictionary
+    from seqgen.data.tokenizer import Tokenizer
+
+STOPPING_RULES = Registry("stopping rule", "stopping_rule")
+register_stopping_rule = STOPPING_RULES.register
+
+
+class StoppingRule:
+    """Says which outputs are complete; a subclass implements ``__call__``.
+
+    One that is registered with ``@register_stopping_rule`` can be chosen by name.
+    """
+
+    @classmethod
+    def build(cls, cfg: Any, dictionary: Dictionary) -> Self:
+        """Make the rule from an instance of the configuration class that it is registered with.
+
+        Args:
+            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
+            dictionary: the target vocabulary.
+        """
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
+
+    def begin(self) -> StoppingRule:
+        """Make ready for a batch.
+
+        Returns:
+            The rule for this batch; itself where it remembers nothing.
+        """
+        return self
+
+    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        """Say which outputs end with their newest token.
+
+        Args:
+            tokens: ``(rows, step + 1)`` int64, without a start symbol, the newest token last.
+            context: what is known of the rows, as it was before the newest token.
+
+        Returns:
+            ``(rows,)`` bool.
+        """
+        raise NotImplementedError
+
+
+Rule: TypeAlias = StoppingRule | Callable[[Tensor, DecodingContext], Tensor] | str
+"""A rule, a function with the signature of one, or the name of a registered one."""
+
+
+class EndSymbols(StoppingRule):
+    """Some symbols end an output.
+
+    Args:
+        symbols: their ids.
+    """
+
+    def __init__(self, symbols: Sequence[int]):
+        self.symbols = torch.tensor(list(symbols), dtype=torch.int64)
+
+    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        """See ``StoppingRule``."""
+        return torch.isin(tokens[:, -1], self.symbols.to(tokens.device))
+
+
+class TimeLimit(StoppingRule):
+    """After some time everything ends: a whole batch, with what there is.
+
+    Args:
+        seconds: how long a batch may take.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.seconds, self.clock = seconds, clock
+        self.since = clock()
+
+    def begin(self) -> StoppingRule:
+        """See ``StoppingRule.begin``; the time counts from here."""
+        return TimeLimit(self.seconds, self.clock)
+
+    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        """See ``StoppingRule``."""
+        return tokens.new_full((tokens.size(0),), self.clock() - self.since > self.seconds, dtype=torch.bool)
+
+
+class StopStrings(StoppingRule):
+    """An output ends as soon as its text contains one of some texts.
+
+    A text counts where it reaches into the newest token, wherever it begins: ``stop`` is in ``st|op`` and in
+    ``la|stopper``. Special symbols, which an output's text leaves out, do not interrupt it.
+
+    Args:
+        texts: what ends an output.
+        decode: turns ids into text.
+        before: ids of some text that is put before every output, so that a space at its beginning shows; it does not
+            count itself.
+    """
+
+    def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()):
+        self.texts = list(texts)
+        self.decode, self.before = decode, list(before)
+        self._hidden = len(decode(self.before)) if self.before else 0
+        # a token that is seen has at least one byte, so that this many hold the longest text
+        self._window = max(len(text.encode()) for text in self.texts)
+        self._may_complete: dict[int, bool] = {}
+
+    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        """See ``StoppingRule``."""
+        newest = tokens[:, -1].tolist()
+        rows = [row for row, token in enumerate(newest) if self.may_complete(token)]
+        found = torch.zeros(tokens.size(0), dtype=torch.bool)
+        if rows:
+            tails = tokens[rows, -self._window :].tolist()
+            found[rows] = torch.tensor([self.completes(tail) for tail in tails])
+        return found.to(tokens.device)
+
+    def may_complete(self, token: int) -> bool:
+        """Whether a token can be the last of one of the texts; few can, which spares decoding the others' rows."""
+        if token not in self._may_complete:
+            piece = self._text([token])
+            # part of a character has no text of its own
+            unclear = not piece or "\ufffd" in piece
+            self._may_complete[token] = unclear or any(_overlaps(piece, text) for text in self.texts)
+        return self._may_complete[token]
+
+    def completes(self, tail: Sequence[int]) -> bool:
+        """Whether the last token completes one of the texts.
+
+        Args:
+            tail: the newest tokens, as many as the longest text may have.
+        """
+        without, text = self._text(tail[:-1]), self._text(tail)
+        old = next((i for i, pair in enumerate(zip(without, text, strict=False)) if pair[0] != pair[1]), len(without))
+        # an occurrence of "stop" that reaches beyond "...st" begins 3 characters before its end at the earliest
+        return any(text.find(wanted, max(0, old - len(wanted) + 1)) >= 0 for wanted in self.texts)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.decode([*self.before, *ids])[self._hidden :]
+
+
+class Custom(StoppingRule):
+    """A function of the user's.
+
+    Args:
+        function: from tokens and context to ``(rows,)`` bool, as ``StoppingRule.__call__``.
+    """
+
+    def __init__(self, function: Callable[[Tensor, DecodingContext], Tensor]):
+        self.function = function
+
+    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        """See ``StoppingRule``."""
+        verdict = self.function(tokens, context)
+        if not isinstance(verdict, Tensor) or verdict.dtype != torch.bool or verdict.shape != tokens.shape[:1]:
+            name = getattr(self.function, "__name__", type(self.function).__name__)
+            raise DecodingError(
+                f"the stopping rule {name} must return a bool tensor with one entry for each of {tokens.size(0)} rows"
+            )
+        return verdict
+
+
+def stopping_from_config(
+    cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None = None, rules: Sequence[Rule] = ()
+) -> list[StoppingRule]:
+    """The stopping rules that a configuration asks for, and further ones.
+
+    Args:
+        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_symbols_from_config``.
+        dictionary: the target vocabulary.
+        tokenizer: that of the target language; needed for ``stop_strings``.
+        rules: rules, functions, or names of registered rules.
+
+    Raises:
+        ConfigError: a name is not registered, a stop string is empty, or there is no tokenizer for them.
+    """
+    found: list[StoppingRule] = []
+    if cfg.stop_strings:
+        if "" in cfg.stop_strings:
+            raise ConfigError("generation.stop_strings: an empty text would end every output at once; remove it")
+        if tokenizer is None:
+            raise ConfigError("generation.stop_strings needs the tokenizer of the target language; give end_symbols")
+        found.append(StopStrings(cfg.stop_strings, tokenizer.decode, tokenizer.encode("abc")))
+    if cfg.max_time:
+        found.append(TimeLimit(cfg.max_time))
+    return found + [_made(rule, dictionary) for rule in rules]
+
+
+def _made(rule: Rule, dictionary: Dictionary) -> StoppingRule:
+    if isinstance(rule, str):
+        entry = STOPPING_RULES.entry(rule)
+        if not issubclass(entry.component, StoppingRule):
+            raise ConfigError(f"stopping rule {rule!r} ({entry.origin}) does not subclass StoppingRule")
+        return entry.component.build(STOPPING_RULES.config(rule), dictionary)
+    return rule if isinstance(rule, StoppingRule) else Custom(rule)
+
+
+def _overlaps(piece: str, text: str) -> bool:
+    """Whether ``text`` may end inside a piece: it is in there, or its end is the piece's beginning."""
+    return text in piece or any(text.endswith(piece[:size]) for size in range(1, min(len(piece), len(text)) + 1))
