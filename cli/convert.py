@@ -1,4 +1,4 @@
-"""``seqgen-convert``: turn a checkpoint of another toolkit into a run folder."""
+"""``seqgen-convert``: turn a checkpoint of another toolkit into a run folder, or a model into a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from seqgen.cli.command import log, run
 from seqgen.compose import compose, from_dict, known_keys, to_dict
-from seqgen.config import ReadingConfig, TrainConfig, option
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.data.tokenizer import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
@@ -20,8 +21,9 @@ from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.registry import MODELS
 from seqgen.training.checkpoints import Checkpoints
 
-DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN.
-The run can be decoded with, averaged, and fine-tuned by checkpoint.finetune_from=RUN; the command prints how."""
+DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
+checkpoint of fairseq or a folder in Hugging Face's layout; or a T5 into such a folder: path=RUN huggingface_dir=FOLDER.
+A run can be decoded with, averaged, and fine-tuned by checkpoint.finetune_from=RUN; the command prints how."""
 
 
 @dataclass
@@ -35,8 +37,9 @@ class ConvertCommonConfig:
 class ConvertConfig:
     """Everything that ``seqgen-convert`` is told."""
 
-    path: str = option("", "checkpoint to convert, such as a fairseq model.pt")
+    path: str = option("", "what to convert: a fairseq model.pt, a Hugging Face folder, or (huggingface_dir=) a run")
     run_dir: str = option("", "run folder to write; there must be none yet")
+    huggingface_dir: str = option("", "folder in Hugging Face's layout to write; there must be none yet")
     source_lang: str = option("", "ending of source files, where the checkpoint does not say")
     target_lang: str = option("", "ending of target files, where the checkpoint does not say")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
@@ -57,22 +60,30 @@ def convert(cfg: ConvertConfig) -> int:
     Returns:
         The exit code.
     """
-    if not cfg.path or not cfg.run_dir:
-        raise ConfigError("give path=CHECKPOINT, what to convert, and run_dir=RUN, the folder to write")
-    path, folder = Path(cfg.path), Path(cfg.run_dir)
+    if not cfg.path or bool(cfg.run_dir) == bool(cfg.huggingface_dir):
+        raise ConfigError(
+            "give path=CHECKPOINT, what to convert, and either run_dir=RUN or huggingface_dir=FOLDER, the folder to "
+            "write"
+        )
+    path, folder = Path(cfg.path), Path(cfg.run_dir or cfg.huggingface_dir)
     if folder.exists():
-        raise ConfigError(f"run_dir={folder} is there already; give the name of a new folder")
-    if path.exists() and reader_of(path) is None:
+        key = "run_dir" if cfg.run_dir else "huggingface_dir"
+        raise ConfigError(f"{key}={folder} is there already; give the name of a new folder")
+    if cfg.run_dir and path.exists() and reader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a toolkit that can be read; a run needs no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
-    config = run_config(loaded, cfg)
-    write_run(loaded, config, folder)
+    if cfg.run_dir:
+        config = run_config(loaded, cfg)
+        write_run(loaded, config, folder)
+    else:
+        write_huggingface(loaded, folder)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {path}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
-    print(f"fine-tune: {finetuning_command(config, folder)}")
+    if cfg.run_dir:
+        print(f"fine-tune: {finetuning_command(config, folder)}")
     return 0
 
 
@@ -88,13 +99,15 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
     """
     values = dict(loaded.task_values)
     for key in ("source_lang", "target_lang"):
-        if key in values:
-            values[key] = getattr(cfg, key) or values[key]
-            if not values[key]:
-                raise ConfigError(f"{cfg.path} does not say what its {key} is; give {key}=, such as {key}=en")
+        given = getattr(cfg, key) or values.get(key)
+        if given:
+            values[key] = given
+        elif key in values:
+            raise ConfigError(f"{cfg.path} does not say what its {key} is; give {key}=, such as {key}=en")
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
     config.model = loaded.config.model
+    config.generation = dataclasses.replace(config.generation, **loaded.generation)
     return config
 
 
@@ -115,6 +128,19 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
 
 
+def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
+    """Write a folder in Hugging Face's layout, all of it or nothing.
+
+    Args:
+        loaded: the model.
+        folder: the folder, which is not there yet.
+    """
+    from seqgen.models.huggingface_checkpoint import save_pretrained
+
+    wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
+    save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted)
+
+
 def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:
     """The tokenizers of a run by the names of their folders: one, or one for each side where they differ."""
     source, target = loaded.task.source_tokenizer, loaded.task.target_tokenizer
@@ -128,23 +154,33 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
         config: the run's configuration.
         folder: the run.
     """
-    task, model = config.task, config.model
-    sides = (
-        {"": "tokenizer"} if task.joined_dictionary else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
-    )
-    words = ["seqgen-train", "run_dir=NEW", "task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
-    words += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
-    words += [] if task.joined_dictionary else ["task.joined_dictionary=false"]
-    words += [] if task.tokenizer == "sentencepiece" else [f"task.tokenizer={task.tokenizer}"]
-    for side, name in sides.items():
-        words.append(f"task.{'tgtdict' if side == 'target_' else 'srcdict'}={folder / name / 'dictionary.json'}")
-        if task.tokenizer == "sentencepiece":
-            words.append(f"task.{side}spm_model={folder / name / 'sentencepiece.model'}")
+    model = config.model
+    words = ["seqgen-train", "run_dir=NEW", *_task_arguments(config.task, folder)]
     words.append(f"model={MODELS.of(model).name}")
     defaults = {key: value for key, _, value in known_keys(type(model)())}
     changed = [(key, value) for key, _, value in known_keys(model) if value != defaults[key]]
     words += [f"model.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed]
     return shlex.join([*words, f"checkpoint.finetune_from={folder}"])
+
+
+def _task_arguments(task: Any, folder: Path) -> list[str]:
+    """What of the command says which text is trained on and how it becomes ids."""
+    tokenizer = folder / "tokenizer" / "pretrained"
+    if tokenizer.is_dir():
+        arguments = ["task=text_to_text", "task.mixture=MIXTURE.yaml"]
+        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={tokenizer}"]
+    arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
+    arguments += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
+    arguments += [] if task.joined_dictionary else ["task.joined_dictionary=false"]
+    arguments += [] if task.tokenizer == "sentencepiece" else [f"task.tokenizer={task.tokenizer}"]
+    sides = (
+        {"": "tokenizer"} if task.joined_dictionary else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
+    )
+    for side, name in sides.items():
+        arguments.append(f"task.{'tgtdict' if side == 'target_' else 'srcdict'}={folder / name / 'dictionary.json'}")
+        if task.tokenizer == "sentencepiece":
+            arguments.append(f"task.{side}spm_model={folder / name / 'sentencepiece.model'}")
+    return arguments
 
 
 if __name__ == "__main__":

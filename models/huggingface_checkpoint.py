@@ -113,7 +113,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         task,
         TrainConfig(model=cfg),
         path,
-        task_values={"_name": "text_to_text", "tokenizer": "pretrained"},
+        task_values={"_name": "decoding"},
         notes=notes,
         generation=generation,
     )

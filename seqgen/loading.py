@@ -15,16 +15,18 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 import yaml
 
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.data.tokenizer import load_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.model import EncoderDecoderModel
-from seqgen.registry import TASKS
+from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
 from seqgen.training.checkpoints import load_weights, resolve
 
@@ -56,8 +58,26 @@ class LoadedModel:
     generation: dict[str, Any] = field(default_factory=dict)
 
 
+@register_task("decoding")
 class DecodingTask(Task):
     """The task of a model that comes without data: it encodes and decodes text, and no more."""
+
+    @classmethod
+    def setup_task(cls, cfg: Any, folder: Path) -> Self:
+        """Read the tokenizers of a run that was made from such a model.
+
+        Args:
+            cfg: has no options.
+            folder: the run folder.
+
+        Raises:
+            DataError: a tokenizer is missing or damaged.
+        """
+        if (folder / "source_tokenizer").is_dir():
+            source, target = (load_tokenizer(folder / f"{side}_tokenizer") for side in ("source", "target"))
+        else:
+            source = target = load_tokenizer(folder / "tokenizer")
+        return cls(cfg, source, target)
 
     def source_lines(self, split: str) -> Iterator[str]:
         """There are none.
@@ -66,6 +86,10 @@ class DecodingTask(Task):
             DataError: always.
         """
         raise DataError("this model comes without data to decode; give input=FILE, or input=- for standard input")
+
+    def load_dataset(self, split: str) -> PairDataset:
+        """There is none; see ``source_lines``."""
+        raise DataError("task=decoding has no data to train on; give another task, such as task=translation")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,528 @@
+"""Folders in Hugging Face's layout: read, written, converted both ways, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the reader
+from seqgen.config import GenerationConfig
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.loading import LoadedModel, load_model, load_models
+from seqgen.models.huggingface_checkpoint import save_pretrained
+from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.t5 import T5Model
+from seqgen.models.t5_config import T5Config
+from seqgen.models.t5_huggingface import read_config
+from tests.commands import command
+from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_folder, tiny_model, tiny_tokenizer
+from tests.model_zoo import build
+
+every_variant = pytest.mark.parametrize("variant", list(VARIANTS))
+
+
+def logits(model: Any) -> Tensor:
+    """What a model here says of fixed tokens."""
+    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
+    with torch.no_grad():
+        out: Tensor = model(sources, torch.tensor([4, 2]), torch.tensor([[0, 8, 3], [0, 1, 39]])).logits
+    return out
+
+
+def original_logits(model: Any) -> Tensor:
+    """What the original says of them."""
+    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
+    prefixes = torch.tensor([[0, 8, 3], [0, 1, 39]])
+    with torch.no_grad():
+        out: Tensor = model(input_ids=sources, attention_mask=sources.ne(0), decoder_input_ids=prefixes).logits
+    return out
+
+
+def assert_near(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got.float(), wanted.float(), rtol=0, atol=1e-4)
+
+
+# --- reading
+
+
+@every_variant
+@pytest.mark.parametrize(
+    ("layout", "files"),
+    [
+        ({}, ["model.safetensors"]),
+        ({"max_shard_size": "20KB"}, ["model-00001-of-*.safetensors", "model.safetensors.index.json"]),
+        ({"safe_serialization": False}, ["pytorch_model.bin"]),
+        ({"safe_serialization": False, "max_shard_size": "20KB"}, ["pytorch_model-00002-of-*.bin"]),
+    ],
+    ids=["whole", "shards", "bin", "bin shards"],
+)
+def test_a_folder_is_read_whatever_its_files(
+    variant: str, layout: dict[str, Any], files: list[str], tmp_path: Path
+) -> None:
+    folder = tiny_folder(tmp_path / "theirs", variant, **layout)
+    assert all(list(folder.glob(name)) for name in files)
+    loaded = load_model(folder)
+    assert isinstance(loaded.model, T5Model)
+    assert not loaded.model.training
+    assert loaded.notes == []
+    assert_near(logits(loaded.model), original_logits(tiny_model(variant)))
+    assert len(loaded.task.target_dictionary) == VOCAB
+    text = "the dog <extra_id_0> sees a boat"
+    assert loaded.task.encode_source(text).tolist() == tiny_tokenizer()(text).input_ids
+
+
+def test_dtype_and_device(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", dtype=torch.bfloat16)
+
+    def dtypes(**arguments: Any) -> set[torch.dtype]:
+        return {parameter.dtype for parameter in load_model(folder, **arguments).model.parameters()}
+
+    assert dtypes() == {torch.bfloat16}
+    assert dtypes(dtype=torch.float32) == {torch.float32}
+    assert dtypes(dtype=torch.float64) == {torch.float64}
+    assert {p.dtype for p in load_models([str(folder)])[0].model.parameters()} == {torch.float32}
+    half = load_model(folder, dtype=torch.float16).model
+    for name, parameter in half.named_parameters():
+        assert parameter.dtype == (torch.float32 if name.endswith("feed_forward.wo.weight") else torch.float16)
+    assert {p.device.type for p in load_model(folder, "meta").model.parameters()} == {"meta"}
+
+
+def test_ties_survive(tmp_path: Path) -> None:
+    tied = load_model(tiny_folder(tmp_path / "tied", "t5"), dtype=torch.float64).model
+    assert tied.encoder.embed_tokens.weight is tied.decoder.embed_tokens.weight
+    assert tied.decoder.output_projection.weight is tied.decoder.embed_tokens.weight
+    untied = load_model(tiny_folder(tmp_path / "untied", "mt5")).model
+    assert untied.encoder.embed_tokens.weight is untied.decoder.embed_tokens.weight
+    assert untied.decoder.output_projection.weight is not untied.decoder.embed_tokens.weight
+
+
+def test_names_that_are_known_in_vain(tmp_path: Path) -> None:
+    """Old files hold a bias that nothing reads, and the embedding under other names, also under those alone."""
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    shared = weights.pop("shared.weight")
+    weights["encoder.embed_tokens.weight"] = shared
+    weights["lm_head.weight"] = torch.zeros(1)
+    weights["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(8, 3)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
+    weights["shared.weight"], weights["decoder.embed_tokens.weight"] = shared.clone(), torch.zeros_like(shared)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
+
+
+def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
+    path = folder / name
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+def test_what_a_config_does_not_say(tmp_path: Path) -> None:
+    """The defaults are those of the original's class for the model type."""
+    transformers = pytest.importorskip("transformers")
+    for kind in ("t5", "mt5", "umt5"):
+        cfg = read_config(JSONConfig(tmp_path, {"model_type": kind}))
+        original = transformers.AutoConfig.for_model(kind)
+        for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
+            assert getattr(cfg, name) == getattr(original, name)
+        for name in ("feed_forward_proj", "tie_word_embeddings", "dropout_rate", "layer_norm_epsilon"):
+            assert getattr(cfg, name) == getattr(original, name)
+        assert cfg.per_layer_bias == (kind == "umt5")
+
+
+@pytest.mark.parametrize(
+    ("projection", "further"),
+    [
+        ("relu", {}),
+        ("gelu", {}),
+        ("gelu_new", {}),
+        ("silu", {}),
+        ("swish", {}),
+        ("gated-gelu", {}),
+        ("gated-silu", {}),
+        ("gated-relu", {}),
+        ("gated-gelu_new", {}),
+        ("gelu", {"dense_act_fn": "relu"}),
+    ],
+)
+def test_activations_are_the_originals(projection: str, further: dict[str, Any]) -> None:
+    original = tiny_model("t5", feed_forward_proj=projection, **further)
+    assert_near(logits(seqgen_model(original)), original_logits(original))
+
+
+@pytest.mark.slow
+def test_loading_streams(tmp_path: Path) -> None:
+    """Beside the model there is never more in memory than a shard: less than the model once more."""
+    script = """
+import resource, sys, torch, seqgen.models
+from seqgen.loading import load_model
+load_model(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = load_model(sys.argv[1]).model
+size = sum(p.nbytes for p in model.parameters()) / 1024
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
+"""
+    small = tiny_folder(tmp_path / "small", "t5_v1_1")
+    size = {"d_model": 512, "d_ff": 4096, "d_kv": 64, "num_heads": 8, "num_layers": 6}
+    large = tiny_folder(tmp_path / "large", "t5_v1_1", max_shard_size="20MB", **size)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(large), str(small)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 1.35, f"{done.stdout} times the model's memory"
+
+
+# --- how to decode
+
+
+def generation(folder: Path) -> dict[str, Any]:
+    return load_model(folder).generation
+
+
+def test_defaults_of_decoding(tmp_path: Path) -> None:
+    """What the original does where nothing is said: greedy, 20 new tokens."""
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    values = generation(folder)
+    wanted = {"semantics": "huggingface", "beam": 1, "max_len": 20, "min_len": 0, "early_stopping": "false"}
+    assert {name: values[name] for name in wanted} == wanted
+    GenerationConfig(**values)  # nothing but its fields
+    original = tiny_model("t5")
+    original.generation_config.eos_token_id = None
+    assert original.generate(torch.tensor([[5, 1]])).size(1) == 1 + values["max_len"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"max_length": 12}, {"max_len": 11}),
+        ({"max_length": 21}, {"max_len": 20}),
+        ({"max_length": 12, "max_new_tokens": 7}, {"max_len": 7}),
+        ({"min_length": 4}, {"min_len": 3}),
+        ({"min_new_tokens": 4}, {"min_len": 4}),
+        ({"num_beams": 4, "early_stopping": True}, {"beam": 4, "early_stopping": "true"}),
+        ({"num_beams": 4, "early_stopping": "never"}, {"early_stopping": "never"}),
+        ({"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6}, {"nbest": 2, "lenpen": 0.6}),
+        ({"do_sample": True}, {"sampling": True, "sampling_topk": 50}),
+        (
+            {"do_sample": True, "top_k": 0, "top_p": 0.9, "temperature": 0.7, "typical_p": 0.8},
+            {"sampling_topk": 0, "sampling_topp": 0.9, "temperature": 0.7, "typical_p": 0.8},
+        ),
+        ({"do_sample": True, "num_beams": 3}, {"search": "beam_sampling", "beam": 3}),
+        ({"do_sample": True, "min_p": 0.1, "epsilon_cutoff": 1e-3, "eta_cutoff": 2e-3}, {"min_p": 0.1}),
+        ({"penalty_alpha": 0.6, "top_k": 4}, {"search": "contrastive", "penalty_alpha": 0.6, "contrastive_topk": 4}),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.3},
+            {"diverse_beam_groups": 2, "diverse_beam_strength": 0.3},
+        ),
+        ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}, {"repetition_penalty": 1.2}),
+        ({"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 2}),
+        ({"suppress_tokens": [5, 39]}, {"suppress": ["▁d", "<unused_39>"]}),
+        ({"begin_suppress_tokens": [1]}, {"suppress_at_begin": ["</s>"]}),
+        ({"forced_bos_token_id": 5, "forced_eos_token_id": 1}, {"forced_first": "▁d", "forced_last": "</s>"}),
+        ({"eos_token_id": [1, 5]}, {"end_symbols": ["▁d"]}),
+        ({"renormalize_logits": True, "remove_invalid_values": True}, {"renormalize": True, "remove_invalid": True}),
+        (
+            {"exponential_decay_length_penalty": [5, 1.5]},
+            {"exponential_decay_start": 5, "exponential_decay_factor": 1.5},
+        ),
+        ({"guidance_scale": 1.5}, {"guidance_scale": 1.5}),
+        ({"stop_strings": ["dog"]}, {"stop_strings": ["dog"]}),
+        ({"prompt_lookup_num_tokens": 3}, {"draft_tokens": 3, "prompt_lookup": 2}),
+    ],
+)
+def test_how_to_decode_is_read_and_written(theirs: dict[str, Any], ours: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    symbols = load_model(folder).task.target_dictionary.symbols
+    ours = {name: _named(value, symbols) for name, value in ours.items()}
+    change_config(folder, "generation_config.json", **theirs)
+    loaded = load_model(folder)
+    assert {name: loaded.generation[name] for name in ours} == ours
+    assert loaded.notes == []
+    save_pretrained(
+        loaded.model, tmp_path / "again", loaded.task.target_tokenizer, GenerationConfig(**loaded.generation)
+    )
+    assert generation(tmp_path / "again") == loaded.generation
+
+
+def _named(value: Any, symbols: list[str]) -> Any:
+    """``▁d`` stands for whatever symbol has the id 5."""
+    if isinstance(value, list):
+        return [_named(item, symbols) for item in value]
+    return symbols[5] if value == "▁d" else value
+
+
+def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    ids = tiny_tokenizer()("dog", add_special_tokens=False).input_ids
+    change_config(
+        folder,
+        "generation_config.json",
+        bad_words_ids=[ids, [0, 0]],
+        sequence_bias=[[ids, -2.5]],
+        watermarking_config={"bias": 2},
+    )
+    loaded = load_model(folder)
+    assert loaded.generation["bad_words"] == ["dog"]
+    assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
+    assert len(loaded.notes) == 2
+    assert "of bad_words_ids, [0, 0] is no text of its own" in loaded.notes[0]
+    assert "watermarking_config={'bias': 2} has no counterpart here and is ignored" in loaded.notes[1]
+
+
+def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    (folder / "generation_config.json").unlink()
+    change_config(folder, num_beams=4, max_length=15, length_penalty=2.0)
+    values = generation(folder)
+    assert (values["beam"], values["max_len"], values["lenpen"]) == (4, 14, 2.0)
+
+
+def test_the_start_symbol(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    assert load_model(folder).model.start_symbol(1) == 0
+    change_config(folder, decoder_start_token_id=5)
+    assert load_model(folder).model.start_symbol(1) == 0, "generation_config.json goes before config.json"
+    change_config(folder, "generation_config.json", decoder_start_token_id=6)
+    assert load_model(folder).model.start_symbol(1) == 6
+    change_config(folder, "generation_config.json", decoder_start_token_id=99)
+    with pytest.raises(CheckpointError, match="decoder_start_token_id=99 is outside the vocabulary of 40"):
+        load_model(folder)
+
+
+# --- writing
+
+
+@every_variant
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000], ids=["whole", "shards"])
+def test_transformers_reads_what_is_written(variant: str, shard_bytes: int, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    original = tiny_model(variant)
+    folder = tmp_path / "ours"
+    save_pretrained(seqgen_model(original), folder, shard_bytes=shard_bytes)
+    assert (folder / "model.safetensors").exists() == (shard_bytes > 1_000_000)
+    again, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    assert torch.equal(original_logits(again.eval()), original_logits(original))
+    assert again.generation_config.decoder_start_token_id == 0
+
+
+def test_the_tokenizer_is_written_as_well(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    loaded = load_model(tiny_folder(tmp_path / "theirs", "t5"))
+    save_pretrained(loaded.model, tmp_path / "ours", loaded.task.target_tokenizer)
+    text = "the dog <extra_id_1> sees a tree"
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours", use_fast=False)
+    assert again(text).input_ids == tiny_tokenizer()(text).input_ids
+    assert_near(logits(load_model(tmp_path / "ours").model), logits(loaded.model))
+
+
+def test_half_precision_is_written(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = seqgen_model(tiny_model("t5_v1_1")).to(torch.bfloat16)
+    save_pretrained(model, tmp_path / "ours")
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", torch_dtype="auto")
+    assert again.dtype == torch.bfloat16
+    assert_near(original_logits(again.float()), logits(model.float()))
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    model = seqgen_model(tiny_model("t5"))
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        save_pretrained(model, tmp_path / "there")
+    with pytest.raises(ConfigError, match="a FConvModel cannot be written in Hugging Face's layout"):
+        save_pretrained(build("fconv_tiny"), tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+# --- by command
+
+
+def converted(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
+    """A folder of the original, and the run made from it."""
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", **changes)
+    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.err
+    assert "task.tokenizer=pretrained" in outcome.out
+    return folder, tmp_path / "run"
+
+
+def same(a: LoadedModel, b: LoadedModel) -> None:
+    assert torch.equal(logits(a.model), logits(b.model))
+    assert a.generation == b.generation or {name: b.generation[name] for name in a.generation} == a.generation, (
+        "decoded otherwise"
+    )
+    assert a.task.target_dictionary == b.task.target_dictionary
+    assert a.model.start_symbol(1) == b.model.start_symbol(1)
+
+
+def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:
+    folder, run = converted(tmp_path, generation={"num_beams": 3, "max_length": 9})
+    same(load_model(folder), load_model(run))
+    run.rename(tmp_path / "moved")
+    outcome = command("convert", f"path={tmp_path / 'moved'}", f"huggingface_dir={tmp_path / 'again'}")
+    assert outcome.code == 0, outcome.err
+    same(load_model(folder), load_model(tmp_path / "again"))
+    transformers = pytest.importorskip("transformers")
+    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+    assert torch.equal(original_logits(again), original_logits(tiny_model("t5_v1_1")))
+    assert (again.generation_config.num_beams, again.generation_config.max_new_tokens) == (3, 8)
+
+
+def test_conversions_that_are_refused(tmp_path: Path) -> None:
+    folder, run = converted(tmp_path)
+    for arguments, words in (
+        ([f"path={folder}"], "either run_dir=RUN or huggingface_dir=FOLDER"),
+        ([f"path={folder}", f"run_dir={tmp_path}/a", f"huggingface_dir={tmp_path}/b"], "either run_dir=RUN or"),
+        ([f"path={folder}", f"huggingface_dir={run}"], "is there already; give the name of a new folder"),
+        ([f"path={run}", f"run_dir={tmp_path}/a"], "a run needs no conversion"),
+    ):
+        outcome = command("convert", *arguments)
+        assert outcome.code == 2
+        assert words in outcome.err
+
+
+def refusal(folder: Path) -> str:
+    """What ``seqgen-generate`` says of a folder: one sentence, and exit code 2."""
+    outcome = command("generate", f"path={folder}", "input=-", stdin=b"the dog\n")
+    assert outcome.code == 2, outcome.err
+    assert outcome.out == ""
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    return lines[0]
+
+
+def test_a_folder_without_weights(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    (folder / "model.safetensors").unlink()
+    assert "has no weights: there is no model.safetensors and no pytorch_model.bin" in refusal(folder)
+    (folder / "tf_model.h5").touch()
+    assert "tf_model.h5 is of another framework" in refusal(folder)
+
+
+def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5", max_shard_size="30KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    for shard in shards[::2]:
+        shard.unlink()
+    said = refusal(folder)
+    assert f"{len(shards[::2])} of {len(shards)} files with weights are missing" in said
+    assert shards[0].name in said
+
+
+def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    change_config(folder, model_type="bart", architectures=["BartForConditionalGeneration"])
+    assert "its architecture is BartForConditionalGeneration, which seqgen does not have; it reads" in refusal(folder)
+    change_config(folder, model_type="absent", architectures="absent")
+    assert "its architecture is one that it does not name" in refusal(folder)
+    change_config(folder, model_type=["t5"])
+    assert "model_type is ['t5'], not a text" in refusal(folder)
+    (folder / "config.json").write_text("{")
+    assert "config.json: cannot be read as JSON" in refusal(folder)
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "bin"])
+def test_a_truncated_shard(safe: bool, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5", max_shard_size="30KB", safe_serialization=safe)
+    shard = sorted(folder.glob("*-00002-of-*"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    said = refusal(folder)
+    assert shard.name in said
+    assert "truncated" in said or "damaged" in said
+
+
+def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5", vocab_size=30)
+    assert "has 38 ids but the model's vocabulary only 30" in refusal(folder)
+    bare = tiny_folder(tmp_path / "bare", "t5", tokenizer=False)
+    assert "spiece.model" in refusal(bare)
+
+
+def test_weights_that_are_not_those_of_the_config(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["encoder.extra.weight"] = torch.zeros(1)
+    del weights["decoder.block.1.layer.1.EncDecAttention.k.weight"]
+    weights["decoder.final_layer_norm.weight"] = torch.ones(3)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    said = refusal(folder)
+    assert "missing: decoder.block.1.layer.1.EncDecAttention.k.weight" in said
+    assert "unknown to the model: encoder.extra.weight" in said
+    assert "of another shape: decoder.final_layer_norm.weight ((3,), its config.json says (24,))" in said
+
+
+def test_values_that_make_no_sense(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    original = (folder / "config.json").read_text()
+    for values, words in (
+        ({"d_model": "24"}, "d_model is '24', not a whole number of at least 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, not true or false"),
+        ({"dropout_rate": []}, "dropout_rate is [], not a number"),
+        ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
+        ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
+    ):
+        (folder / "config.json").write_text(original)
+        change_config(folder, **values)
+        assert words in refusal(folder)
+    (folder / "config.json").write_text(original)
+    change_config(folder, "generation_config.json", suppress_tokens=[40])
+    assert "suppress_tokens has the id 40, but there are only 40 ids" in refusal(folder)
+    change_config(folder, "generation_config.json", suppress_tokens=None, early_stopping="soon")
+    assert "early_stopping is 'soon', not true, false or 'never'" in refusal(folder)
+
+
+class Bomb:
+    """Pickled, it asks for a folder to be made."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5", safe_serialization=False)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"shared.weight": Bomb(tmp_path / "exploded")}))
+    assert "holds code" in refusal(folder)
+    change_config(folder, auto_map={"AutoModel": "evil.Model"})
+    (folder / "evil.py").write_text("raise SystemExit(3)")
+    assert "holds code" in refusal(folder)
+    assert not (tmp_path / "exploded").exists()
+    index = {"weight_map": {"shared.weight": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "names files outside its folder" in refusal(folder)
+
+
+def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    script = """
+import sys, seqgen.models
+from seqgen.loading import load_model
+load_model(sys.argv[1])
+assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
+
+
+def test_presets_are_written_and_read(tmp_path: Path) -> None:
+    """A config here says all that a file there says."""
+    cfg = T5Config(vocab_size=50, d_model=8, d_kv=2, d_ff=12, num_layers=3, num_decoder_layers=1, num_heads=2)
+    model = T5Model(cfg, padding_idx=0)
+    save_pretrained(model, tmp_path / "ours")
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["decoder_start_token_id"] == config["pad_token_id"] == 0
+    assert config["eos_token_id"] == 1
+    again = read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
+    again.decoder_start_token_id = -1
+    assert again == cfg
