@@ -54,6 +54,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus(folder / "DATA")
     for language in ("en", "de"):
         (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
+    lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
+    answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
+    (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
+    (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
     for name in ("a", "b"):
         outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
