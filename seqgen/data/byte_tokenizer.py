@@ -9,8 +9,8 @@ from seqgen.data.special_tokens import SpecialTokens
 from seqgen.data.tokenizer import SENTINEL
 from seqgen.data.tokenizer_files import TokenizerFiles
 
-OFFSET = 3
-"""Id of the byte 0; padding, end-of-sentence and unknown stand before it."""
+FIRST = ("<pad>", "</s>", "<unk>")
+"""What stands before the bytes, which begin with the id 3."""
 
 
 class ByteTokenizer(SlowTokenizer):
@@ -26,9 +26,7 @@ class ByteTokenizer(SlowTokenizer):
 
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
-        for key in ("pad_token", "eos_token", "unk_token"):
-            if isinstance(token := special.named.get(key), str):
-                special.named[key] = AddedToken(token, lstrip=True, rstrip=True)
+        special.fill(lstrip=True, rstrip=True)
         own = (special.named.get(key) for key in ("pad_token", "eos_token", "unk_token"))
         first = {i: token for i, token in enumerate(own) if isinstance(token, AddedToken)}
         special.added = {**first, **special.added}
@@ -39,8 +37,7 @@ class ByteTokenizer(SlowTokenizer):
             given = len({str(token) for token in special.additional if "extra_id" in str(token)})
             if given != count:
                 special.refuse_sentinels(count, given)
-        # the first three ids are added tokens, so what stands for them here is never seen
-        symbols = [*DEFAULT_FIRST, *map(chr, range(256))]
+        symbols = [*FIRST, *map(chr, range(256))]
         super().__init__(files, special, symbols, 256, vocab_size)
 
     def pieces(self, text: str) -> list[str]:
@@ -49,13 +46,10 @@ class ByteTokenizer(SlowTokenizer):
 
     def piece_id(self, piece: str) -> int:
         """See ``SlowTokenizer.piece_id``."""
-        return ord(piece) + OFFSET
+        return ord(piece) + len(FIRST)
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``; bytes that are no UTF-8 are left out."""
         return b"".join(piece.encode() if piece in self.added.ids else bytes([ord(piece)]) for piece in pieces).decode(
             errors="ignore"
         )
-
-
-DEFAULT_FIRST = ("<pad>", "</s>", "<unk>")

@@ -38,9 +38,8 @@ class FastT5Tokenizer(PretrainedTokenizer):
             legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
             origin = f"{files.origin}/{MODEL_FILE}"
             self._pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, origin)
-            for key in ("eos_token", "unk_token", "pad_token"):
-                if isinstance(token := special.named.get(key), str):
-                    special.named[key] = AddedToken(token, special=True)
+            special.fill(special=True)
+        special.fill()
         self._pipeline.no_truncation()
         self._pipeline.no_padding()
         self._pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.special_tokens import SpecialTokens
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
+from seqgen.data.special_tokens import DEFAULTS, SpecialTokens
 from seqgen.data.tokenizer import SENTINEL, Tokenizer, register_tokenizer, write_settings
 from seqgen.data.tokenizer_files import (
     CONFIG_FILE,
@@ -144,26 +144,25 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
 
     Args:
         folder: the folder.
-        vocab_size: number of rows of the model's embedding; ids above the tokenizer's decode to nothing.
+        vocab_size: number of rows of the model's embedding; ids above the tokenizer's decode to nothing. ``None`` for
+            that of the ``config.json`` in the folder, or for as many as the tokenizer has.
 
     Raises:
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
     """
     files = TokenizerFiles.read(folder)
+    model = _model_config(folder)
     config = files.json(CONFIG_FILE)
     if config.get("tokenizer_class") is None:
-        config["tokenizer_class"] = _class_of_model(folder)
+        config["tokenizer_class"] = BYTES if model.get("tokenizer_class") == BYTES else FAST
         files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
-    return make_tokenizer(files, vocab_size)
+    rows = model.get("vocab_size")
+    return make_tokenizer(files, rows if vocab_size is None and type(rows) is int else vocab_size)
 
 
-def _class_of_model(folder: Path) -> str:
-    try:
-        content = (folder / "config.json").read_bytes()
-    except OSError:
-        return FAST
-    name = parse_object(content, str(folder / "config.json")).get("tokenizer_class")
-    return BYTES if name == BYTES else FAST
+def _model_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    return parse_object(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
 def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> PretrainedTokenizer:
@@ -219,13 +218,22 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:
     """The files of a new T5 tokenizer.
 
+    Its sentinels leave the spaces beside them to the pieces, so that ``a <extra_id_0> b`` is encoded as what span
+    corruption makes of an encoded text, with the space at the beginning of ``▁b``.
+
     Args:
         model: a SentencePiece model with the pieces ``<pad>``, ``</s>`` and ``<unk>``.
         extra_ids: number of sentinels, whose ids follow those of the pieces and go downwards.
         legacy: whether the pieces after a special token get a space that the text does not have.
+
+    Raises:
+        DataError: it is not a SentencePiece model.
     """
-    config = {"tokenizer_class": SLOW, "legacy": legacy, "add_prefix_space": True, "extra_ids": extra_ids}
-    return _new_files(config, extra_ids, {MODEL_FILE: model})
+    top = int(load_processor(model, "the SentencePiece model").vocab_size()) + extra_ids - 1
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    added = {str(top - i): {"content": SENTINEL.format(i), **flags} for i in range(extra_ids)}
+    config = {"tokenizer_class": SLOW, "legacy": legacy, "add_prefix_space": True, "added_tokens_decoder": added}
+    return _new_files({**config, "extra_ids": extra_ids}, {MODEL_FILE: model})
 
 
 def byte_files(extra_ids: int = 125) -> TokenizerFiles:
@@ -234,12 +242,12 @@ def byte_files(extra_ids: int = 125) -> TokenizerFiles:
     Args:
         extra_ids: number of sentinels, whose ids go upwards from 259.
     """
-    return _new_files({"tokenizer_class": BYTES, "extra_ids": extra_ids}, extra_ids, {})
+    return _new_files({"tokenizer_class": BYTES, "extra_ids": extra_ids}, {})
 
 
-def _new_files(config: dict[str, Any], extra_ids: int, further: dict[str, bytes]) -> TokenizerFiles:
-    sentinels = [SENTINEL.format(i) for i in range(extra_ids)]
-    special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "additional_special_tokens": sentinels}
+def _new_files(config: dict[str, Any], further: dict[str, bytes]) -> TokenizerFiles:
+    sentinels = [SENTINEL.format(i) for i in range(config["extra_ids"])]
+    special = {**DEFAULTS, "additional_special_tokens": sentinels}
     config = {**config, "clean_up_tokenization_spaces": False, **special}
     contents = {CONFIG_FILE: to_json(config), SPECIAL_TOKENS_FILE: to_json(special), **further}
     return TokenizerFiles("the tokenizer", contents)

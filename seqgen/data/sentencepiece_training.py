@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import sentencepiece
 
@@ -15,6 +15,12 @@ THREADS = 8
 
 MAX_LINES = 5_000_000
 """A larger text is sampled, so that it fits into memory."""
+
+FAIRSEQ_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
+"""The special symbols' ids in seqgen's own vocabularies, as in fairseq's."""
+
+T5_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": -1}
+"""Those in T5's, which has no begin-of-sentence."""
 
 MAX_CHARACTERS = 1000
 """Longer lines are cut, since SentencePiece would leave them out."""
@@ -27,20 +33,22 @@ def train_sentencepiece(
     model_type: str = "unigram",
     character_coverage: float = 1.0,
     hard_vocab_limit: bool = True,
+    special_ids: Mapping[str, int] = FAIRSEQ_IDS,
     key: str = "vocab_size",
 ) -> bytes:
     """Train a SentencePiece model; the same text and settings give the same model.
 
     Args:
         lines: the text.
-        vocab_size: number of pieces, the four special symbols included.
+        vocab_size: number of pieces, the special symbols included.
         model_type: ``unigram`` or ``bpe``.
         character_coverage: share of the text's characters that get a piece of their own.
         hard_vocab_limit: whether a text that is too small for ``vocab_size`` is refused or gets fewer pieces.
+        special_ids: ids of ``pad``, ``eos``, ``unk`` and ``bos``; -1 for none.
         key: the configuration key of ``vocab_size``, for messages.
 
     Returns:
-        The model file's content, with the ids ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
+        The model file's content.
 
     Raises:
         DataError: the text cannot be read, has no words, or does not suit the vocabulary's size.
@@ -58,10 +66,10 @@ def train_sentencepiece(
             num_threads=THREADS,
             input_sentence_size=MAX_LINES,
             shuffle_input_sentence=True,
-            bos_id=0,
-            pad_id=1,
-            eos_id=2,
-            unk_id=3,
+            bos_id=special_ids["bos"],
+            pad_id=special_ids["pad"],
+            eos_id=special_ids["eos"],
+            unk_id=special_ids["unk"],
             minloglevel=4,
         )
     except (RuntimeError, ValueError, OSError) as error:

@@ -16,6 +16,9 @@ from seqgen.errors import DataError
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+MAX_IDS = 10_000_000
+"""A damaged file shall not make a vocabulary that fills the memory."""
+
 UNSUPPORTED = ("sp_model_kwargs", "extra_special_tokens")
 
 Token: TypeAlias = AddedToken | str
@@ -29,7 +32,7 @@ class SpecialTokens:
     Attributes:
         origin: the tokenizer's folder, for messages.
         config: the content of ``tokenizer_config.json``.
-        named: the tokens that have a name, such as ``eos_token``; ``None`` where there is none.
+        named: the tokens that have a name, such as ``eos_token``; ``None`` where a file says that there is none.
         additional: the other special tokens, such as the sentinels; ``None`` where no file says.
         added: the added tokens, special or not, by id.
     """
@@ -55,7 +58,7 @@ class SpecialTokens:
             DataError: a token is not one.
         """
         config = files.json(CONFIG_FILE)
-        special = cls(files.origin, config, {**DEFAULTS}, None, {})
+        special = cls(files.origin, config, {}, None, {})
         for key in UNSUPPORTED:
             if config.get(key):
                 raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen cannot follow; remove it")
@@ -110,6 +113,17 @@ class SpecialTokens:
             distinct.setdefault(str(token), token)
         return list(distinct.values())
 
+    def fill(self, **flags: bool) -> None:
+        """Name the tokens that every T5 tokenizer has, where no file does.
+
+        Args:
+            flags: the flags of those that are given by their string; without any, they stay strings.
+        """
+        for key, default in DEFAULTS.items():
+            token = self.named.setdefault(key, default)
+            if flags and isinstance(token, str):
+                self.named[key] = AddedToken(token, **flags)
+
     def number(self, key: str, default: int) -> int:
         """A whole number of ``tokenizer_config.json``.
 
@@ -118,11 +132,11 @@ class SpecialTokens:
             default: the value where there is none.
 
         Raises:
-            DataError: it is none, or below zero.
+            DataError: it is no number of ids.
         """
         value = self.config.get(key, default)
-        if type(value) is not int or value < 0:
-            raise DataError(f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a whole number")
+        if type(value) is not int or not 0 <= value <= MAX_IDS:
+            raise DataError(f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a number of ids")
         return value
 
     def add_t5_sentinels(self) -> int:
@@ -184,7 +198,7 @@ def as_id(value: Any, origin: str) -> int:
         DataError: it is no id.
     """
     text = str(value)
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
         raise DataError(f"{origin}: {text[:40]!r} is no id of an added token; copy the folder again")
     return int(text)
 

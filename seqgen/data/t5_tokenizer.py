@@ -46,9 +46,7 @@ class SlowT5Tokenizer(SlowTokenizer):
         count = special.add_t5_sentinels()
         own = {top - i: AddedToken(SENTINEL.format(i), **flags) for i in range(count)}
         special.added = {**own, **special.added}
-        for key in ("eos_token", "unk_token", "pad_token"):
-            if isinstance(token := special.named.get(key), str):
-                special.named[key] = AddedToken(token, special=True)
+        special.fill(special=True)
         pieces = [self._processor.id_to_piece(i) for i in range(size)]
         super().__init__(files, special, pieces, size, vocab_size)
         self._unk = str(special.named["unk_token"])

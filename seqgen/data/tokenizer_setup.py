@@ -11,8 +11,9 @@ from pathlib import Path
 from seqgen.config import option
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.parallel_text import ParallelFiles
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.sentencepiece_training import train_sentencepiece
+from seqgen.data.pretrained_tokenizer import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
+from seqgen.data.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
@@ -24,8 +25,8 @@ class TokenizerConfig:
 
     tokenizer: str = option(
         "sentencepiece",
-        "sentencepiece, or whitespace for text that is tokenized already",
-        choices=("sentencepiece", "whitespace"),
+        "sentencepiece; t5 (with sentinels), bytes, pretrained (from a folder); whitespace for text that is tokenized",
+        choices=("sentencepiece", "t5", "bytes", "pretrained", "whitespace"),
     )
     joined_dictionary: bool = option(True, "one vocabulary for both languages")
     vocab_size: int = option(8000, "size of a vocabulary that is made from the training text", minimum=5)
@@ -36,6 +37,8 @@ class TokenizerConfig:
     character_coverage: float = option(
         1.0, "share of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
     )
+    extra_ids: int = option(100, "sentinels above the pieces (tokenizer=t5)", minimum=0, maximum=10_000)
+    pretrained_tokenizer: str = option("", "folder with a T5, mT5, umT5 or ByT5 tokenizer (tokenizer=pretrained)")
     spm_model: str = option("", "SentencePiece model to use rather than train one")
     source_spm_model: str = option("", "likewise for the source alone (joined_dictionary=false)")
     target_spm_model: str = option("", "likewise for the target alone (joined_dictionary=false)")
@@ -91,15 +94,29 @@ def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], It
     return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines)
 
 
+MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
+DICTIONARY_KEYS = ("srcdict", "tgtdict")
+WRONG_KEYS = {
+    "sentencepiece": ("pretrained_tokenizer",),
+    "t5": ("pretrained_tokenizer", "subword_sampling", *DICTIONARY_KEYS),
+    "bytes": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "pretrained": ("subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
+}
+"""The keys that each kind of tokenizer has no use for."""
+
+
 def _check(cfg: TokenizerConfig) -> None:
+    for name in WRONG_KEYS[cfg.tokenizer]:
+        if getattr(cfg, name):
+            kinds = " or ".join(kind for kind, wrong in WRONG_KEYS.items() if name not in wrong)
+            raise ConfigError(f"task.{name} is for task.tokenizer={kinds}; remove the one or the other")
     if cfg.joined_dictionary:
         for name in ("source_spm_model", "target_spm_model", "tgtdict"):
             if getattr(cfg, name):
                 raise ConfigError(f"task.{name} is for separate vocabularies; add task.joined_dictionary=false")
-    if cfg.tokenizer == "whitespace":
-        for name in ("spm_model", "source_spm_model", "target_spm_model", "subword_sampling"):
-            if getattr(cfg, name):
-                raise ConfigError(f"task.{name} is for task.tokenizer=sentencepiece; remove the one or the other")
+    if cfg.tokenizer == "pretrained" and not cfg.pretrained_tokenizer:
+        raise ConfigError("task.pretrained_tokenizer is missing; give the folder of the tokenizer's files")
     if cfg.sampling_nbest in (0, 1):
         raise ConfigError(f"task.sampling_nbest={cfg.sampling_nbest}: give 2 or more segmentations, or -1 for all")
 
@@ -119,22 +136,31 @@ def _prepare(
 
 
 def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+    if cfg.tokenizer == "pretrained":
+        return load_pretrained_tokenizer(Path(cfg.pretrained_tokenizer))
+    if cfg.tokenizer == "bytes":
+        return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None
     if cfg.tokenizer == "whitespace":
         if given is None:
             counts = Counter(chain.from_iterable(line.split() for line in lines()))
             given = Dictionary.from_counts(counts, cfg.vocab_size)
         return WhitespaceTokenizer(given)
-    if model:
-        content = read_model(Path(model))
-    else:
-        content = train_sentencepiece(
-            lines(),
-            vocab_size=cfg.vocab_size,
-            model_type=cfg.spm_type,
-            character_coverage=cfg.character_coverage,
-            hard_vocab_limit=cfg.hard_vocab_limit,
-            key="task.vocab_size",
-        )
+    content = read_model(Path(model)) if model else _train(cfg, lines())
     origin = model or "the SentencePiece model"
+    if cfg.tokenizer == "t5":
+        load_processor(content, origin)
+        return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
     return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)
+
+
+def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:
+    return train_sentencepiece(
+        lines,
+        vocab_size=cfg.vocab_size,
+        model_type=cfg.spm_type,
+        character_coverage=cfg.character_coverage,
+        hard_vocab_limit=cfg.hard_vocab_limit,
+        special_ids=T5_IDS if cfg.tokenizer == "t5" else FAIRSEQ_IDS,
+        key="task.vocab_size",
+    )
