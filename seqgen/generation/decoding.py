@@ -176,8 +176,11 @@ class Decoding:
         generator = self.generator
         logits, attention = self._logits()
         if generator.adds_logits:
-            normalizer = log_normalizer(logits[0])
+            # processors may work in place
+            normalizer = None if self.search.independent_rows else log_normalizer(logits[0])
             added = self.process(logits[0], step)
+            if normalizer is None:
+                normalizer = _normalizer_of_allowed(added)
             return self._by_beam(added), self.scores - normalizer.view_as(self.scores), attention
         if generator.semantics == "huggingface" and self.search.independent_rows and len(logits) == 1:
             lprobs = logits[0]  # as there, the processors of greedy search and sampling see logits
@@ -190,7 +193,8 @@ class Decoding:
             lprobs = away + generator.guidance_scale * (lprobs.log_softmax(-1) - away)
         lprobs = self.process(lprobs, step)
         if self.search.independent_rows:
-            lprobs = lprobs.log_softmax(-1)
+            nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # a row of which everything is forbidden
+            lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
         return self._by_beam(lprobs), self.scores, attention
 
     def _logits(self) -> tuple[list[Tensor], Tensor | None]:
@@ -343,6 +347,12 @@ class Decoding:
             return  # every beam continues itself
         for member in [*self.members, *self.guides]:
             member.reorder_beams(going_on.beams)
+
+
+def _normalizer_of_allowed(scores: Tensor) -> Tensor:
+    """The normalizer of scores after processors, ``(rows, 1)``; 0 where they forbid everything, which is no damage."""
+    nothing = scores.amax(1, keepdim=True) == -torch.inf
+    return log_normalizer(scores).masked_fill(nothing, 0.0)
 
 
 def _padding(source: Source, left: bool) -> Tensor | None:

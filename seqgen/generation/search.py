@@ -235,6 +235,7 @@ def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Sea
         "sampling": {"seed": cfg.seed},
         "beam_sampling": {"seed": cfg.seed},
         "stochastic_beam": {"seed": cfg.seed},
+        "contrastive": {"penalty_alpha": cfg.penalty_alpha, "contrastive_topk": cfg.contrastive_topk},
     }
     given = {"diverse_beam": cfg.diverse_beam_groups > 0, "diverse_siblings": cfg.diversity_rate > 0}
     chosen = values.get(entry.name, {}) if given.get(entry.name, True) else {}

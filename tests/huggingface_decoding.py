@@ -1,0 +1,171 @@
+"""Decoding by transformers, and the models of transformers decoded here, in forms that can be compared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.decoder import Decoder
+from seqgen.encoder import Encoder
+from seqgen.generation.logits_processors import LogitsProcessor
+from seqgen.generation.search import Phrases
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis
+from tests.huggingface_t5 import tiny_model
+from tests.scripted_model import batch_of
+
+PAD, EOS = 0, 1
+WORDS = 11
+Pair = tuple[tuple[int, ...], float]
+
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def sharp_model(variant: str, seed: int, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A tiny original over few words, made so that some hypotheses end early and beams change places.
+
+    A model with tied embeddings likes to repeat its last word; the minus makes it dislike that.
+    """
+    model = tiny_model(variant, seed, dtype, **{"vocab_size": WORDS, **changes})
+    tied = model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "Attention" in name and tied:
+                parameter.mul_(3.0)
+            if name == "decoder.final_layer_norm.weight":
+                parameter.mul_(-2.0 if tied else 0.3)
+    return model
+
+
+class WrappedEncoder(Encoder):
+    def __init__(self, original: Any):
+        super().__init__()
+        self.original = original
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
+        padding = torch.arange(src_tokens.size(1)) >= src_lengths.unsqueeze(1)
+        features = self.original.get_encoder()(input_ids=src_tokens, attention_mask=(~padding).long())
+        return EncoderOut(features.last_hidden_state, padding)
+
+    def max_positions(self) -> int:
+        return 1000
+
+
+class WrappedDecoder(Decoder):
+    def __init__(self, original: Any):
+        super().__init__()
+        self.original = original
+
+    def forward(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, *, need_attention: bool = False
+    ) -> DecoderOut:
+        assert encoder_out.encoder_padding_mask is not None
+        out = self.original(
+            encoder_outputs=(encoder_out.encoder_out,),
+            attention_mask=(~encoder_out.encoder_padding_mask).long(),
+            decoder_input_ids=prev_output_tokens,
+            use_cache=False,
+        )
+        return DecoderOut(out.logits)
+
+    def max_positions(self) -> int:
+        return 1000
+
+
+class WrappedModel(EncoderDecoderModel):
+    """The original itself, without a cache: what differs now is the search alone."""
+
+    def __init__(self, original: Any):
+        super().__init__(WrappedEncoder(original), WrappedDecoder(original))
+        self.eval()
+
+    def start_symbol(self, task_eos: int) -> int:
+        return PAD
+
+
+def dictionary(size: int = WORDS) -> Dictionary:
+    """Symbols with the special ids of T5."""
+    return Dictionary([f"w{number}" for number in range(size)], pad=PAD, eos=EOS, unk=2, bos=None)
+
+
+def decode(
+    model: EncoderDecoderModel,
+    sources: Sequence[Sequence[int]],
+    prefix_tokens: Tensor | None = None,
+    constraints: Sequence[Phrases] | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    ends: Sequence[int] = (EOS,),
+    **keys: Any,
+) -> list[list[Pair]]:
+    """Decode here by Hugging Face's rules, by the keys of the configuration."""
+    symbols = [f"w{end}" for end in ends[1:]]
+    cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": symbols, **keys})
+    generator = SequenceGenerator.from_config([model], dictionary(), cfg, logits_processors=processors)
+    found = generator.generate(source_batch(sources), prefix_tokens, constraints)
+    return [pairs(hypotheses) for hypotheses in found]
+
+
+def source_batch(sources: Sequence[Sequence[int]]) -> Batch:
+    return batch_of(sources, pad=PAD)
+
+
+def pairs(hypotheses: Sequence[Hypothesis]) -> list[Pair]:
+    return [(tuple(hypothesis.tokens.tolist()), hypothesis.score) for hypothesis in hypotheses]
+
+
+def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] = (EOS,), **options: Any) -> Any:
+    """Decode by transformers.
+
+    Args:
+        model: the original.
+        sources: ids with end-of-sentence; they are padded to one batch.
+        ends: ids that end an output.
+        options: further arguments of ``generate``.
+
+    Returns:
+        For each source the hypotheses, best first, as tokens up to the one that ends them, with their scores.
+    """
+    source = source_batch(sources).source
+    mask = (torch.arange(source.src_tokens.size(1)) < source.src_lengths.unsqueeze(1)).long()
+    length = {} if "max_length" in options else {"max_new_tokens": 12}
+    values = {**length, "num_return_sequences": options.get("num_beams", 1), **options}
+    out = model.generate(
+        source.src_tokens,
+        attention_mask=mask,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        eos_token_id=list(ends),
+        **values,
+    )
+    count = values["num_return_sequences"]
+    rows = [_until(row, ends) for row in out.sequences[:, 1:].tolist()]
+    if values.get("num_beams", 1) > 1:
+        scores = out.sequences_scores.tolist()
+    else:
+        steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+        scores = [float(row[: len(tokens)].sum()) / len(tokens) for row, tokens in zip(steps, rows, strict=True)]
+    found = list(zip(rows, scores, strict=True))
+    return [found[start : start + count] for start in range(0, len(found), count)]
+
+
+def _until(tokens: list[int], ends: Sequence[int]) -> tuple[int, ...]:
+    stop = next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tuple(tokens[:stop])
+
+
+def assert_same(got: Sequence[Pair], wanted: Sequence[Pair], tolerance: float = 1e-5) -> None:
+    """Scores agree place by place, and tokens wherever no neighbour has the same score."""
+    scores = [score for _, score in wanted]
+    assert [score for _, score in got] == pytest.approx(scores, abs=tolerance, rel=tolerance)
+    for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        tied = [score for other, score in enumerate(scores) if other != place and abs(score - theirs[1]) < tolerance]
+        assert tied or mine[0] == theirs[0], f"place {place}: {mine} is not {theirs}"
