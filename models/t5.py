@@ -19,11 +19,13 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.models.t5_config import PRESETS, T5Config
 from seqgen.models.t5_layers import T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
+from seqgen.modules.linear import Linear
 from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.relative_positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
+from seqgen.modules.segments import segment_mask
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut
+from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -48,11 +50,13 @@ class T5Encoder(Encoder):
         self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.dropout = Dropout(cfg.dropout_rate)
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward``."""
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
         length = src_tokens.size(1)
-        padding_mask = padding_mask_of(src_tokens, self.padding_idx)
+        padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
         allowed = None if padding_mask is None else ~padding_mask[:, None, None, :]
+        if segments is not None:  # distances within an example are the same wherever in the row it stands
+            allowed = segment_mask(segments.source, segments.source)
         x = self.dropout(_residual(self.embed_tokens(src_tokens)))
         recompute = self.cfg.checkpoint_activations and self.training
         bias = x.new_empty(0)
@@ -79,6 +83,8 @@ class T5Decoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
+    can_truncate = True
+    joins = True
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
         super().__init__()
@@ -88,7 +94,7 @@ class T5Decoder(IncrementalDecoder):
         self.layers = nn.ModuleList(T5DecoderLayer(cfg) for _ in range(cfg.decoder_layers))
         self.layer_norm = RMSNorm(cfg.d_model, cfg.layer_norm_epsilon)
         self.dropout = Dropout(cfg.dropout_rate)
-        self.output_projection = nn.Linear(cfg.d_model, embed_tokens.num_embeddings, bias=False)
+        self.output_projection = Linear(cfg.d_model, embed_tokens.num_embeddings, bias=False)
         if cfg.tie_word_embeddings:
             self.output_projection.weight = embed_tokens.weight
         else:
@@ -100,6 +106,7 @@ class T5Decoder(IncrementalDecoder):
         encoder_out: EncoderOut,
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
+        segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
@@ -107,6 +114,10 @@ class T5Decoder(IncrementalDecoder):
         rows, new = tokens.shape
         # Distances do not change with the position at which a row starts; only what it may see does.
         allowed = step_mask(seen, new, starts_of_rows(incremental_state, rows), tokens.device)
+        encoder_mask = None
+        if segments is not None:
+            allowed = segment_mask(segments.target, segments.target, causal=True)
+            encoder_mask = segment_mask(segments.target, segments.source)
         x = self.dropout(_residual(self.embed_tokens(tokens)))
         recompute = self.cfg.checkpoint_activations and self.training and incremental_state is None
         bias, attention = x.new_empty(0), None
@@ -116,9 +127,9 @@ class T5Decoder(IncrementalDecoder):
             need_weights = need_attention and index == len(self.layers) - 1
             memory = (encoder_out.encoder_out, encoder_out.encoder_padding_mask)
             if recompute:
-                x, attention = checkpointed(layer, x, bias, *memory, None, need_weights)
+                x, attention = checkpointed(layer, x, bias, *memory, None, need_weights, encoder_mask)
             else:
-                x, attention = layer(x, bias, *memory, incremental_state, need_weights)
+                x, attention = layer(x, bias, *memory, incremental_state, need_weights, encoder_mask)
         self.advance(incremental_state, new)
         return self.dropout(self.layer_norm(x)), attention
 
@@ -142,6 +153,8 @@ class T5Model(EncoderDecoderModel):
         cfg: the configuration, its vocabulary's size given.
         padding_idx: id of padding, from which outputs start unless the configuration says otherwise.
     """
+
+    supports_packing = True
 
     encoder: T5Encoder
     decoder: T5Decoder
@@ -186,6 +199,50 @@ class T5Model(EncoderDecoderModel):
         """The id that ``prev_output_tokens`` begins with: that of padding unless the configuration says otherwise."""
         return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
 
+    @torch.no_grad()
+    def resize_token_embeddings(self, num_embeddings: int) -> None:
+        """Give the model a larger or smaller vocabulary.
+
+        Ids keep their rows; new rows are initialized as in a new model. An optimizer made before still holds the old
+        parameters.
+
+        Args:
+            num_embeddings: rows of the embedding, and of the output projection.
+        """
+        if num_embeddings <= max(self.padding_idx, self.cfg.decoder_start_token_id):
+            raise ValueError(
+                f"{num_embeddings} rows have no place for the id {self.start_symbol(0)} that outputs start from"
+            )
+        embedding, projection = self.decoder.embed_tokens, self.decoder.output_projection
+        embedding.weight = _resized(embedding.weight, num_embeddings)
+        projection.weight = (
+            embedding.weight if self.cfg.tie_word_embeddings else _resized(projection.weight, num_embeddings)
+        )
+        embedding.num_embeddings = projection.out_features = num_embeddings
+        self.cfg = replace(self.cfg, vocab_size=num_embeddings)
+
+    def flops_per_token(self, source_length: int, target_length: int, training: bool = False) -> float:
+        """Estimate the floating-point operations that a pair of texts takes, for each of its target tokens.
+
+        Multiplications and additions of matrix products are counted, of the encoder as well; a backward pass takes
+        twice as many as a forward pass, and activations that are not kept are computed twice.
+
+        Args:
+            source_length: source tokens.
+            target_length: target tokens.
+            training: whether to count the backward pass as well.
+        """
+        cfg = self.cfg
+        attention = 4 * cfg.d_model * cfg.inner_dim  # the four projections of one position
+        feed_forward = (3 if cfg.is_gated else 2) * cfg.d_model * cfg.d_ff
+        encoder = source_length * (attention + feed_forward + 2 * source_length * cfg.inner_dim)
+        own = target_length * (attention + feed_forward + 2 * target_length * cfg.inner_dim)
+        cross = (target_length + source_length) * attention / 2 + 2 * target_length * source_length * cfg.inner_dim
+        layers = cfg.num_layers * encoder + cfg.decoder_layers * (own + cross)
+        passes = (4 if cfg.checkpoint_activations else 3) if training else 1
+        logits = target_length * cfg.d_model * cfg.vocab_size * (3 if training else 1)
+        return 2 * (passes * layers + logits) / target_length
+
 
 def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:
     """A bias for the first layer, which the others share, or one for each layer."""
@@ -197,6 +254,14 @@ def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.Modu
     for bias in biases:
         nn.init.normal_(bias.weight, std=cfg.d_model**-0.5)
     return nn.ModuleList(biases)
+
+
+def _resized(weight: Tensor, rows: int) -> nn.Parameter:
+    """The first rows of a weight, and random ones behind them where there are more."""
+    resized = torch.randn(rows, weight.size(1), device=weight.device).to(weight.dtype)
+    kept = min(rows, weight.size(0))
+    resized[:kept] = weight[:kept]
+    return nn.Parameter(resized, requires_grad=weight.requires_grad)
 
 
 def _residual(embedded: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqgen.incremental_state import StateDict
 from seqgen.models.t5_config import FEED_FORWARDS, T5Config
 from seqgen.modules.dropout import Dropout
+from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.modules.rms_norm import RMSNorm
 
@@ -43,7 +43,7 @@ def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAtten
     return attention
 
 
-class WideLinear(nn.Linear):
+class WideLinear(Linear):
     """A linear layer without bias that stays in float32 where the model around it becomes float16.
 
     The published models' last projection of the feed-forward part gives numbers beyond float16's largest, 65,504.
@@ -57,16 +57,15 @@ class WideLinear(nn.Linear):
         device = input.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             with torch.autocast(device, enabled=False):
-                return F.linear(input.to(self.weight.dtype), self.weight)
-        return F.linear(input.to(self.weight.dtype), self.weight)
+                return super().forward(input.to(self.weight.dtype))
+        return super().forward(input.to(self.weight.dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def widely(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return tensor.to(moved.device, torch.float32) if moved.dtype == torch.float16 else moved
 
-        applied: Self = super()._apply(widely, recurse)  # type: ignore[no-untyped-call]
-        return applied
+        return super()._apply(widely, recurse)
 
 
 class T5FeedForward(nn.Module):
@@ -82,7 +81,7 @@ class T5FeedForward(nn.Module):
         super().__init__()
         self.is_gated = cfg.is_gated
         self.activation = FEED_FORWARDS[cfg.feed_forward_proj]
-        self.wi = nn.Linear(cfg.d_model, cfg.d_ff * (2 if cfg.is_gated else 1), bias=False)
+        self.wi = Linear(cfg.d_model, cfg.d_ff * (2 if cfg.is_gated else 1), bias=False)
         self.wo = WideLinear(cfg.d_ff, cfg.d_model)
         self.dropout = Dropout(cfg.dropout_rate)
         nn.init.normal_(self.wi.weight, std=cfg.d_model**-0.5)
@@ -158,6 +157,7 @@ class T5DecoderLayer(nn.Module):
         encoder_padding_mask: Tensor | None,
         incremental_state: StateDict | None = None,
         need_weights: bool = False,
+        encoder_attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Transform each new position.
 
@@ -168,6 +168,7 @@ class T5DecoderLayer(nn.Module):
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
             incremental_state: what was seen before.
             need_weights: whether the weights over the source are wanted.
+            encoder_attn_mask: which source positions each may attend to, see ``MultiheadAttention``.
 
         Returns:
             ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
@@ -178,6 +179,7 @@ class T5DecoderLayer(nn.Module):
             self.encoder_attn_layer_norm(x),
             encoder_out,
             key_padding_mask=encoder_padding_mask,
+            attn_mask=encoder_attn_mask,
             incremental_state=incremental_state,
             need_weights=need_weights,
         )

@@ -21,6 +21,7 @@ from seqgen.modules.layer_drop import LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+from seqgen.modules.segments import segment_mask
 from seqgen.modules.transformer_layer import (
     ACTIVATIONS,
     TransformerDecoderLayer,
@@ -28,7 +29,7 @@ from seqgen.modules.transformer_layer import (
     TransformerLayerOptions,
 )
 from seqgen.registry import register_model
-from seqgen.structures import EncoderOut
+from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -122,14 +123,18 @@ class TransformerEncoder(Encoder):
         )
         self.layer_norm = nn.LayerNorm(dim) if cfg.encoder_normalize_before else nn.Identity()
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward``."""
-        padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx)
-        positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
+        """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
+        padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx) if segments is None else None
+        if segments is None:
+            positions, mask = self.embed_positions.of_source(src_tokens.size(1), padding_mask), None
+        else:
+            positions = self.embed_positions.of_segments(segments.source, "source")
+            mask = segment_mask(segments.source, segments.source)
         x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
         for layer in self.layers.active():
-            x = layer(x, padding_mask)
+            x = layer(x, padding_mask, mask)
         return EncoderOut(self.layer_norm(x), padding_mask)
 
     def max_positions(self) -> int:
@@ -148,6 +153,8 @@ class TransformerDecoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
+    can_truncate = True
+    joins = True
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
         super().__init__()
@@ -174,16 +181,21 @@ class TransformerDecoder(IncrementalDecoder):
         encoder_out: EncoderOut,
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
+        segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
         starts = starts_of_rows(incremental_state, tokens.size(0))
         # A pass that begins at the first position is causal in the way that attention kernels know.
-        is_causal = seen == 0 and starts is None
-        mask = None if is_causal else step_mask(seen, tokens.size(1), starts, tokens.device)
-
-        positions = self.embed_positions.of_target(seen, tokens.size(1), starts)
+        is_causal = seen == 0 and starts is None and segments is None
+        if segments is None:
+            mask = None if is_causal else step_mask(seen, tokens.size(1), starts, tokens.device)
+            positions, encoder_mask = self.embed_positions.of_target(seen, tokens.size(1), starts), None
+        else:
+            mask = segment_mask(segments.target, segments.target, causal=True)
+            positions = self.embed_positions.of_segments(segments.target, "target")
+            encoder_mask = segment_mask(segments.target, segments.source)
         x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
         attention: Tensor | None = None
@@ -193,6 +205,7 @@ class TransformerDecoder(IncrementalDecoder):
                 encoder_out.encoder_out,
                 encoder_out.encoder_padding_mask,
                 mask,
+                encoder_attn_mask=encoder_mask,
                 is_causal=is_causal,
                 incremental_state=incremental_state,
                 need_weights=need_attention and layer is self.layers[-1],
@@ -246,6 +259,8 @@ def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> Tr
 )
 class TransformerModel(EncoderDecoderModel):
     """The transformer."""
+
+    supports_packing = True
 
     @classmethod
     def build_model(cls, cfg: TransformerConfig, task: Task) -> Self:

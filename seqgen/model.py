@@ -25,6 +25,10 @@ class EncoderDecoderModel(nn.Module):
     left_pad_source: bool = False
     """Whether shorter sources are padded on the left rather than on the right."""
 
+    supports_packing: bool = False
+    """Whether several examples may share a row: its encoder's ``forward`` and its decoder's ``extract_features`` then
+    take ``segments`` (see ``seqgen.structures.Segments``) and keep the examples apart."""
+
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()
         self.encoder = encoder

@@ -57,10 +57,56 @@ class EncoderOut:
         """
         return self.map(lambda tensor: tensor.index_select(0, new_order))
 
+    def merge(self, other: Self) -> Self:
+        """Put the rows of ``other`` behind these in a new value.
+
+        Tensors whose second dimension is the source's are padded to the longer source, with zeros.
+        """
+        widths = self.encoder_out.size(1), other.encoder_out.size(1)
+
+        def merge_tensors(ours: Tensor, theirs: Tensor) -> Tensor:
+            if widths[0] != widths[1] and (ours.size(1), theirs.size(1)) == widths:
+                ours, theirs = (_padded(tensor, max(widths)) for tensor in (ours, theirs))
+            return torch.cat([ours, theirs])
+
+        first, second = self, other
+        if widths[0] != widths[1] or (self.encoder_padding_mask is None) != (other.encoder_padding_mask is None):
+            first, second = (
+                replace(one, encoder_padding_mask=_padding_mask_of(one, max(widths))) for one in (self, other)
+            )
+        theirs = iter(_tensors_of(second))
+        return first.map(lambda tensor: merge_tensors(tensor, next(theirs)))
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """Apply ``fn`` to every tensor, giving a new value."""
         mapped: Self = map_tensors(self, fn)
         return mapped
+
+
+def _tensors_of(value: EncoderOut) -> list[Tensor]:
+    """The tensors of an encoder's output, in the order in which ``map`` comes to them."""
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    value.map(note)
+    return tensors
+
+
+def _padded(tensor: Tensor, width: int) -> Tensor:
+    """``tensor`` ``(N, S, ...)`` with zeros at further positions."""
+    zeros = tensor.new_zeros(tensor.size(0), width - tensor.size(1), *tensor.shape[2:])
+    return torch.cat([tensor, zeros], dim=1)
+
+
+def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
+    """The padding mask that a source of this width has: ``(N, width)``."""
+    rows, source = value.encoder_out.shape[:2]
+    mask = torch.ones(rows, width, dtype=torch.bool, device=value.encoder_out.device)
+    mask[:, :source] = False if value.encoder_padding_mask is None else value.encoder_padding_mask
+    return mask
 
 
 class DecoderOut(NamedTuple):
@@ -89,6 +135,19 @@ class Source:
 
 
 @dataclass
+class Segments:
+    """Which example each token of a row belongs to, where several examples share rows.
+
+    Attributes:
+        source: ``(N, S)`` int64: 1, 2, ... from left to right, and 0 at padding.
+        target: ``(N, T)`` int64, likewise, but that padding behind a row's last example counts to that.
+    """
+
+    source: Tensor
+    target: Tensor
+
+
+@dataclass
 class Batch:
     """A collated batch of sentences.
 
@@ -100,6 +159,7 @@ class Batch:
         target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right; ``None`` likewise.
         ntokens: target tokens in the batch that are not padding (source tokens where there is no target).
         member_sources: for an ensemble whose members read the source differently, one source for each member.
+        segments: where several examples share a row, which token is whose; ``ids`` then names all examples.
     """
 
     ids: Tensor
@@ -108,6 +168,7 @@ class Batch:
     target: Tensor | None = None
     ntokens: int = 0
     member_sources: list[Source] | None = None
+    segments: Segments | None = None
 
     @property
     def num_sentences(self) -> int:

@@ -165,7 +165,9 @@ class MixtureDataset(JoinedDataset):
     def lengths(self, epoch: int = 1, seed: int = 0) -> NDArray[np.int32]:
         """``(size, sides)`` tokens of each example that the epoch draws."""
         number, position = self._drawn(epoch, seed).T
-        return super().lengths(epoch, seed)[self.offsets[number] + position]
+        every = super().lengths(epoch, seed)
+        drawn: NDArray[np.int32] = every[self.offsets[number] + position]
+        return drawn
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
         """An example that the epoch draws."""

@@ -115,7 +115,8 @@ def span_mask(length: int, density: float, mean_span: float, rng: np.random.Gene
     visible = random_segmentation(max(length, 2) - noise, spans, rng)
     # visible 2 1, hidden 1 3 -> 2 1 1 3 -> F F T F T T T
     sizes = np.stack([visible, hidden], axis=1).ravel()
-    return np.repeat(np.arange(2 * spans) % 2 == 1, sizes)[:length]
+    mask: Mask = np.repeat(np.arange(2 * spans) % 2 == 1, sizes)[:length]
+    return mask
 
 
 def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Generator) -> Mask:
@@ -137,7 +138,8 @@ def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Genera
 
 def _starts(mask: Mask) -> Mask:
     """Where a run of true begins."""
-    return mask & ~np.concatenate([[False], mask[:-1]])
+    before: Mask = np.concatenate([[False], mask[:-1]])
+    return mask & ~before
 
 
 def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens, Tokens]:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqgen.modules.segments import segment_positions
+
 
 class Positions(nn.Module):
     """Looks up a vector for each position in a table ``weight`` with one row for each number.
@@ -53,6 +55,20 @@ class Positions(nn.Module):
         # padding, a, b -> 1, 2, 3 where padding_idx is 1
         tokens = (~padding_mask).long()
         return F.embedding(tokens.cumsum(1) * tokens + self.padding_idx, self.weight, self.padding_idx)
+
+    def of_segments(self, segments: Tensor, what: str) -> Tensor:
+        """The positions of rows in which several examples stand, each counted from its own first token.
+
+        Args:
+            segments: ``(N, L)`` int64 which example each token belongs to.
+            what: ``source`` or ``target``, for messages.
+
+        Returns:
+            ``(N, L, C)``.
+        """
+        positions = segment_positions(segments)
+        self._check(int(positions.max()) + 1, what)
+        return F.embedding(positions + self.padding_idx + 1, self.weight)
 
     def of_target(self, seen: int, new: int, starts: Tensor | None = None) -> Tensor:
         """The positions of new target tokens.

@@ -79,17 +79,20 @@ class TransformerEncoderLayer(_Layer):
         options: sizes and probabilities.
     """
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """Transform each position.
 
         Args:
             x: ``(N, S, C)``.
             padding_mask: ``(N, S)`` bool, true at padding; ``None`` where there is none.
+            attn_mask: which positions each may attend to, see ``MultiheadAttention``.
 
         Returns:
             ``(N, S, C)``; padded positions hold nothing of meaning.
         """
-        attended, _ = self.self_attn(self._before(self.self_attn_layer_norm, x), key_padding_mask=padding_mask)
+        attended, _ = self.self_attn(
+            self._before(self.self_attn_layer_norm, x), key_padding_mask=padding_mask, attn_mask=attn_mask
+        )
         x = self._after(self.self_attn_layer_norm, x, attended)
         return self._feed_forward(x)
 
@@ -116,6 +119,7 @@ class TransformerDecoderLayer(_Layer):
         encoder_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         *,
+        encoder_attn_mask: Tensor | None = None,
         is_causal: bool = False,
         incremental_state: StateDict | None = None,
         need_weights: bool = False,
@@ -127,6 +131,7 @@ class TransformerDecoderLayer(_Layer):
             encoder_out: ``(N or sentences, S, encoder_dim)``.
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
             attn_mask: which positions each may attend to, see ``MultiheadAttention``.
+            encoder_attn_mask: which source positions each may attend to, likewise.
             is_causal: whether each position sees those up to itself, in a pass without a state.
             incremental_state: what was seen before.
             need_weights: whether the weights over the source are wanted.
@@ -145,6 +150,7 @@ class TransformerDecoderLayer(_Layer):
             self._before(self.encoder_attn_layer_norm, x),
             encoder_out,
             key_padding_mask=encoder_padding_mask,
+            attn_mask=encoder_attn_mask,
             incremental_state=incremental_state,
             need_weights=need_weights,
         )

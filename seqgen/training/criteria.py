@@ -96,7 +96,7 @@ class CrossEntropyCriterion(Criterion):
         loss, nll, correct = cross_entropy(logits, target, self.label_smoothing, z_loss)
         ntokens = target.numel()
         logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
-        logging["nsentences"] = batch.num_sentences
+        logging["nsentences"] = batch.ids.numel()
         return CriterionOut(loss, ntokens, logging)
 
 
@@ -130,8 +130,9 @@ def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[T
     source = batch.source
     if _has_default_forward(model):
         # The same as model(...), but that padding is left out before the projection rather than after it.
-        encoder_out = model.encoder(source.src_tokens, source.src_lengths)
-        features, _ = model.decoder.extract_features(batch.prev_output_tokens, encoder_out)
+        packed: dict[str, Any] = {} if batch.segments is None else {"segments": batch.segments}
+        encoder_out = model.encoder(source.src_tokens, source.src_lengths, **packed)
+        features, _ = model.decoder.extract_features(batch.prev_output_tokens, encoder_out, **packed)
         logits = model.decoder.output_layer(_rows(features, kept))
     else:
         logits = _rows(model(source.src_tokens, source.src_lengths, batch.prev_output_tokens).logits, kept)

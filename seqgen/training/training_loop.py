@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ import torch
 
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
+from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, ConfigError
 from seqgen.model import EncoderDecoderModel
+from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
@@ -107,9 +109,12 @@ class TrainingRun:
 
     def _train_iterator(self, model: EncoderDecoderModel) -> EpochIterator:
         cfg = self.cfg.dataset
+        dataset = self._dataset(cfg.train_subset, model)
+        if cfg.pack:
+            dataset = self._packed(dataset, model)
         return EpochIterator(
-            self._dataset(cfg.train_subset, model),
-            lambda examples: self.task.collate(examples, model),
+            dataset,
+            lambda examples: self._collate(examples, model),
             max_tokens=cfg.max_tokens,
             batch_size=cfg.batch_size,
             seed=self.cfg.common.seed,
@@ -118,6 +123,20 @@ class TrainingRun:
             even=False,  # no batch twice; train_update copes with a process that has none left
             num_workers=cfg.num_workers,
         )
+
+    def _packed(self, dataset: Dataset, model: EncoderDecoderModel) -> PackedDataset:
+        if not model.supports_packing:
+            raise ConfigError(
+                f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
+                "examples of a row apart; take a t5 or a transformer, or dataset.pack=false"
+            )
+        return PackedDataset(dataset, self.cfg.dataset.pack_length)
+
+    def _collate(self, examples: Sequence[Any], model: EncoderDecoderModel) -> Batch:
+        if not self.cfg.dataset.pack:
+            return self.task.collate(examples, model)
+        rows = [self.task.collate(row, model) for row in examples]
+        return pack(rows, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
 
     def run(self) -> int:
         """Train until there is a reason to stop; see ``train``."""

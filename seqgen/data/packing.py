@@ -1,0 +1,117 @@
+"""Several examples in one row, so that rows of one length hold next to no padding."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seqgen.data.collate import Example, pad_rows
+from seqgen.data.pair_dataset import Dataset
+from seqgen.structures import Batch, Segments, Source
+
+Row: TypeAlias = list[Example]
+"""The examples that share a row."""
+
+
+class PackedDataset:
+    """Rows of a data set's examples, put together anew in each epoch.
+
+    The examples are shuffled, and a row takes the next ones as long as they fit. What is in a row is a function of the
+    data, the length, the seed and the epoch.
+
+    Args:
+        dataset: the examples, each with a target.
+        length: most source tokens and most target tokens of a row; a longer example gets a row of its own.
+    """
+
+    def __init__(self, dataset: Dataset, length: int):
+        self.dataset, self.length = dataset, length
+        self._rows = functools.lru_cache(maxsize=2)(self._pack)
+
+    def _pack(self, epoch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The examples in their order, and where each row begins, with the end behind the last."""
+        order = np.random.default_rng([seed, epoch, 1]).permutation(len(self.dataset))
+        ends = np.cumsum(self.dataset.lengths(epoch, seed)[order], axis=0, dtype=np.int64)
+        starts = [0]
+        while starts[-1] < len(order):
+            begin = starts[-1]
+            limits = (ends[begin - 1] if begin else 0) + np.array([self.length, self.length])
+            fitting = (int(np.searchsorted(ends[:, side], limits[side], side="right")) for side in range(2))
+            starts.append(max(begin + 1, min(fitting)))
+        return order, np.array(starts)
+
+    def __len__(self) -> int:
+        """Number of examples, which is the same in every epoch."""
+        return len(self.dataset)
+
+    def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
+        """``(rows, 2)`` source and target tokens of each row."""
+        order, starts = self._rows(epoch, seed)
+        lengths = self.dataset.lengths(epoch, seed)[order]
+        return np.add.reduceat(lengths, starts[:-1], axis=0).astype(np.int32)
+
+    def example(self, position: int, *, epoch: int, seed: int) -> Row:
+        """The examples of a row."""
+        order, starts = self._rows(epoch, seed)
+        members = order[starts[position] : starts[position + 1]].tolist()
+        return [self.dataset.example(member, epoch=epoch, seed=seed) for member in members]
+
+
+def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
+    """Make one row of each batch.
+
+    Args:
+        rows: for each row a batch of its examples, padded on the right, with targets.
+        source_pad: id of padding in the source vocabulary.
+        target_pad: id of padding in the target vocabulary.
+
+    Returns:
+        The batch, with ``segments``; padding behind a row's last target has the segment of that target, so that it has
+        something to attend to.
+    """
+    sources, targets, previous = [], [], []
+    for row in rows:
+        if row.target is None or row.prev_output_tokens is None:
+            raise ValueError("only examples with a target can share a row")
+        sources.append(_Flat(row.source.src_tokens, row.source.src_lengths))
+        lengths = _lengths(row.target, target_pad)
+        targets.append(_Flat(row.target, lengths))
+        previous.append(_Flat(row.prev_output_tokens, lengths))
+    longest = max(len(flat.tokens) for flat in targets)
+    return Batch(
+        ids=torch.cat([row.ids for row in rows]),
+        source=Source(
+            pad_rows([flat.tokens for flat in sources], source_pad),
+            torch.tensor([len(flat.tokens) for flat in sources]),
+        ),
+        prev_output_tokens=pad_rows([flat.tokens for flat in previous], target_pad),
+        target=pad_rows([flat.tokens for flat in targets], target_pad),
+        ntokens=sum(row.ntokens for row in rows),
+        segments=Segments(
+            pad_rows([flat.segments for flat in sources], 0),
+            torch.stack([flat.stretched_segments(longest) for flat in targets]),
+        ),
+    )
+
+
+class _Flat:
+    """The tokens of a batch one after the other without padding, and the segment of each."""
+
+    def __init__(self, tokens: Tensor, lengths: Tensor):
+        self.tokens = tokens[torch.arange(tokens.size(1)) < lengths.unsqueeze(1)]
+        self.segments = torch.arange(1, len(tokens) + 1).repeat_interleave(lengths)
+
+    def stretched_segments(self, length: int) -> Tensor:
+        return torch.cat([self.segments, self.segments[-1:].expand(length - len(self.segments))])
+
+
+def _lengths(target: Tensor, pad: int) -> Tensor:
+    """Tokens of each row up to the last that is not padding, since padding may also occur within a text."""
+    places = torch.arange(1, target.size(1) + 1)
+    return torch.where(target != pad, places, 0).amax(1)
