@@ -1,0 +1,213 @@
+"""What T5 offers besides its logits: half precision, sizes, costs, freezing, other vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from seqgen.errors import ConfigError
+from seqgen.models.t5 import T5Model
+from seqgen.models.t5_config import T5Config
+from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
+from seqgen.modules.relative_positions import relative_position_bucket
+from seqgen.structures import Batch, Source
+
+CFG = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3)
+GATED = replace(CFG, feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=1)
+
+both_kinds = pytest.mark.parametrize("cfg", [CFG, GATED], ids=["1.0", "1.1"])
+
+
+def model_of(cfg: T5Config, seed: int = 0) -> T5Model:
+    torch.manual_seed(seed)
+    return T5Model(cfg, padding_idx=0).eval()
+
+
+def batch(rows: int = 3, source: int = 7, target: int = 5) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, 50, (rows, source), generator=generator)
+    targets = torch.randint(1, 50, (rows, target), generator=generator)
+    return Batch(torch.arange(rows), Source(tokens, torch.full((rows,), source)), targets, targets)
+
+
+def run(model: T5Model) -> Tensor:
+    example = batch()
+    assert example.prev_output_tokens is not None
+    logits: Tensor = model(example.source.src_tokens, example.source.src_lengths, example.prev_output_tokens).logits
+    return logits
+
+
+def huge(model: T5Model, name: str, factor: float = 4e4) -> T5Model:
+    """Let one weight give numbers beyond float16's largest, in all layers."""
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(name):
+                parameter.mul_(factor)
+    return model
+
+
+@both_kinds
+@torch.no_grad()
+def test_float16_holds_what_overflows_in_the_published_models(cfg: T5Config) -> None:
+    """The last projection of the feed-forward part, and the residual stream, go beyond 65,504."""
+    model = huge(model_of(cfg), "feed_forward.wo.weight")
+    wanted = run(model)
+    seen: list[float] = []
+    model.encoder.layers[-1].register_forward_hook(lambda _, __, out: seen.append(float(out.abs().max())))
+    half = model.half()
+    got = run(half)
+    assert got.dtype == torch.float16
+    assert seen[0] > 65504
+    assert half.encoder.layers[0].feed_forward.wo.weight.dtype == torch.float32
+    assert half.encoder.layers[0].feed_forward.wi.weight.dtype == torch.float16
+    assert first_overflow(half, batch()) is None
+    torch.testing.assert_close(got.float(), wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
+
+
+@both_kinds
+def test_float16_autocast_holds_it_too(cfg: T5Config) -> None:
+    model = huge(model_of(cfg), "feed_forward.wo.weight")
+    with torch.autocast("cpu", dtype=torch.float16):
+        logits = run(model)
+        assert first_overflow(model, batch()) is None
+    logits.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_first_layer_that_overflows_is_named() -> None:
+    model = model_of(GATED)
+    with torch.no_grad():
+        model.decoder.layers[0].encoder_attn.out_proj.weight.mul_(1e5)
+    assert first_overflow(model, batch()) is None
+    assert first_overflow(model.half(), batch()) == "decoder.layers.0.encoder_attn.out_proj"
+    assert not any(module._forward_hooks for module in model.modules())
+    example = batch()
+    example.prev_output_tokens = None
+    with pytest.raises(ValueError, match="no targets"):
+        first_overflow(model, example)
+
+
+@both_kinds
+@torch.no_grad()
+def test_bfloat16(cfg: T5Config) -> None:
+    model = model_of(cfg)
+    wanted = run(model)
+    got = run(model.bfloat16())
+    assert got.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert (got.float() - wanted).abs().mean() < 0.03 * wanted.abs().mean()
+
+
+def test_sizes_by_hand() -> None:
+    """d_model 16, 3 heads of 4 (12 channels), d_ff 24, 2 + 2 layers, 50 symbols."""
+    attention, dense, norm, bias = 4 * 16 * 12, 2 * 16 * 24, 16, 32 * 3
+    encoder = 2 * (attention + dense + 2 * norm) + norm + bias
+    decoder = 2 * (2 * attention + dense + 3 * norm) + norm + bias
+    model = model_of(CFG)
+    assert num_parameters(model) == 50 * 16 + encoder + decoder
+    buckets = 2 * (2 * 128 + 1) * 8  # the buckets of -128 ... 128, in int64
+    assert memory_footprint(model) == 4 * num_parameters(model) + buckets
+    assert memory_footprint(model.bfloat16()) == 2 * num_parameters(model) + buckets
+    gated = 2 * (3 * 16 * 24) + 3 * 16 * 24 - 4 * dense + dense  # two layers of the encoder, one of the decoder
+    fewer = 2 * attention + norm * 3 + dense
+    assert num_parameters(model_of(GATED)) == num_parameters(model) + 50 * 16 + gated - fewer
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [CFG, GATED, replace(GATED, num_heads=2, per_layer_bias=True), replace(CFG, checkpoint_activations=True)],
+    ids=["1.0", "1.1", "umt5", "checkpointed"],
+)
+def test_flops_are_those_that_are_counted(cfg: T5Config) -> None:
+    rows, source, target = 3, 7, 5
+    model = model_of(replace(cfg, dropout_rate=0.0))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run(model)
+    assert model.flops_per_token(source, target) * rows * target == pytest.approx(counter.get_total_flops(), rel=1e-12)
+    model.train()
+    with FlopCounterMode(display=False) as counter:
+        run(model).sum().backward()
+    estimate = model.flops_per_token(source, target, training=True) * rows * target
+    # The last product of a layer is not computed again; and the very first layers pass no gradient on.
+    assert estimate == pytest.approx(counter.get_total_flops(), rel=0.05 if cfg.checkpoint_activations else 1e-12)
+
+
+def test_freezing() -> None:
+    model = model_of(GATED)
+    frozen = freeze(model, ["encoder.layers.*", "*embed_tokens.weight"])
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == set(frozen) - {
+        "decoder.embed_tokens.weight"  # another name of the encoder's
+    }
+    assert all(name.startswith("encoder.layers.") or name.endswith("embed_tokens.weight") for name in frozen)
+    assert num_parameters(model, trainable_only=True) == sum(
+        p.numel() for name, p in model.named_parameters() if name not in frozen
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    run(model.train()).square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if name not in frozen}
+    with pytest.raises(ConfigError, match=r"no parameter 'encoder\.layer_norm\.wieght' .*did you mean 'encoder"):
+        freeze(model, ["encoder.layer_norm.wieght"])
+
+
+@both_kinds
+@torch.no_grad()
+def test_another_vocabulary(cfg: T5Config) -> None:
+    model = model_of(cfg)
+    wanted = run(model)
+    model.resize_token_embeddings(53)
+    got = run(model)
+    assert got.size(-1) == 53
+    torch.testing.assert_close(got[..., :50], wanted)
+    assert model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight
+    tied = model.decoder.output_projection.weight is model.decoder.embed_tokens.weight
+    assert tied == cfg.tie_word_embeddings
+    assert model.cfg.vocab_size == 53
+    assert "53" in repr(model.decoder.embed_tokens)
+    model.resize_token_embeddings(50)
+    torch.testing.assert_close(run(model), wanted)
+    with pytest.raises(ValueError, match="have no place for the id"):
+        model.resize_token_embeddings(0)
+
+
+def test_buckets_by_hand() -> None:
+    """The published ones: 16 exact distances, then wider and wider up to 128; half of that each side for encoders."""
+
+    def buckets(distances: list[int], bidirectional: bool) -> list[int]:
+        return relative_position_bucket(torch.tensor(distances), 32, 128, bidirectional).tolist()
+
+    assert buckets([0, -1, -15, -16, -18, -19, -112, -113, -128, -5000], False) == [
+        0,
+        1,
+        15,
+        16,
+        16,
+        17,
+        30,
+        31,
+        31,
+        31,
+    ]
+    assert buckets([3, 500], False) == [0, 0]
+    assert buckets([0, -1, -7, -8, -11, -12, -90, -91, -128], True) == [0, 1, 7, 8, 8, 9, 14, 15, 15]
+    assert buckets([1, 7, 8, 11, 12, 90, 91, 5000], True) == [17, 23, 24, 24, 25, 30, 31, 31]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_proj": "gated-mish"}, "there is no 'gated-mish'; there are: relu, gelu,"),
+        ({"relative_attention_num_buckets": 9}, "relative_attention_num_buckets=9 must be even"),
+        ({"relative_attention_max_distance": 16}, "must be more than half of model.relative_attention_num_buckets=32"),
+    ],
+)
+def test_configurations_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        replace(CFG, **changes).check()
+    assert message in str(error.value)
