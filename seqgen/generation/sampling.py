@@ -218,7 +218,8 @@ class DrawnHypotheses(FinishedHypotheses):
     """
 
     def __init__(self, search: StochasticBeam, ranking: Ranking):
-        super().__init__(*search.ended.shape, ranking, search.ended.device)
+        sentences, beam = search.ended.shape
+        super().__init__(sentences, beam, ranking, search.ended.device)
         self.search = search
         self.perturbed = search.ended
 

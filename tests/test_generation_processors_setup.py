@@ -1,0 +1,321 @@
+"""From keys to processors: the order of each toolkit, texts and symbols, and what does not go together."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.combinations import CUTOFFS, NEEDS, check_combinations
+from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor, apply_all
+from seqgen.generation.processor_setup import end_symbols_from_config, processors_from_config, warpers_from_config
+from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+
+VOCAB, MAXIMUM = 14, 6
+
+
+def words() -> Dictionary:
+    """T5's special ids and single letters."""
+    return Dictionary(["<pad>", "</s>", "<unk>", *"abcdefghijk"], pad=0, eos=1, unk=2, bos=None)
+
+
+def encode(text: str) -> list[int]:
+    return [words().index(letter) for letter in text]
+
+
+def context(step: int, seed: int, beam: int) -> DecodingContext:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, 7, (2 * beam, step), generator=generator)
+    source = torch.randint(3, VOCAB - 1, (2, 4), generator=generator).repeat_interleave(beam, 0)
+    return DecodingContext(
+        step, tokens, torch.full((2 * beam,), MAXIMUM), MAXIMUM, None, 1, 0,
+        torch.cat([torch.zeros(2 * beam, 1, dtype=torch.int64), tokens], dim=1), source,
+    )  # fmt: skip
+
+
+# ours and theirs
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "penalties": (
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "sequence_bias": ["b=1.5", "ab=-2"], "min_len": 3},
+        {
+            "repetition_penalty": 1.4,
+            "no_repeat_ngram_size": 2,
+            "sequence_bias": [[[4], 1.5], [[3, 4], -2.0]],
+            "min_length": 4,
+        },
+    ),
+    "forced": (
+        {
+            "forced_first": "c", "forced_last": "d", "suppress": ["c", "e"], "suppress_at_begin": ["f"], "min_len": 0,
+            "remove_invalid": True,
+        },
+        {
+            "forced_bos_token_id": 5, "forced_eos_token_id": 6, "suppress_tokens": [5, 7], "begin_suppress_tokens": [8],
+            "max_length": MAXIMUM + 2, "remove_invalid_values": True,
+        },
+    ),
+    "source": (
+        {
+            "encoder_no_repeat_ngram_size": 2, "bad_words": ["ab", "c"], "repetition_penalty": 0.7, "min_len": 0,
+            "exponential_decay_start": 1, "exponential_decay_factor": 1.2, "end_symbols": ["k"], "renormalize": True,
+        },
+        {
+            "encoder_no_repeat_ngram_size": 2, "bad_words_ids": [[3, 4], [5]], "repetition_penalty": 0.7,
+            "exponential_decay_length_penalty": (1, 1.2), "eos_token_id": [1, 13], "renormalize_logits": True,
+        },
+    ),
+    "source, one beam": (
+        {"encoder_repetition_penalty": 1.3, "repetition_penalty": 1.3, "min_len": 2, "beam": 1},
+        {"encoder_repetition_penalty": 1.3, "repetition_penalty": 1.3, "min_new_tokens": 2, "num_beams": 1},
+    ),
+    "sampling": (
+        {
+            "sampling": True, "temperature": 0.7, "sampling_topk": 8, "sampling_topp": 0.9, "min_p": 0.02,
+            "typical_p": 0.95, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "renormalize": True, "beam": 1, "min_len": 1,
+        },
+        {
+            "do_sample": True, "temperature": 0.7, "top_k": 8, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95,
+            "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "renormalize_logits": True, "num_beams": 1, "min_length": 2,
+        },
+    ),
+    "beam sampling": (
+        {
+            "sampling": True, "search": "beam_sampling", "sampling_topk": 1, "sampling_topp": 0.1, "typical_p": 0.1,
+            "end_symbols": ["k"], "beam": 2, "min_len": 0,
+        },
+        {"do_sample": True, "top_k": 1, "top_p": 0.1, "typical_p": 0.1, "eos_token_id": [1, 13], "num_beams": 2},
+    ),
+    "nothing": ({"min_len": 0}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_the_whole_chain_equals_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours, theirs = SETTINGS[name]
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=VOCAB, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
+    )
+    config = transformers.GenerationConfig(
+        **{"num_beams": 2, "top_k": None, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0, **theirs}
+    )
+    model._prepare_special_tokens(config, True, device="cpu")
+    cfg = GenerationConfig(**{"beam": 2, **ours})
+    check_combinations(cfg, "huggingface")
+    chain = [
+        *processors_from_config(cfg, words(), semantics="huggingface", encode=encode),
+        *warpers_from_config(cfg, words(), semantics="huggingface"),
+    ]
+    changed = False
+    for seed in range(8):
+        for step in range(MAXIMUM + 1):
+            now = context(step, seed, cfg.beam)
+            given = torch.randn(2 * cfg.beam, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+            original = model._get_logits_processor(
+                config, 1, now.src_tokens[:: cfg.beam], None, transformers.LogitsProcessorList(), "cpu", {}
+            )
+            wanted = original(now.written, given.clone())
+            lowest = torch.finfo(wanted.dtype).min
+            wanted = wanted.masked_fill(wanted == lowest, -torch.inf)  # what their removal of infinities leaves
+            got = apply_all(chain, given.clone(), now)
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+            changed |= not torch.equal(given, got)
+    assert changed == (name != "nothing")
+
+
+def chain(semantics: str = "fairseq", **values: Any) -> list[LogitsProcessor]:
+    return processors_from_config(GenerationConfig(**values), words(), semantics=semantics, encode=encode)
+
+
+def names(processors: list[LogitsProcessor]) -> list[str]:
+    return [type(processor).__name__ for processor in processors]
+
+
+def test_order_by_fairseqs_rules() -> None:
+    found = chain(unkpen=1.0, min_len=2, suppress=["a"], no_repeat_ngram_size=3, bad_words=["ab"], renormalize=True)
+    assert names(found) == [
+        "Forbid", "UnknownPenalty", "ForceEndAtMaximum", "ForcePrefix", "NoRepeatNgram", "Renormalize",
+    ]  # fmt: skip
+    assert names(found[3].otherwise) == ["MinimumLength", "Forbid", "BadWords"]
+    now, given = context(0, 0, 1), torch.zeros(2, VOCAB)
+    assert apply_all(chain(forced_first="c"), given, now)[0].isfinite().nonzero().flatten().tolist() == [5]
+
+
+def test_outputs_as_long_as_their_sources() -> None:
+    for semantics in ("fairseq", "huggingface"):
+        found = chain(semantics, match_source_len=True, min_len=0)
+        for step in (0, MAXIMUM - 1, MAXIMUM):
+            scores = apply_all(found, torch.zeros(2, VOCAB), context(step, 0, 1))
+            assert bool(scores[0, 1].isfinite()) == (step == MAXIMUM)
+            assert bool(scores[0, 3].isfinite()) == (step < MAXIMUM)
+
+
+def test_temperature_belongs_to_the_cutoffs_by_hugging_faces_rules_alone() -> None:
+    cfg = GenerationConfig(sampling=True, temperature=2.0, sampling_topk=3)
+    assert names(warpers_from_config(cfg, words(), semantics="fairseq")) == ["TopK"]
+    assert names(warpers_from_config(cfg, words(), semantics="huggingface")) == ["Temperature", "TopK"]
+    assert warpers_from_config(GenerationConfig(temperature=2.0), words(), semantics="huggingface") == []
+
+
+def test_texts_without_a_tokenizer_are_symbols() -> None:
+    found = processors_from_config(GenerationConfig(bad_words=["a b"]), words(), semantics="fairseq")
+    tokens = torch.tensor([[3]])
+    now = DecodingContext(1, tokens, torch.tensor([9]), 9, None, 1, 0)
+    assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().logical_not().nonzero().flatten().tolist() == [
+        0,
+        4,
+    ]
+
+
+def test_biases_of_one_text_add_up() -> None:
+    found = chain("huggingface", sequence_bias=["a=1.5", "a=2"], min_len=0)
+    assert apply_all(found, torch.zeros(2, VOCAB), context(0, 0, 1))[0, 3] == 3.5
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"suppress": ["<unkk>"]}, r"generation.suppress: '<unkk>' is not in .* vocabulary \(did you mean '<unk>'"),
+        ({"suppress_at_begin": ["zz"]}, "generation.suppress_at_begin: 'zz' is not in the target vocabulary"),
+        ({"forced_first": "zz"}, "generation.forced_first: 'zz' is not in the target vocabulary"),
+        ({"bad_words": [""]}, "generation.bad_words: '' is empty"),
+        ({"bad_words": ["az"]}, "generation.bad_words: 'az' has words or characters that are not in the target"),
+        ({"sequence_bias": ["ab"]}, "generation.sequence_bias: 'ab' is not TEXT=BIAS"),
+        ({"sequence_bias": ["ab=much"]}, "generation.sequence_bias: 'ab=much' is not TEXT=BIAS"),
+        ({"sequence_bias": ["ab=-inf"]}, "belongs into generation.bad_words"),
+        ({"sequence_bias": ["=1"]}, "generation.sequence_bias: '=1' is not TEXT=BIAS"),
+        ({"processors": ["no_such"]}, "there is no logits processor 'no_such'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_wrong_values_end_in_one_sentence(values: dict[str, Any], message: str, semantics: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chain(semantics, **values)
+
+
+def test_end_symbols() -> None:
+    assert end_symbols_from_config(GenerationConfig(end_symbols=["k", "</s>", "k"]), words()) == [1, 13]
+    with pytest.raises(ConfigError, match=r"generation.end_symbols: 'zz'"):
+        end_symbols_from_config(GenerationConfig(end_symbols=["zz"]), words())
+
+
+def test_allowed_outputs_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "allowed.txt"
+    path.write_text("ab\nac\n", encoding="utf-8")
+    found = chain(prefix_trie=str(path), min_len=0)
+    allowed = {(): [3], (3,): [4, 5], (3, 4): [1]}
+    for history, following in allowed.items():
+        tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
+        now = DecodingContext(len(history), tokens, torch.tensor([9]), 9, None, 1, 0)
+        assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().nonzero().flatten().tolist() == following
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "there is no file"), ("", "is empty"), ("ab\naz\n", "line 2 has words or characters")],
+)
+def test_a_bad_file_of_allowed_outputs(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "allowed.txt"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        chain(prefix_trie=str(path))
+
+
+@pytest.fixture
+def registered() -> Any:
+    @dataclasses.dataclass
+    class LouderConfig:
+        gain: float = 2.0
+
+    @register_logits_processor("louder", config=LouderConfig, presets={"loudest": LouderConfig(gain=9.0)})
+    class Louder(LogitsProcessor):
+        def __init__(self, gain: float):
+            self.gain = gain
+
+        def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+            return lprobs * self.gain
+
+    @register_logits_processor("impostor")
+    class Impostor:
+        pass
+
+    yield
+    for name in ("louder", "impostor"):
+        del LOGITS_PROCESSORS._entries[name]
+    del LOGITS_PROCESSORS._presets["loudest"]
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_processors_of_a_users_own(registered: None, semantics: str) -> None:
+    found = chain(semantics, processors=["louder", "loudest"], min_len=0)
+    assert apply_all(found, torch.ones(2, VOCAB), context(0, 0, 1))[0, 5] == 18.0
+    with pytest.raises(ConfigError, match=r"'impostor' .* does not subclass LogitsProcessor"):
+        chain(semantics, processors=["impostor"])
+
+
+def test_the_defaults_go_together() -> None:
+    for semantics in ("fairseq", "huggingface", ""):
+        check_combinations(GenerationConfig(), semantics)
+
+
+REFUSED = [
+    ({"sampling_topk": 5}, "generation.sampling_topk=5 narrows what is drawn, and nothing is drawn"),
+    ({"min_p": 0.1, "search": "beam"}, "generation.min_p=0.1 narrows"),
+    ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
+    ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
+    ({"sampling": True, "diverse_beam_groups": 2}, "generation.sampling=true is one search strategy"),
+    ({"diverse_beam_strength": 0.7}, "has no effect without generation.diverse_beam_groups"),
+    ({"penalty_alpha": 0.3}, "belongs to contrastive search"),
+    ({"contrastive_topk": 3, "search": "beam"}, "belongs to contrastive search"),
+    ({"draft_tokens": 3}, "has no effect without a draft"),
+    ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
+    ({"mbr": "chrf", "beam": 1}, "compares hypotheses, and there is one"),
+    ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
+    ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),
+    ({"forced_last": "a"}, "belongs to Hugging Face's rules"),
+    ({"lenpen": 0.5, "unnormalized": True}, "has no effect with generation.unnormalized=true"),
+    ({"max_len_b": 50, "match_source_len": True}, "has no effect with generation.match_source_len=true"),
+    ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
+    ({"nbest": 6}, "generation.nbest=6 hypotheses are more than generation.beam keeps"),
+    ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda value: str(value)[:50])
+def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_combinations(GenerationConfig(**values))
+
+
+def test_every_need_is_tested() -> None:
+    for need in NEEDS:
+        assert any(
+            not need.met(GenerationConfig(**values), values.get("semantics", "fairseq"))
+            and set(need.keys) & set(values)
+            for values, _ in REFUSED
+        ), need.keys
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in CUTOFFS),
+        {"sampling_topk": 3, "search": "stochastic_beam"},
+        {"sampling_topk": 3, "search": "a_users_own"},
+        {"sampling": True, "search": "beam_sampling", "temperature": 2.0, "semantics": "huggingface"},
+        {"temperature": 2.0},
+        {"early_stopping": "never", "forced_last": "a", "semantics": "huggingface"},
+        {"prompt_lookup": 2, "draft_tokens": 3},
+    ],
+    ids=str,
+)
+def test_what_does(values: dict[str, Any]) -> None:
+    check_combinations(GenerationConfig(**values))

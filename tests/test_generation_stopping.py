@@ -1,0 +1,210 @@
+"""Stopping rules against transformers' and by hand."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.logits_processors import DecodingContext
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.stopping import (
+    STOPPING_RULES,
+    Custom,
+    EndSymbols,
+    StoppingRule,
+    StopStrings,
+    TimeLimit,
+    register_stopping_rule,
+    stopping_from_config,
+)
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
+
+EOS = 2
+TEXT = """stop the stopper and stoop to the top of the step
+a pot of tea, or two pots; do not stop now
+st op las topper pped opera he stopped at the hospital
+abcdef is what the original puts before a token, to see how it is written
+""".splitlines()
+
+
+def context(step: int = 0) -> DecodingContext:
+    return DecodingContext(step, torch.zeros(0, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
+
+
+def rows_of(*rows: Sequence[int]) -> Tensor:
+    """Rows of one length: filled up on the left with an ordinary token."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[3] * (longest - len(row)) + list(row) for row in rows])
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Any:
+    """A tiny SentencePiece model with T5's special ids, and the file that it came from."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT * 4), model_writer=model, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+STOPS = [["stop"], ["op"], [" t"], ["the top", "a"], ["o"], ["stopped at the hos"], ["t ", " stop"]]
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=str)
+def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_path: Any) -> None:
+    """The same verdict as the original's on every history of three tokens, and on long random ones."""
+    transformers = pytest.importorskip("transformers")
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "spiece.model").write_bytes(pieces)
+    tokenizer = transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=0)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces)
+    theirs = transformers.generation.StopStringCriteria(tokenizer, stops)
+    ours = StopStrings(stops, processor.decode, processor.encode("abc"))
+    # special symbols, which an output's text leaves out, are not among them
+    ordinary = list(range(3, processor.vocab_size()))
+    some = ordinary[:: max(1, len(ordinary) // 14)]
+    generator = torch.Generator().manual_seed(0)
+    every = torch.tensor(list(itertools.product(some, repeat=3)))
+    drawn = torch.tensor(ordinary)[torch.randint(len(ordinary), (1500, 9), generator=generator)]
+    for tokens in (every, drawn):
+        wanted = theirs(tokens, torch.zeros(0))
+        assert torch.equal(ours(tokens, context()), wanted)
+    assert 0 < int(wanted.sum()) < len(wanted) or stops == ["stopped at the hos"]
+
+
+def test_stop_strings_in_written_text(pieces: bytes) -> None:
+    """Writing real lines token by token, the rule fires at the token with which the text first has the stop string."""
+    processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=pieces)
+    rule = StopStrings(["stop", "tea,"], processor.decode, processor.encode("abc"))
+    for line in TEXT:
+        ids = processor.encode(line)
+        for end in range(1, len(ids) + 1):
+            before, text = processor.decode(ids[: end - 1]), processor.decode(ids[:end])
+            new = any(text.count(stop) > before.count(stop) for stop in ("stop", "tea,"))
+            assert bool(rule(torch.tensor([ids[:end]]), context())) == new
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    """ByT5's way: an id is a byte plus 3, and bytes that are no character are left out."""
+    return bytes(i - 3 for i in ids if 3 <= i < 259).decode(errors="ignore")
+
+
+def encode_bytes(text: str) -> list[int]:
+    return [byte + 3 for byte in text.encode()]
+
+
+def test_stop_strings_of_characters_that_are_several_tokens() -> None:
+    rule = StopStrings(["é!", "日"], decode_bytes, encode_bytes("abc"))
+    ids = encode_bytes("caf é! 日本")
+    fired = [end for end in range(1, len(ids) + 1) if bool(rule(torch.tensor([ids[:end]]), context()))]
+    assert fired == [len(encode_bytes("caf é!")), len(encode_bytes("caf é! 日"))]
+
+
+def test_a_stop_string_further_back_does_not_count() -> None:
+    rule = StopStrings(["ab"], decode_bytes)
+    assert rule(rows_of(encode_bytes("xab")), context()).tolist() == [True]
+    assert rule(rows_of(encode_bytes("abx")), context()).tolist() == [False]
+    assert rule(rows_of(encode_bytes("abxb"), encode_bytes("ab")), context()).tolist() == [False, True]
+
+
+def test_only_rows_that_may_be_complete_are_decoded() -> None:
+    asked: list[list[int]] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        asked.append(list(ids))
+        return decode_bytes(ids)
+
+    rule = StopStrings(["ab"], decode)
+    tokens = rows_of(encode_bytes("xyz") * 100, encode_bytes("xab") * 100)
+    rule(tokens, context())
+    asked.clear()
+    assert rule(tokens, context()).tolist() == [False, True]
+    assert max(len(ids) for ids in asked) <= 2  # the tail, and not three hundred tokens
+    assert len(asked) == 2
+
+
+def test_end_symbols() -> None:
+    rule = EndSymbols([4, 6])
+    assert rule(torch.tensor([[6, 5], [5, 6], [5, 4]]), context()).tolist() == [False, True, True]
+
+
+def test_time_limit_counts_from_the_batch() -> None:
+    now = 100.0
+    limit = TimeLimit(2.0, lambda: now)
+    now = 500.0
+    rule = limit.begin()
+    tokens = torch.zeros(3, 1, dtype=torch.int64)
+    now = 502.0
+    assert rule(tokens, context()).tolist() == [False] * 3
+    now = 502.1
+    assert rule(tokens, context()).tolist() == [True] * 3
+
+
+@pytest.mark.parametrize("verdict", [None, torch.tensor([1, 0]), torch.tensor([True])], ids=str)
+def test_a_function_must_answer_for_every_row(verdict: Any) -> None:
+    def mine(tokens: Tensor, context: DecodingContext) -> Any:
+        return verdict
+
+    with pytest.raises(DecodingError, match=r"the stopping rule mine must return a bool tensor .* 2 rows"):
+        Custom(mine)(torch.zeros(2, 1, dtype=torch.int64), context())
+
+
+@pytest.fixture
+def registered() -> Any:
+    @register_stopping_rule("twice")
+    class Twice(StoppingRule):
+        def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+            return tokens[:, -1] == tokens[:, -2] if context.step else torch.zeros(len(tokens), dtype=torch.bool)
+
+    yield Twice
+    del STOPPING_RULES._entries["twice"]
+
+
+def test_rules_from_the_configuration(registered: type) -> None:
+    cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0)
+    words = dictionary(4)
+    rules = stopping_from_config(
+        cfg, words, WhitespaceTokenizer(words), ["twice", EndSymbols([5]), lambda t, c: t[:, 0] > 4]
+    )
+    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "EndSymbols", "Custom"]
+    assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
+
+
+def test_what_cannot_be_a_rule() -> None:
+    words = dictionary(4)
+    with pytest.raises(ConfigError, match="there is no stopping rule 'twise'"):
+        stopping_from_config(GenerationConfig(), words, rules=["twise"])
+    with pytest.raises(ConfigError, match="an empty text would end every output"):
+        stopping_from_config(GenerationConfig(stop_strings=["a", ""]), words)
+    with pytest.raises(ConfigError, match="needs the tokenizer"):
+        stopping_from_config(GenerationConfig(stop_strings=["a"]), words)
+
+
+TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5, 5): {EOS: 1.0}, (5,): {5: 1.0}}
+
+
+def test_generator_ends_where_the_rules_say() -> None:
+    def generate(rules: Sequence[StoppingRule]) -> list[list[int]]:
+        generator = SequenceGenerator(
+            [ScriptedModel(table_rule(TABLE, 6))], dictionary(2), beam_size=1, stopping=rules, max_len_b=6
+        )
+        return [found[0].tokens.tolist() for found in generator.generate(batch_of([(4, EOS), (5, 4, EOS)]))]
+
+    words: Dictionary = dictionary(2)
+    text: Callable[[Sequence[int]], str] = WhitespaceTokenizer(words).decode
+    assert generate([]) == [[4, 5, 5, EOS]] * 2
+    assert generate([EndSymbols([5])]) == [[4, 5]] * 2
+    assert generate([StopStrings(["w1 w1"], text)]) == [[4, 5, 5]] * 2
+    assert generate([TimeLimit(-1.0)]) == [[4]] * 2
