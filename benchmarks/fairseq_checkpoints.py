@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 import seqgen.models  # noqa: F401  # declares the readers
+from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig
 from seqgen.loading import LoadedModel, load_models
 from seqgen.translator import Translator
@@ -53,9 +54,9 @@ def with_constraints(sources: list[str], references: list[str]) -> list[str]:
 
 def measure(members: list[LoadedModel], cfg: GenerationConfig, lines: list[str]) -> tuple[float, float]:
     """Decode all lines; return the wall-clock and the processor's seconds."""
-    translator = Translator([m.task for m in members], [m.model for m in members], cfg)
+    decoding = Translator(members, **to_dict(cfg)).prepare()
     wall, processor = time.perf_counter(), time.process_time()
-    count = sum(1 for _ in translator.translate(lines))
+    count = sum(1 for _ in decoding.translate(lines))
     assert count == len(lines)
     return time.perf_counter() - wall, time.process_time() - processor
 

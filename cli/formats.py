@@ -7,71 +7,105 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seqgen.translator import TextHypothesis, Translation, Translator
+from torch import Tensor
+
+from seqgen.config import GenerateConfig
+from seqgen.generation.alignment import alignment_pairs
+from seqgen.generation.combinations import draws
+from seqgen.generation.settings import changes_scores
+from seqgen.text_decoding import Details, TextDecoding
+from seqgen.translation import TextHypothesis, Translation
+from seqgen.translator import Translator
 
 Writer = Callable[[Translation], str]
 
 
-def text_writer(translator: Translator, references: Sequence[str] | None) -> Writer:
+def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
+    """What a format shows of hypotheses besides tokens and scores.
+
+    The models' own scores are for ensembles, and for settings with which the search's scores are no longer theirs.
+    """
+    if cfg.format == "json":
+        scores = len(translator.members) > 1 or changes_scores(translator.settings())
+        return Details(attention=True, scores=scores)
+    return Details(attention=cfg.print_alignment)
+
+
+def text_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
     """The best hypothesis of line n on line n."""
     return lambda translation: translation.text + "\n"
 
 
-def json_writer(translator: Translator, references: Sequence[str] | None) -> Writer:
+def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
     """One JSON object a line, with floats that round-trip."""
-
-    def hypothesis(item: TextHypothesis) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "text": item.text,
-            "tokens": item.hypothesis.tokens.tolist(),
-            "score": item.hypothesis.score,
-            "positional_scores": item.hypothesis.positional_scores.tolist(),
-        }
-        if item.hypothesis.alignment is not None:
-            values["alignment"] = item.hypothesis.alignment.tolist()
-        return values
+    cfg = decoding.cfg
+    how: dict[str, Any] = {"semantics": cfg.semantics, **({"seed": cfg.seed} if draws(cfg) else {})}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {
             "id": translation.id,
             "source": translation.source,
-            "hypotheses": [hypothesis(item) for item in translation.hypotheses],
+            **how,
+            "hypotheses": [_hypothesis(item, len(decoding.members)) for item in translation.hypotheses],
         }
-        if translation.constraints:
-            record["constraints"] = translation.constraints
-        if translation.notes:
-            record["notes"] = translation.notes
+        for name in ("prefix", "constraints", "notes"):
+            if value := getattr(translation, name):
+                record[name] = value
         return json.dumps(record, ensure_ascii=False) + "\n"
 
     return write
 
 
-def fairseq_writer(translator: Translator, references: Sequence[str] | None) -> Writer:
-    """Lines that begin with S (source), T (target), H (pieces), D (text) and P (scores of the tokens).
+def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "text": item.text,
+        "tokens": item.tokens.tolist(),
+        "score": item.score,
+        "positional_scores": item.positional_scores.tolist(),
+    }
+    if item.model_score is not None:
+        values["model_score"] = item.model_score
+    if item.member_scores is not None and members > 1:
+        values["member_scores"] = [scores.tolist() for scores in item.member_scores]
+    if item.utility is not None:
+        values["utility"] = item.utility
+    if item.alignment is not None:
+        values["alignment"] = item.alignment.tolist()
+    return values
+
+
+def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
+    """Lines that begin with S (source), T (target), H (pieces), D (text), P (scores of the tokens) and A (alignment).
 
     As with fairseq, scores are logarithms to base 2 and rounded to four digits, and the text of S and H is in pieces.
     """
-    dictionary, source_dictionary = translator.task.target_dictionary, translator.task.source_dictionary
+    dictionary, source_dictionary = decoding.task.target_dictionary, decoding.task.source_dictionary
+
+    def pieces(tokens: Tensor) -> str:
+        """The symbols of an output; one that was cut off has no end-of-sentence."""
+        return " ".join(dictionary.symbol(token) for token in tokens.tolist() if token != dictionary.eos())
 
     def write(translation: Translation) -> str:
         number = translation.id
-        pieces = [source_dictionary.symbol(int(token)) for token in translation.source_tokens[:-1]]
-        lines = [f"S-{number}\t{' '.join(pieces)}"]
+        source = [source_dictionary.symbol(int(token)) for token in translation.source_tokens[:-1]]
+        lines = [f"S-{number}\t{' '.join(source)}"]
         if references is not None and number < len(references):
             lines.append(f"T-{number}\t{references[number]}")
         for item in translation.hypotheses:
-            score = item.hypothesis.score / math.log(2)
-            symbols = " ".join(dictionary.symbol(int(token)) for token in item.hypothesis.tokens[:-1])
-            positional = " ".join(f"{value / math.log(2):.4f}" for value in item.hypothesis.positional_scores.tolist())
-            lines.append(f"H-{number}\t{score}\t{symbols}")
+            score = item.score / math.log(2)
+            positional = " ".join(f"{value / math.log(2):.4f}" for value in item.positional_scores.tolist())
+            lines.append(f"H-{number}\t{score}\t{pieces(item.tokens)}")
             lines.append(f"D-{number}\t{score}\t{item.text}")
             lines.append(f"P-{number}\t{positional}")
+            if item.alignment is not None:
+                pairs = alignment_pairs(item.tokens, item.alignment, dictionary.eos())
+                lines.append(f"A-{number}\t{' '.join(f'{source}-{target}' for source, target in pairs)}")
         return "\n".join(lines) + "\n"
 
     return write
 
 
-FORMATS: dict[str, Callable[[Translator, Sequence[str] | None], Writer]] = {
+FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {
     "text": text_writer,
     "json": json_writer,
     "fairseq": fairseq_writer,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.formats import FORMATS
+from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.output import open_output
+from seqgen.compose import given_values
 from seqgen.config import GenerateConfig
 from seqgen.data.text import count_lines, decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
+from seqgen.generation.streamers import TextStreamer
 from seqgen.loading import load_models
 from seqgen.task import Task
+from seqgen.text_decoding import TextDecoding
 from seqgen.translator import Translator
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
@@ -25,14 +29,21 @@ STDIN_BUFFER = 4096
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    run(GenerateConfig, generate, DESCRIPTION, argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+
+    def work(cfg: GenerateConfig) -> int:
+        overrides = [argument for argument in arguments if "=" in argument]
+        return generate(cfg, given_values(cfg, "generation", overrides))
+
+    run(GenerateConfig, work, DESCRIPTION, arguments)
 
 
-def generate(cfg: GenerateConfig) -> int:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     """Decode what the configuration names.
 
     Args:
         cfg: the whole configuration.
+        given: the keys of its ``generation`` group that the user gave; the others are left to the model.
 
     Returns:
         The exit code.
@@ -45,49 +56,57 @@ def generate(cfg: GenerateConfig) -> int:
     loaded = load_models(cfg.path, device, cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
-    translator = Translator(
-        [item.task for item in loaded],
-        [item.model for item in loaded],
-        cfg.generation,
-        need_attention=cfg.format == "json",
-    )
-    lines = _input_lines(cfg, translator)
-    references = _references(cfg, translator)
+    streamer = TextStreamer() if cfg.stream else None
+    decoding = _decoding(cfg, Translator(loaded, **given), streamer)
+    for note in decoding.notes:
+        log(note)
+    lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
     if cfg.input not in ("", "-"):
         _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
     start = time.perf_counter()
     with open_output(cfg.output) as file:
-        write = FORMATS[cfg.format](translator, references)
-        for translation in translator.translate(lines, _buffer_size(cfg)):
+        if streamer is not None:
+            streamer.file = file
+        write = FORMATS[cfg.format](decoding, references)
+        for translation in decoding.translate(lines, prefixes, _buffer_size(cfg)):
             hypotheses.append(translation.text)
             notes += [(translation.id + 1, note) for note in translation.notes]
-            file.write(write(translation))
+            if streamer is None:
+                file.write(write(translation))
             if _buffer_size(cfg) == 1:
                 file.flush()
     seconds = time.perf_counter() - start
-    _report(cfg, hypotheses, references, notes, seconds, translator.tokens_written)
+    _report(cfg, hypotheses, references, notes, seconds, decoding.tokens_written)
     return 0
 
 
-def _input_lines(cfg: GenerateConfig, translator: Translator) -> Iterator[str]:
-    task = _task(cfg, translator)
+def _decoding(cfg: GenerateConfig, translator: Translator, streamer: TextStreamer | None) -> TextDecoding:
+    """Make ready to decode, with what the format shows of each hypothesis."""
+    if cfg.print_alignment and cfg.format != "fairseq":
+        raise ConfigError(f"print_alignment=true belongs to format=fairseq, not to format={cfg.format}; leave it out")
+    if cfg.stream and cfg.format != "text":
+        raise ConfigError(f"stream=true writes words as they come, and format={cfg.format} does not; leave one out")
+    return translator.prepare(wanted_details(cfg, translator), streamer)
+
+
+def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
+    task = _task(cfg, decoding)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
+    lines: Iterator[str] = read_lines(Path(cfg.input))
     if cfg.input == "-":
         lines = (
             decode_line(line.removesuffix(b"\n"), "standard input", number)
             for number, line in enumerate(sys.stdin.buffer, start=1)
         )
-    else:
-        lines = read_lines(Path(cfg.input))
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
-def _task(cfg: GenerateConfig, translator: Translator) -> Task:
+def _task(cfg: GenerateConfig, decoding: TextDecoding) -> Task:
     """The task, or that of the source that is asked for."""
-    return translator.task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else translator.task
+    return decoding.task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else decoding.task
 
 
 def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
@@ -98,13 +117,22 @@ def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
             f"input={cfg.input} has {count} lines but reference={cfg.reference} has {len(references)}; line n of the "
             "one must be the answer to line n of the other"
         )
+    if cfg.prefix and (prefixes := count_lines(Path(cfg.prefix))) != count:
+        raise DataError(
+            f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the one must be "
+            "what the answer to line n of the other begins with"
+        )
 
 
-def _references(cfg: GenerateConfig, translator: Translator) -> list[str] | None:
+def _prefixes(cfg: GenerateConfig) -> Iterator[str] | None:
+    return read_lines(Path(cfg.prefix)) if cfg.prefix else None
+
+
+def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None:
     if cfg.reference:
         return list(read_lines(Path(cfg.reference)))
     if not cfg.input:
-        lines = _task(cfg, translator).references(cfg.dataset.gen_subset)
+        lines = _task(cfg, decoding).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
     return None
 
@@ -112,7 +140,7 @@ def _references(cfg: GenerateConfig, translator: Translator) -> list[str] | None
 def _buffer_size(cfg: GenerateConfig) -> int:
     if cfg.generation.buffer_size:
         return cfg.generation.buffer_size
-    return 1 if cfg.input == "-" and sys.stdin.isatty() else STDIN_BUFFER
+    return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else STDIN_BUFFER
 
 
 def _report(

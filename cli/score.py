@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import open_output
-from seqgen.config import CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
@@ -84,8 +84,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     loaded = load_models(cfg.path, device, cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
-    how = GenerationConfig(**dataclasses.asdict(cfg.generation))
-    translator = Translator([item.task for item in loaded], [item.model for item in loaded], how)
+    translator = Translator(loaded, **dataclasses.asdict(cfg.generation))
     total, tokens = 0.0, 0
     with open_output(cfg.output) as file:
         for number, hypothesis in enumerate(translator.score(sources, references)):

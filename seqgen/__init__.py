@@ -1,6 +1,8 @@
 """seqgen: sequence-to-sequence models that are easy to write, train and decode with."""
 
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "seqgen":
     raise ImportError(f"import this package as 'seqgen', not as {__name__!r}, or its components register twice")
@@ -11,3 +13,45 @@ __version__ = "0.1.0"
 _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file():
     __path__.append(str(_root))
+
+if TYPE_CHECKING:
+    from seqgen.config import GenerationConfig
+    from seqgen.generation.streamers import IteratorStreamer, TextStreamer
+    from seqgen.loading import LoadedModel, load_model, load_models, save_generation
+    from seqgen.translator import Translator
+
+__all__ = [
+    "GenerationConfig",
+    "IteratorStreamer",
+    "LoadedModel",
+    "TextStreamer",
+    "Translator",
+    "load_model",
+    "load_models",
+    "save_generation",
+]
+
+_HOMES = {
+    "GenerationConfig": "seqgen.config",
+    "IteratorStreamer": "seqgen.generation.streamers",
+    "LoadedModel": "seqgen.loading",
+    "TextStreamer": "seqgen.generation.streamers",
+    "Translator": "seqgen.translator",
+    "load_model": "seqgen.loading",
+    "load_models": "seqgen.loading",
+    "save_generation": "seqgen.loading",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What Python users begin with is imported when it is first asked for, so that ``import seqgen`` costs nothing.
+
+    The built-in models and tasks are declared then, as the commands do.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module 'seqgen' has no attribute {name!r}")
+    for package in ("seqgen.models", "seqgen.tasks"):
+        importlib.import_module(package)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -66,6 +66,19 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     return typing.cast(R, config)
 
 
+def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of one group that the user gave, also where they are the defaults.
+
+    Args:
+        config: what ``compose`` made of the overrides.
+        group: name of the group, such as ``"generation"``.
+        overrides: ``key=value`` arguments.
+    """
+    keys = (_split(override)[0].partition(".") for override in overrides)
+    names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
+    return {name: getattr(getattr(config, group), name) for name in names}
+
+
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
     """The name that is chosen in each component group, by the user or by default: ``{"model": "fconv_tiny", ...}``."""
     pairs = (_split(override) for override in overrides)

@@ -21,10 +21,12 @@ import torch
 import yaml
 
 from seqgen.compose import from_dict, to_dict
-from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizer import load_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.files import write_atomically
+from seqgen.generation.settings import own_settings
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
@@ -225,9 +227,7 @@ def _load_run(path: Path) -> LoadedModel:
     task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     model = task.build_model(config.model)
     load_weights(model, checkpoint)
-    # A run that was made from such a folder is decoded as the folder is; others say only how they were validated.
-    wanted = to_dict(config.generation) if config.generation.semantics == "huggingface" else {}
-    return LoadedModel(model, task, config, checkpoint, generation=wanted)
+    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
 
 
 def run_folder_of(checkpoint: Path) -> Path:
@@ -255,6 +255,24 @@ def read_run_config(folder: Path) -> TrainConfig:
         ConfigError: it holds an unknown key or a value of the wrong type.
     """
     return from_dict(TrainConfig, read_yaml(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
+def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
+    """Let a run be decoded in another way from now on, where the user does not say.
+
+    Its ``config.yaml`` says how, in the group ``generation``: there is one place for it, also in runs that are older
+    than this function, and it is what the run was validated with. Training the run further writes its own group again.
+
+    Args:
+        run: the run folder.
+        cfg: how to decode.
+
+    Raises:
+        CheckpointError: it is no run folder.
+    """
+    path = Path(run) / CONFIG_FILE
+    plain = {**read_yaml(path), "generation": to_dict(cfg)}
+    write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

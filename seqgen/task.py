@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
     from seqgen.data.pair_dataset import Dataset
     from seqgen.data.tokenizer import Tokenizer
+    from seqgen.generation.decoding import Streamer
     from seqgen.generation.search import Phrases
     from seqgen.generation.sequence_generator import SequenceGenerator
     from seqgen.model import EncoderDecoderModel
@@ -192,6 +193,7 @@ class Task:
         sample: Batch,
         prefix_tokens: Tensor | None = None,
         constraints: Sequence[Phrases] | None = None,
+        streamer: Streamer | None = None,
     ) -> list[list[Hypothesis]]:
         """Decode a batch.
 
@@ -201,11 +203,12 @@ class Task:
             sample: the batch; only its source is read.
             prefix_tokens: ``(sentences, P)`` int64 target tokens that each output begins with, padded on the right.
             constraints: for each sentence the phrases (target token ids) that its outputs must contain.
+            streamer: takes tokens as they are written.
 
         Returns:
             The hypotheses of each sentence, best first.
         """
-        return generator.generate(sample, prefix_tokens=prefix_tokens, constraints=constraints)
+        return generator.generate(sample, prefix_tokens=prefix_tokens, constraints=constraints, streamer=streamer)
 
     def metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Score decoded text.

@@ -1,222 +1,246 @@
-"""Lines of text in, as many lines of text out, in order: what stands between text and the generator.
+"""The translator: models by their paths, texts in, texts out.
 
-``seqgen-generate`` and the validation of ``seqgen-train`` both decode through here.
+Everything that decodes text goes through here: ``seqgen-generate``, the validation of ``seqgen-train``, and Python::
+
+    translator = seqgen.Translator("runs/a")
+    for translation in translator.translate(["a dog runs", "two men talk"], beam=5, nbest=3):
+        print(translation.text, [hypothesis.score for hypothesis in translation.hypotheses])
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
-from seqgen.errors import CheckpointError, DataError
+import seqgen
+from seqgen.config import GenerationConfig, ReadingConfig
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.decoding import Streamer
 from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.settings import resolve_settings
+from seqgen.generation.streamers import IteratorStreamer, StreamedText
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text_decoding import Details, TextDecoding, TextModel
+from seqgen.translation import Translation
 
 
 @dataclass(frozen=True)
-class TextHypothesis:
-    """A hypothesis and its text."""
-
-    text: str
-    hypothesis: Hypothesis
-
-
-@dataclass
-class Translation:
-    """The answer to one line.
+class ModelInMemory:
+    """A model that was not loaded from anywhere, such as one that is being trained.
 
     Attributes:
-        id: number of the line, from 0.
-        source: the line.
-        source_tokens: ``(S,)`` int64, what the first model read; empty for an empty line.
-        hypotheses: best first; none for an empty line.
-        constraints: phrases that the line demands of its output, after tabs (``generation.constraints``).
-        notes: what was out of the ordinary, such as a truncation, in words.
+        task: encodes and decodes text.
+        model: the model.
+        generation: how it wants to be decoded, by the names of ``GenerationConfig``'s fields.
     """
 
-    id: int
-    source: str
-    source_tokens: Tensor
-    hypotheses: list[TextHypothesis] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    constraints: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """The best hypothesis, on one line."""
-        return self.hypotheses[0].text.replace("\n", " ") if self.hypotheses else ""
+    task: Task
+    model: EncoderDecoderModel
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class _Line:
-    """A line on its way: its translation so far, its ids as each member reads them, and those of its phrases."""
-
-    translation: Translation
-    sources: list[Tensor]
-    phrases: list[list[int]] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return max(len(source) for source in self.sources)
+Model: TypeAlias = str | Path | TextModel
+"""A path that ``load_model`` takes, or what it returned."""
 
 
 class Translator:
     """Decodes text with one model or an ensemble.
 
     Args:
-        tasks: the task of each member; each encodes the source in its own way.
-        models: the members, over one target vocabulary.
-        cfg: how to decode.
-        need_attention: whether hypotheses carry attention and alignment.
+        models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
+        device: where to put models that are loaded here.
+        reading: what checkpoints of other toolkits lack.
+        settings: how to decode where a call does not say: keys of ``GenerationConfig``. Those that are not given are
+            the first model's own, or else the defaults.
 
     Raises:
-        CheckpointError: the members' target vocabularies differ.
+        CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
+        ConfigError: a key is unknown, or a value does not fit.
     """
 
     def __init__(
         self,
-        tasks: Sequence[Task],
-        models: Sequence[EncoderDecoderModel],
-        cfg: GenerationConfig,
-        need_attention: bool = False,
+        models: Model | Sequence[Model],
+        *,
+        device: torch.device | str = "cpu",
+        reading: ReadingConfig | None = None,
+        **settings: Any,
     ):
-        self.tasks, self.models, self.cfg = list(tasks), list(models), cfg
-        self.task = self.tasks[0]
-        for number, task in enumerate(self.tasks[1:], start=2):
-            if task.target_dictionary != self.task.target_dictionary:
-                raise CheckpointError(
-                    f"model {number} of the ensemble writes another target vocabulary ({len(task.target_dictionary)} "
-                    f"symbols) than model 1 ({len(self.task.target_dictionary)} symbols); an ensemble needs models "
-                    "that were trained with the same one"
-                )
-        self.generator = self.task.build_generator(self.models, cfg, need_attention=need_attention)
+        given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
+        if not given:
+            raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
+        resolve_settings([{}], settings)  # what is misspelt is known before anything is loaded
+        self.given = settings
+        self.members: list[TextModel] = []
+        for item in given:
+            loaded = seqgen.load_models([str(item)], device, reading) if isinstance(item, str | Path) else [item]
+            self.members.extend(loaded)
+        self.models = [member.model for member in self.members]
+        self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        self.tokens_written = 0
+        for number, member in enumerate(self.members[1:], start=2):
+            other = member.task.target_dictionary
+            if other != self.task.target_dictionary:
+                raise CheckpointError(
+                    f"model {number} of the ensemble writes another target vocabulary ({len(other)} symbols) than "
+                    f"model 1 ({len(self.task.target_dictionary)} symbols); an ensemble needs models that were trained "
+                    "with the same one"
+                )
+        self._generators: dict[str, SequenceGenerator] = {}
 
-    def translate(self, lines: Iterable[str], buffer_size: int = 4096) -> Iterator[Translation]:
-        """Decode lines.
+    def settings(self, **settings: Any) -> GenerationConfig:
+        """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
+        return self._settings(settings)[0]
+
+    def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        return resolve_settings([member.generation for member in self.members], {**self.given, **settings})
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        prefixes: Iterable[str] | None = None,
+        streamer: Streamer | None = None,
+        return_attention: bool = False,
+        return_scores: bool = False,
+        return_hidden: bool = False,
+        **settings: Any,
+    ) -> list[Translation]:
+        """Decode texts.
 
         Args:
-            lines: the text, read as it is needed.
-            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch.
+            texts: one line each; an empty one has an empty answer.
+            prefixes: what the output of each begins with.
+            streamer: takes tokens or words as they are written; ``beam`` is then 1.
+            return_attention: whether hypotheses carry attention and alignment.
+            return_scores: whether they carry each model's own scores of their tokens.
+            return_hidden: whether they carry the last hidden features of the decoders.
+            settings: keys of ``GenerationConfig``.
+
+        Returns:
+            One translation for each text, in order, with ``nbest`` hypotheses, best first.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            DataError: the numbers of texts and prefixes differ.
+        """
+        if isinstance(texts, str) or isinstance(prefixes, str):
+            raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+        details = Details(return_attention, return_scores, return_hidden)
+        return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+
+    def stream(
+        self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
+    ) -> Iterator[StreamedText]:
+        """Decode texts in a thread of their own, word by word.
+
+        Args:
+            texts: one line each.
+            prefixes: what the output of each begins with.
+            settings: keys of ``GenerationConfig``; ``beam`` is 1.
 
         Yields:
-            One translation for each line, in order.
+            The words of every text, those of one text in order. Whoever stops listening ends the decoding.
         """
-        numbered = enumerate(lines)
-        while buffer := list(itertools.islice(numbered, buffer_size)):
-            yield from self._translate_buffer([self._encode(number, text) for number, text in buffer])
+        streamer = IteratorStreamer()
+        decoding = self.prepare(Details(), streamer, **settings)
 
-    def score(self, sources: Sequence[str], references: Sequence[str]) -> Iterator[Hypothesis]:
+        def work() -> None:
+            with suppress(BaseException):  # the streamer hands it over
+                for _ in decoding.translate(texts, prefixes):
+                    pass
+
+        thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
+        thread.start()
+        try:
+            yield from streamer
+        finally:
+            streamer.cancel()
+            thread.join()
+
+    def prepare(
+        self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
+    ) -> TextDecoding:
+        """Make ready to decode lines as they come; what ``translate`` and ``stream`` do for whole lists.
+
+        Args:
+            details: what hypotheses carry besides tokens and scores.
+            streamer: takes tokens or words as they are written.
+            settings: keys of ``GenerationConfig``.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        details = details or Details()
+        if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
+            settings = {"beam": 1, **self.given, **settings}
+        cfg, notes = self._settings(settings)
+        if streamer is not None:
+            _check_streamable(cfg)
+        need_attention = details.attention or bool(cfg.replace_unknown)
+        key = f"{need_attention} {cfg}"
+        if key not in self._generators:
+            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention)
+            self._generators = {key: generator}
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes)
+
+    def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
         """Find the log-probabilities that the models give to known targets.
 
         Args:
             sources: the source lines.
             references: the target of each.
+            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
+                ``GenerationConfig``.
 
         Yields:
             For each line, in order, its target with scores. An empty line is scored like any other.
 
         Raises:
-            DataError: a line is longer than a model can read or write.
+            DataError: the numbers of lines differ, or a line is longer than a model can read or write.
         """
-        first = self.task
-        pad, eos = first.target_dictionary.pad(), first.target_dictionary.eos()
+        if len(sources) != len(references):
+            raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
+        cfg = self.settings(**settings)
+        target = self.task.target_dictionary
         scorer = SequenceScorer(
-            self.models, pad, eos, not self.cfg.unnormalized, self.cfg.ensemble_average, self.cfg.ensemble_weights
+            self.models, target.pad(), target.eos(), not cfg.unnormalized, cfg.ensemble_average, cfg.ensemble_weights
         )
-        for start in range(0, len(sources), self.cfg.batch_size):
-            rows = range(start, min(start + self.cfg.batch_size, len(sources)))
-            targets = [first.encode_target(references[i]) for i in rows]
+        for start in range(0, len(sources), cfg.batch_size):
+            rows = range(start, min(start + cfg.batch_size, len(sources)))
+            targets = [self.task.encode_target(references[i]) for i in rows]
             batches = []
-            for task, model in zip(self.tasks, self.models, strict=True):
-                encoded = [task.encode_source(sources[i]) for i in rows]
-                _check_lengths(rows, encoded, targets, model.max_positions())
-                batches.append(task.collate(list(zip(rows, encoded, targets, strict=True)), model))
+            for member in self.members:
+                encoded = [member.task.encode_source(sources[i]) for i in rows]
+                _check_lengths(rows, encoded, targets, member.model.max_positions())
+                batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
             batch = batches[0]
             batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
 
-    def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
-        for batch in self._batches([line for line in lines if line.sources]):
-            phrases = [line.phrases for line in batch]
-            demands: dict[str, Any] = {"constraints": phrases} if self.cfg.constraints else {}
-            results = self.task.inference_step(self.generator, self.models, self._collate(batch), **demands)
-            for line, hypotheses in zip(batch, results, strict=True):
-                self._take(line.translation, hypotheses)
-        return [line.translation for line in lines]
 
-    def _encode(self, number: int, text: str) -> _Line:
-        """Turn a line into ids, cut to what each model can read; an empty line has none."""
-        text, *phrases = text.split("\t") if self.cfg.constraints else [text]
-        translation = Translation(number, text, torch.empty(0, dtype=torch.int64))
-        if not text.strip():
-            translation.notes.append("the line is empty, and so is its answer")
-            return _Line(translation, [])
-        unknown = self.task.source_tokenizer.unknown(text)
-        if unknown:
-            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            translation.notes.append(f"the vocabulary lacks {shown}")
-        sources = []
-        for task, model in zip(self.tasks, self.models, strict=True):
-            ids, longest = task.encode_source(text), model.max_positions()[0]
-            if len(ids) > longest:
-                translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
-                ids = torch.cat([ids[: longest - 1], ids[-1:]])
-            sources.append(ids)
-        translation.source_tokens = sources[0]
-        return _Line(translation, sources, self._encode_phrases(phrases, translation))
-
-    def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[list[int]]:
-        """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
-        encoded = []
-        for phrase in (phrase.strip() for phrase in phrases):
-            if lacking := self.task.target_tokenizer.unknown(phrase):
-                translation.notes.append(f"the phrase {phrase!r} is left out: the vocabulary lacks {' '.join(lacking)}")
-            elif phrase:
-                translation.constraints.append(phrase)
-                encoded.append(self.task.target_tokenizer.encode(phrase))
-        return encoded
-
-    def _batches(self, lines: list[_Line]) -> Iterator[list[_Line]]:
-        """Batches of similar length within the budgets, the longest first."""
-        batch: list[_Line] = []
-        for line in sorted(lines, key=lambda line: line.length, reverse=True):
-            full = len(batch) == self.cfg.batch_size or (len(batch) + 1) * (batch or [line])[0].length > (
-                self.cfg.max_tokens
-            )
-            if batch and full:
-                yield batch
-                batch = []
-            batch.append(line)
-        if batch:
-            yield batch
-
-    def _collate(self, lines: list[_Line]) -> Batch:
-        batches = [
-            task.collate([(line.translation.id, line.sources[member], None) for line in lines], model)
-            for member, (task, model) in enumerate(zip(self.tasks, self.models, strict=True))
-        ]
-        batch = batches[0]
-        batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
-        return batch.to(self.device)
-
-    def _take(self, translation: Translation, hypotheses: list[Hypothesis]) -> None:
-        if not hypotheses:
-            translation.notes.append("every output was forbidden, so that the answer is empty")
-        elif len(hypotheses) < self.cfg.nbest:
-            translation.notes.append(f"only {len(hypotheses)} of {self.cfg.nbest} hypotheses are possible")
-        kept = hypotheses[: self.cfg.nbest]
-        translation.hypotheses = [TextHypothesis(self.task.decode(h.tokens), h) for h in kept]
-        self.tokens_written += len(kept[0].tokens) if kept else 0
+def _check_streamable(cfg: GenerationConfig) -> None:
+    """Refuse to stream what may yet change."""
+    if cfg.beam > 1:
+        raise ConfigError(
+            f"generation.beam={cfg.beam} cannot be streamed, since a line has one output there and beams take back "
+            "what they wrote; leave it out, or do without a stream"
+        )
+    if cfg.replace_unknown:
+        raise ConfigError(
+            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, since unknown words are replaced "
+            "when the output is complete; leave it out, or do without a stream"
+        )
 
 
 def _check_lengths(

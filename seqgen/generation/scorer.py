@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble import Ensemble
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
+
+
+@dataclass(frozen=True)
+class ScoredTarget:
+    """A target with the scores that models give it.
+
+    Attributes:
+        hypothesis: the target, with the scores of the ensemble.
+        member_scores: for each member ``(T,)`` log-probabilities of the tokens, in nats.
+    """
+
+    hypothesis: Hypothesis
+    member_scores: list[Tensor]
 
 
 class SequenceScorer:
@@ -42,7 +58,6 @@ class SequenceScorer:
         self.normalize_scores = normalize_scores
         self.need_attention = need_attention
 
-    @torch.inference_mode()
     def generate(self, sample: Batch) -> list[list[Hypothesis]]:
         """Score a batch.
 
@@ -55,26 +70,83 @@ class SequenceScorer:
         Raises:
             ConfigError: the batch has no targets.
         """
-        if sample.target is None or sample.prev_output_tokens is None:
-            raise ConfigError("there is no target to score; give one")
+        return [[scored.hypothesis] for scored in self.score(sample)]
+
+    @torch.inference_mode()
+    def score(self, sample: Batch, lengths: Sequence[int] | None = None) -> list[ScoredTarget]:
+        """Score a batch, and say what each member has to say of it.
+
+        Args:
+            sample: the batch, with targets.
+            lengths: tokens of each target; if not given, those that are not padding, which suits all targets but an
+                output in which padding was written as a word.
+
+        Raises:
+            ConfigError: the batch has no targets.
+        """
+        target, _ = _targets(sample)
         lprobs, weights = [], []
         with self.ensemble.evaluating():
             for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
-                decoder_input = sample.prev_output_tokens.clone()
-                decoder_input[:, 0] = model.start_symbol(self.eos)
+                decoder_input = self._decoder_input(model, sample)
                 out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=self.need_attention)
                 lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
                 weights.append(out.attention)
-        positional = self.ensemble.combine(lprobs).gather(-1, sample.target.unsqueeze(-1)).squeeze(-1).cpu()
+        members = [_of_tokens(scores, target) for scores in lprobs]
+        positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combine(lprobs), target)
         attention = self.ensemble.combine_attention(weights) if self.need_attention else None
         results = []
-        for row, target in enumerate(sample.target.cpu()):
-            length = int((target != self.pad).sum())
+        for row, tokens in enumerate(target.cpu()):
+            length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
             scores = positional[row, :length]
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
-            hypothesis = Hypothesis(target[:length], score, scores)
+            hypothesis = Hypothesis(tokens[:length], score, scores)
             if attention is not None:
                 hypothesis.attention = attention[row, :length].cpu()
                 hypothesis.alignment = hypothesis.attention.argmax(-1)
-            results.append([hypothesis])
+            results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
+
+    @torch.inference_mode()
+    def features(self, sample: Batch) -> list[Tensor]:
+        """The last hidden features of each member's decoder over the targets of a batch.
+
+        Args:
+            sample: the batch, with targets.
+
+        Returns:
+            For each member ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts token ``t`` from.
+
+        Raises:
+            ConfigError: the batch has no targets, or a decoder does not tell its features.
+        """
+        found = []
+        with self.ensemble.evaluating():
+            for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
+                if type(model.decoder).extract_features in (
+                    Decoder.extract_features,
+                    IncrementalDecoder.extract_features,
+                ):
+                    raise ConfigError(
+                        f"{type(model.decoder).__name__} has no extract_features, so that its hidden features cannot "
+                        "be returned; implement it, or leave return_hidden out"
+                    )
+                encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+                found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
+        return found
+
+    def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
+        decoder_input = _targets(sample)[1].clone()
+        decoder_input[:, 0] = model.start_symbol(self.eos)
+        return decoder_input
+
+
+def _targets(sample: Batch) -> tuple[Tensor, Tensor]:
+    if sample.target is None or sample.prev_output_tokens is None:
+        raise ConfigError("there is no target to score; give one")
+    return sample.target, sample.prev_output_tokens
+
+
+def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
+    """The log-probabilities ``(N, T)`` of the tokens themselves, on the CPU."""
+    return lprobs.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu()

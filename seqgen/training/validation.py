@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from seqgen.compose import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
@@ -144,18 +145,19 @@ class Validator:
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
         """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
-        from seqgen.translator import Translator
+        from seqgen.translator import ModelInMemory, Translator
 
         trainer, peers = self.trainer, self.trainer.peers
         task = trainer.task.part(part) if part else trainer.task
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
-        translator = Translator([trainer.task], [model], trainer.cfg.generation)
+        settings = to_dict(trainer.cfg.generation)
+        decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
         mine = range(peers.rank, len(sources), peers.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
-        for translation in translator.translate((sources[i] for i in mine), buffer):
+        for translation in decoding.translate((sources[i] for i in mine), buffer_size=buffer):
             self._check_stop()
             hypotheses[mine[translation.id]] = translation.text
         for rank, gathered in enumerate(peers.gather([hypotheses[i] for i in mine])):

@@ -1,0 +1,97 @@
+"""How a model is decoded where the user does not say: its own settings under those of the user.
+
+A model brings values of its own: a run what the ``generation`` group of its ``config.yaml`` says otherwise than the
+defaults, a Hugging Face folder its ``generation_config.json``. Over them comes what the user writes, also where that is
+the default value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from seqgen.compose import from_dict, to_dict
+from seqgen.config import GenerationConfig
+from seqgen.generation.combinations import NEEDS, check_combinations, draws
+
+OF_THE_COMMAND = frozenset(
+    {"max_tokens", "batch_size", "buffer_size", "dtype", "compile", "max_time", "draft", "prefix_trie"}
+    | {"replace_unknown", "ensemble_average", "ensemble_weights"}
+)
+"""Keys that are never a model's own: how fast, which other files, and what an ensemble does."""
+
+SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
+    *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
+    *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "draft_tokens", "prompt_lookup"),
+}
+"""Keys that leave each token the log-probability that the models give it."""
+
+
+def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
+    """What a model takes from the ``generation`` group of its run: values that are not the defaults."""
+    neutral = to_dict(GenerationConfig())
+    return {key: value for key, value in to_dict(cfg).items() if value != neutral[key] and key not in OF_THE_COMMAND}
+
+
+def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+    """Put the user's settings over those of the models.
+
+    Args:
+        own: what each member of an ensemble brings; the first one's are taken. One that would be refused beside the
+            user's, such as a cut-off of sampling where the user wants a beam search, is left out.
+        given: what the user gives, by the names of ``GenerationConfig``'s fields.
+
+    Returns:
+        The settings, whose ``semantics`` is never empty, and what the user should know.
+
+    Raises:
+        ConfigError: a key is unknown, or a value has the wrong type, is out of its range or does not go with another.
+    """
+    chosen = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
+    taken = {key: value for key, value in own[0].items() if key not in chosen}
+    for _ in taken:  # each round leaves something out, or is the last one
+        cfg = _made({**taken, **chosen})
+        if not (vain := [key for key in _without_effect(cfg) if key in taken]):
+            break
+        taken = {key: value for key, value in taken.items() if key not in vain}
+    cfg = _made({**taken, **chosen})
+    check_combinations(cfg, cfg.semantics)
+    neutral = to_dict(GenerationConfig())
+    shown = ", ".join(f"{key}={_text(value)}" for key, value in taken.items() if value != neutral[key])
+    notes = [f"decoded as the model says where you do not: generation.{shown}"] if shown else []
+    for number, other in enumerate(own[1:], start=2):
+        differing = sorted(
+            key
+            for key in {*own[0], *other} - set(chosen)
+            if own[0].get(key, neutral[key]) != other.get(key, neutral[key])
+        )
+        if differing:
+            notes.append(
+                f"model {number} alone would be decoded with another generation.{differing[0]}; the first counts"
+            )
+    return cfg, notes
+
+
+def _made(values: Mapping[str, Any]) -> GenerationConfig:
+    cfg = from_dict(GenerationConfig, values, "generation")
+    return dataclasses.replace(cfg, semantics=cfg.semantics or "fairseq")
+
+
+def _without_effect(cfg: GenerationConfig) -> Iterator[str]:
+    """The keys that ``check_combinations`` would refuse."""
+    neutral = to_dict(GenerationConfig())
+    for need in NEEDS:
+        yield from (k for k in need.keys if getattr(cfg, k) != neutral[k] and not need.met(cfg, cfg.semantics))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changes_scores(cfg: GenerationConfig) -> bool:
+    """Whether the scores of an output may be others than the models themselves give it; true where in doubt."""
+    neutral = to_dict(GenerationConfig())
+    return draws(cfg) or any(
+        value != neutral[key] for key, value in to_dict(cfg).items() if key not in SCORES_STAY and value != neutral[key]
+    )
