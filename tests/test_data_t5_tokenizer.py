@@ -1,7 +1,9 @@
 """T5's tokenizers: sentinels, training, run folders, Hugging Face's layout, and what is said of damaged folders."""
 
+import itertools
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqgen.data.dictionary import Dictionary
 from seqgen.data.pretrained_tokenizer import (
     byte_files,
     load_pretrained_tokenizer,
@@ -85,6 +88,12 @@ def test_ids_of_byt5() -> None:
     assert tokenizer.unknown("anything 😀") == []
 
 
+def test_sentinels_among_the_pieces() -> None:
+    names = ["<pad>", "</s>", "<unk>", "▁<extra_id_1>", "▁<extra_id_0>", "<extra_id_3>"]
+    tokenizer = WhitespaceTokenizer(Dictionary(names, pad=0, eos=1, unk=2, bos=None))
+    assert [tokenizer.sentinel(i) for i in range(tokenizer.num_sentinels)] == [4, 3], "as mT5's model has them"
+
+
 def test_what_the_three_make_of_a_sentinel(write: Callable[..., Path], model: bytes) -> None:
     kinds = {name: load_pretrained_tokenizer(write(SETTINGS[name], name)) for name in ("slow", "new", "fast")}
     text = "red <extra_id_0>."
@@ -95,6 +104,32 @@ def test_what_the_three_make_of_a_sentinel(write: Callable[..., Path], model: by
     own = make_tokenizer(t5_files(model))
     red, cats = own.encode("red"), own.encode("cats")
     assert own.encode("red <extra_id_0> cats") == [*red, own.sentinel(0), *cats], "as span corruption makes it"
+
+
+def test_table_of_the_documentation(write: Callable[..., Path]) -> None:
+    words = ["A", "dog", "on", "upon", "two"]
+    text = [" ".join(order) + "." for order in itertools.permutations(words, 4)] + ["onon on d o g dg od"]
+    model = train_sentencepiece(text, vocab_size=22, special_ids=T5_IDS)
+    tokenizers = []
+    for name in ("slow", "new", "fast"):
+        folder = write(SETTINGS[name], name)
+        (folder / "spiece.model").write_bytes(model)
+        tokenizers.append(load_pretrained_tokenizer(folder))
+    tokenizers.append(make_tokenizer(t5_files(model)))
+    page = (Path(__file__).parent.parent / "docs" / "tokenizers.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"`([^`]+)`", line) for line in page.split("| text |")[1].splitlines()[2:] if line[:1] == "|"]
+    assert len(rows) == 6
+    for line, *cells in rows:
+        real = line.replace("X", "<extra_id_0>").replace("N", "\x85")
+        for tokenizer, cell in zip(tokenizers, cells, strict=True):
+            assert " ".join(symbols(tokenizer, real)).replace("<extra_id_0>", "X") == cell, line
+    decoded = [tokenizer.decode(tokenizer.encode("A dog <extra_id_0> on"), False) for tokenizer in tokenizers]
+    assert decoded == [
+        "A dog <extra_id_0> on",
+        "A dog <extra_id_0> on",
+        "A dog<extra_id_0> on",
+        "A dog <extra_id_0> on",
+    ]
 
 
 def test_text_that_ends_with_end_of_sentence(write: Callable[..., Path]) -> None:

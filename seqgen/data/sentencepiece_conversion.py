@@ -130,13 +130,16 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
         raise DataError(f"{origin} is no unigram model, which the fast tokenizer needs; add its tokenizer.json")
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
-    pipeline = Pipeline(models.Unigram(vocabulary, unk_id=source.unk, byte_fallback=False))
+    steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
+    try:
+        pipeline = Pipeline(models.Unigram(vocabulary, unk_id=source.unk, byte_fallback=False))
+        if source.charsmap:
+            steps.insert(0, normalizers.Precompiled(source.charsmap))
+    except Exception:  # the library raises nothing narrower
+        raise DataError(f"{origin} is not a SentencePiece model, or damaged") from None
+    pipeline.normalizer = normalizers.Sequence(steps)
     own = [piece for piece in source.pieces if piece.kind in (CONTROL, USER_DEFINED)]
     pipeline.add_tokens([AddedToken(p.text, normalized=False, special=p.kind == CONTROL) for p in own])
-    steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    if source.charsmap:
-        steps.insert(0, normalizers.Precompiled(source.charsmap))
-    pipeline.normalizer = normalizers.Sequence(steps)
     scheme = ("always" if legacy else "first") if add_prefix_space else "never"
     pipeline.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
     pipeline.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
