@@ -209,6 +209,12 @@ class SequenceGenerator:
             *processors_from_config(cfg, tgt_dict, semantics=semantics, encode=encode),
             *warpers_from_config(cfg, tgt_dict, semantics=semantics),
         ]
+        strategy = search_from_config(cfg, semantics)
+        if cfg.nbest > strategy.rows(cfg.beam):
+            raise ConfigError(
+                f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {search} gives, which is "
+                f"{strategy.rows(cfg.beam)}; lower it, or take another strategy"
+            )
         return cls(
             models,
             tgt_dict,
@@ -222,7 +228,7 @@ class SequenceGenerator:
             coverage_penalty=cfg.coverage_penalty,
             temperature=cfg.temperature if semantics == "fairseq" else 1.0,
             match_source_len=cfg.match_source_len,
-            search_strategy=search_from_config(cfg, semantics),
+            search_strategy=strategy,
             processors=processors,
             ensemble_average=cfg.ensemble_average,
             ensemble_weights=cfg.ensemble_weights,

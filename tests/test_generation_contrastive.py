@@ -1,0 +1,253 @@
+"""Contrastive search against transformers, a plain loop, and itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from seqgen.config import GenerationConfig
+from seqgen.decoder import IncrementalDecoder
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.contrastive import ContrastiveSearch
+from seqgen.generation.repetition import RepetitionPenalty
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis
+from tests.huggingface_t5 import VOCAB as T5_VOCAB
+from tests.huggingface_t5 import seqgen_model, tiny_model
+from tests.model_zoo import VOCAB, ZOO, registered
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
+
+
+class T5Dictionary:
+    """T5's special ids over the vocabulary of the tiny models."""
+
+    def __len__(self) -> int:
+        return T5_VOCAB
+
+    def pad(self) -> int:
+        return 0
+
+    def eos(self) -> int:
+        return 1
+
+    def unk(self) -> int:
+        return 2
+
+
+def has_features(name: str) -> bool:
+    decoder = type(ZOO[name].build().decoder)
+    return decoder.extract_features is not IncrementalDecoder.extract_features
+
+
+names = pytest.mark.parametrize("name", [name for name in ZOO if has_features(name)])
+
+
+def build(name: str, seed: int = 0) -> EncoderDecoderModel:
+    torch.manual_seed(seed)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def decode(model: EncoderDecoderModel, batch: Batch, **options: object) -> list[Hypothesis]:
+    search = ContrastiveSearch(**{k: options.pop(k) for k in ("penalty_alpha", "contrastive_topk") if k in options})
+    options = {"max_len_b": 12, "min_len": 0, **options}
+    generator = SequenceGenerator([model], dictionary(VOCAB - 4), search_strategy=search, **options)
+    results = generator.generate(batch)
+    assert all(len(hypotheses) == 1 for hypotheses in results)
+    return [hypotheses[0] for hypotheses in results]
+
+
+def assert_same(one: list[Hypothesis], two: list[Hypothesis]) -> None:
+    assert [h.tokens.tolist() for h in one] == [h.tokens.tolist() for h in two]
+    for h, k in zip(one, two, strict=True):
+        torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["t5", "t5_v1_1", "umt5"])
+@pytest.mark.parametrize(("alpha", "topk"), [(0.6, 4), (0.2, 6), (0.9, 3)])
+def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
+    """Batches with padding, token for token, up to the first end-of-sentence."""
+    lengths = set()
+    for seed in range(3):
+        original = tiny_model(variant, seed)
+        with torch.no_grad():
+            original.get_output_embeddings().weight[1].mul_(3.0)  # so that some end early
+        sources = [(5, 9, 12, 33, 1), (6, 1), (4, 4, 21, 4, 6, 13, 8, 1), (1,)]
+        batch = batch_of(sources, pad=0)
+        wanted = original.generate(
+            batch.source.src_tokens,
+            attention_mask=(torch.arange(8) < batch.source.src_lengths.unsqueeze(1)).long(),
+            do_sample=False,
+            penalty_alpha=alpha,
+            top_k=topk,
+            max_length=16,
+            repetition_penalty=1.1,
+        )
+        generator = SequenceGenerator(
+            [seqgen_model(original)],
+            T5Dictionary(),
+            search_strategy=ContrastiveSearch(alpha, topk),
+            semantics="huggingface",
+            max_len=15,
+            min_len=0,
+            logits_processors=[RepetitionPenalty(1.1)],
+        )
+        for row, [hypothesis] in zip(wanted[:, 1:].tolist(), generator.generate(batch), strict=True):
+            length = row.index(1) + 1 if 1 in row else 15
+            assert hypothesis.tokens.tolist() == row[:length]
+            lengths.add(length)
+    assert len(lengths) > 2
+
+
+@torch.no_grad()
+def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, longest: int) -> list[list[int]]:
+    """Equation 5 of the paper, word by word, without a state."""
+    outputs = []
+    encoder_out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
+    for sentence in range(batch.num_sentences):
+        row = encoder_out.index_select(torch.tensor([sentence]))
+        tokens = [model.start_symbol(2)]
+        while tokens[-1] != 2 or len(tokens) == 1:
+            out = model.decoder(torch.tensor([tokens]), row)
+            probabilities = out.logits[0, -1].log_softmax(-1)
+            probabilities[1] = -torch.inf
+            if len(tokens) == longest + 1:
+                tokens.append(2)
+                break
+            gains = {}
+            for token in probabilities.softmax(-1).topk(topk).indices.tolist():
+                features, _ = model.decoder.extract_features(torch.tensor([[*tokens, token]]), row)
+                like = torch.nn.functional.cosine_similarity(features[0, :-1], features[0, -1:], dim=-1).max()
+                gains[token] = ((1 - alpha) * probabilities.softmax(-1)[token] - alpha * like).item()
+            tokens.append(max(gains, key=gains.__getitem__))
+        outputs.append(tokens[1:])
+    return outputs
+
+
+@names
+def test_equals_the_formula(name: str) -> None:
+    for seed in range(2):
+        model, batch = build(name, seed), batch_of(SOURCES)
+        found = decode(model, batch, penalty_alpha=0.5, contrastive_topk=3, max_len_b=6)
+        assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
+
+
+@names
+def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    together = decode(model, batch, need_attention=True)
+    assert_same(together, decode(model, batch, use_cache=False))
+    assert_same(together, decode(model, batch, compact_at=1000))
+    for source, hypothesis in zip(SOURCES, together, strict=True):
+        [alone] = decode(model, batch_of([source]), need_attention=True)
+        assert_same([alone], [hypothesis])
+        if hypothesis.attention is not None:
+            torch.testing.assert_close(alone.attention, hypothesis.attention[:, : len(source)], atol=1e-10, rtol=0)
+
+
+@names
+@pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
+def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
+    model, batch = build(name), batch_of(SOURCES)
+    greedy = SequenceGenerator([model], dictionary(VOCAB - 4), max_len_b=12, min_len=0).generate(batch)
+    found = decode(model, batch, **options)
+    assert [h.tokens.tolist() for h in found] == [hypotheses[0].tokens.tolist() for hypotheses in greedy]
+
+
+def test_forbidden_tokens_and_prefixes() -> None:
+    """What is forbidden is not taken, though its features be the newest; a prefix is kept; all forbidden ends it."""
+    model, batch = build("transformer_tiny"), batch_of(SOURCES)
+    words = [f"w{number}" for number in range(VOCAB - 4)]
+    for hypothesis in decode(model, batch, tokens_to_suppress=words[:-1], penalty_alpha=1.0, contrastive_topk=VOCAB):
+        assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, VOCAB - 1}
+    generator = SequenceGenerator(
+        [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=3, min_len=0
+    )
+    prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
+    for row, [hypothesis] in zip(prefix.tolist(), generator.generate(batch, prefix_tokens=prefix), strict=True):
+        wanted = [token for token in row if token != 1]
+        assert hypothesis.tokens.tolist()[: len(wanted)] == wanted
+    everything = ["<s>", "</s>", "<unk>", *words]
+    generator = SequenceGenerator(
+        [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), tokens_to_suppress=everything
+    )
+    assert generator.generate(batch_of([(4, 2), (5, 2)])) == [[], []]
+
+
+def test_up_to_the_last_position_of_a_table() -> None:
+    """A table of learned positions has no place for a token after the last."""
+    torch.manual_seed(0)
+    model = registered("transformer_tiny", max_target_positions=6, decoder_learned_pos=True)().double().eval()
+    for semantics in ("fairseq", "huggingface"):
+        results = decode(model, batch_of(SOURCES), min_len=50, semantics=semantics, max_len_b=50)
+        assert all(len(hypothesis.tokens) == 6 for hypothesis in results)
+
+
+def test_streams_what_it_writes() -> None:
+    class Collector:
+        def __init__(self) -> None:
+            self.tokens: dict[int, list[int]] = {}
+            self.ended: list[int] = []
+
+        def put(self, sentence: int, tokens: list[int]) -> None:
+            self.tokens.setdefault(sentence, []).extend(tokens)
+
+        def end(self, sentence: int) -> None:
+            self.ended.append(sentence)
+
+    collector = Collector()
+    generator = SequenceGenerator(
+        [build("fconv_tiny")], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=9, beam_size=5
+    )
+    results = generator.generate(batch_of(SOURCES), streamer=collector)
+    assert [collector.tokens[i] for i in range(len(SOURCES))] == [h[0].tokens.tolist() for h in results]
+    assert sorted(collector.ended) == list(range(len(SOURCES)))
+
+
+def test_empty_batch_and_damaged_weights() -> None:
+    model = build("t5_tiny")
+    empty = batch_of(SOURCES)
+    empty = Batch(empty.ids[:0], dataclasses.replace(empty.source, src_tokens=empty.source.src_tokens[:0]))
+    generator = SequenceGenerator([model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch())
+    assert generator.generate(empty) == []
+    with torch.no_grad():
+        model.decoder.layer_norm.weight[0] = torch.nan
+    with pytest.raises(DecodingError, match=r"NaN or infinite at step 0 in sentence 0"):
+        generator.generate(batch_of(SOURCES))
+
+
+def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
+    search, words = ContrastiveSearch(), dictionary(VOCAB - 4)
+    batch = batch_of(SOURCES)
+    two = SequenceGenerator([build("fconv_tiny")] * 2, words, search_strategy=search)
+    with pytest.raises(ConfigError, match="features of one model, which an ensemble"):
+        two.generate(batch)
+    guided = SequenceGenerator([build("fconv_tiny")], words, search_strategy=search, guidance_scale=2.0)
+    with pytest.raises(ConfigError, match="guidance"):
+        guided.generate(batch)
+    scripted = SequenceGenerator([ScriptedModel(random_rule(VOCAB, 0))], words, search_strategy=search)
+    with pytest.raises(ConfigError, match="ScriptedDecoder has no extract_features"):
+        scripted.generate(batch)
+    with pytest.raises(ConfigError, match="constraints"):
+        SequenceGenerator([build("fconv_tiny")], words, search_strategy=search).generate(batch, constraints=[[]] * 5)
+    for wrong in ({"penalty_alpha": 1.5}, {"contrastive_topk": 0}):
+        with pytest.raises(ConfigError):
+            ContrastiveSearch(**wrong)
+
+
+def test_configuration() -> None:
+    cfg = GenerationConfig(search="contrastive", penalty_alpha=0.3, contrastive_topk=7)
+    generator = SequenceGenerator.from_config([build("fconv_tiny")], dictionary(VOCAB - 4), cfg)
+    assert isinstance(generator.search, ContrastiveSearch)
+    assert (generator.search.penalty_alpha, generator.search.contrastive_topk) == (0.3, 7)
+    assert generator.beam_size == 1
+    with pytest.raises(ConfigError, match="nbest"):
+        SequenceGenerator.from_config([build("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2))

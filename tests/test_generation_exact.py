@@ -1,0 +1,235 @@
+"""Exact search against the enumeration of all outputs, beam search, and itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.exact_search import ExactSearch
+from seqgen.generation.hypotheses import Ranking
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.structures import Hypothesis
+from tests.model_zoo import VOCAB, ZOO
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+Pairs = list[tuple[tuple[int, ...], float]]
+
+
+def as_pairs(hypotheses: list[Hypothesis]) -> Pairs:
+    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
+
+
+def assert_same(got: Pairs, wanted: Pairs) -> None:
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
+    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
+
+
+def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Ranking) -> Pairs:
+    """All outputs by fairseq's rules, best first."""
+    found: Pairs = []
+    running: Pairs = [((), 0.0)]
+    while running:
+        history, total = running.pop()
+        for token, score in enumerate(next_scores(rule, source, history, cfg)):
+            if score == -math.inf:
+                continue
+            if token == EOS:
+                value = float(ranking.score(torch.tensor(total + score, dtype=torch.float64), len(history) + 1))
+                found.append(((*history, token), value))
+            else:
+                running.append(((*history, token), total + score))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def generator(models: list[ScriptedModel], words: int, search: ExactSearch | None = None, **options: object):
+    return SequenceGenerator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 50])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(beam=1, normalize=False, max_len=5),
+        Settings(beam=3, max_len=4),
+        Settings(beam=1, lenpen=2.0, max_len=5),
+        Settings(beam=4, lenpen=0.3, max_len=4),
+        Settings(beam=2, lenpen=-1.0, max_len=4),
+        Settings(beam=2, lenpen=0.0, temperature=2.0, max_len=3),
+        Settings(beam=3, min_len=3, max_len=4, unkpen=2.0),
+        Settings(beam=3, no_repeat_ngram=1, max_len=5),
+        Settings(beam=3, no_repeat_ngram=2, max_len=4),
+        Settings(beam=3, prefix=(5, 4), max_len=5),
+        Settings(beam=3, prefix=(4, 4, 4), max_len=3),
+        Settings(beam=500, max_len=2),
+        Settings(beam=3, max_len=0, min_len=0),
+    ],
+    ids=str,
+)
+def test_equals_enumeration(settings: Settings, at_once: int) -> None:
+    rule = random_rule(vocab=6, seed=settings.beam, sharpness=2.0)
+    ranking = Ranking(settings.normalize, settings.lenpen)
+    prefix = torch.tensor([settings.prefix] * len(SOURCES)) if settings.prefix else None
+    results = generator(
+        [ScriptedModel(rule)],
+        2,
+        ExactSearch(at_once=at_once),
+        beam_size=settings.beam,
+        max_len_b=settings.max_len,
+        min_len=settings.min_len,
+        len_penalty=settings.lenpen,
+        normalize_scores=settings.normalize,
+        unk_penalty=settings.unkpen,
+        temperature=settings.temperature,
+        no_repeat_ngram_size=settings.no_repeat_ngram,
+    ).generate(batch_of(SOURCES), prefix_tokens=prefix)
+    for source, hypotheses in zip(SOURCES, results, strict=True):
+        wanted = everything(rule, source, settings, ranking)
+        assert_same(as_pairs(hypotheses), wanted[: settings.beam])
+
+
+def test_wu_penalty_and_huggingface_rules() -> None:
+    """By Hugging Face's rules an output may also end without end-of-sentence, at the maximum length."""
+    rule, longest = random_rule(vocab=6, seed=3), 3
+    found = generator(
+        [ScriptedModel(rule)],
+        2,
+        beam_size=4,
+        max_len_b=longest,
+        min_len=0,
+        len_penalty=1.4,
+        length_penalty="wu",
+        semantics="huggingface",
+    ).generate(batch_of(SOURCES[:1]))[0]
+    wanted: Pairs = []
+    for length in range(longest + 2):
+        for tokens in itertools.product(range(6), repeat=length):
+            if EOS in tokens[:-1] or not tokens or (tokens[-1] != EOS and length <= longest):
+                continue
+            steps = [float(rule(SOURCES[0], tokens[:i]).log_softmax(-1)[token]) for i, token in enumerate(tokens)]
+            wanted.append((tokens, sum(steps) / ((5 + length) / 6) ** 1.4))
+    assert_same(as_pairs(found), sorted(wanted, key=lambda pair: -pair[1])[:4])
+
+
+def test_finds_what_a_narrow_beam_misses_and_prunes_most() -> None:
+    """Greedy takes w0; the one sentence of probability .36 begins with w1, and few prefixes need be looked at."""
+    table = {(): {4: 0.6, 5: 0.4}, (4,): {4: 0.4, 5: 0.3, EOS: 0.3}, (5,): {EOS: 0.9, 4: 0.1}}
+    model = ScriptedModel(table_rule(table, vocab=6))
+    options = {"beam_size": 1, "normalize_scores": False, "max_len_b": 8}
+    found = generator([model], 2, ExactSearch(expansions=4, at_once=1), **options).generate(batch_of([(4, 2)]))[0]
+    assert_same(as_pairs(found), [((5, EOS), math.log(0.36))])
+    assert found[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
+
+
+def test_no_beam_is_better() -> None:
+    for seed in range(5):
+        model = ScriptedModel(random_rule(vocab=9, seed=seed))
+        best = generator([model], 5, beam_size=3, max_len_b=5).generate(batch_of(SOURCES))
+        beam = SequenceGenerator([model], dictionary(5), beam_size=3, max_len_b=5).generate(batch_of(SOURCES))
+        for one, two in zip(best, beam, strict=True):
+            assert all(h.score >= k.score - 1e-12 for h, k in zip(one, two, strict=True))
+
+
+def build(name: str):
+    torch.manual_seed(0)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    return model
+
+
+@pytest.mark.parametrize("name", ["fconv_tiny", "transformer_tiny", "lstm_tiny", "average", "t5_tiny"])
+def test_laws(name: str) -> None:
+    """Cached equals uncached, alone equals batched, a model with itself is that model; attention comes along."""
+    model, sources = build(name), [(4, 9, 12, 5, 2), (6, 2), (2,)]
+    options = {"beam_size": 2, "max_len_b": 2, "need_attention": True, "coverage_penalty": 0.1}
+    search = ExactSearch(at_once=8)
+
+    def decode(models: list, batch_sources: list, **further: object) -> list[list[Hypothesis]]:
+        make = generator(models, VOCAB - 4, search, **{**options, **further})
+        return make.generate(batch_of(batch_sources))
+
+    together = decode([model], sources)
+    variants = [
+        decode([model], sources, use_cache=False),
+        decode([model, model], sources),
+        [decode([model], [source])[0] for source in sources],
+    ]
+    for other in variants:
+        for one, two in zip(together, other, strict=True):
+            assert_same(as_pairs(one), as_pairs(two))
+    assert all(h.attention.size(0) == len(h.tokens) for hypotheses in together for h in hypotheses)
+
+
+def test_ensembles_and_guidance() -> None:
+    rules = [random_rule(vocab=6, seed=seed) for seed in (1, 2)]
+
+    def mean(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        return torch.stack([rule(source, history).softmax(-1) for rule in rules]).mean(0).log()
+
+    def guided(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
+        full, empty = mean(source, history), mean(source[-1:], history)
+        return (empty + 1.5 * (full - empty)).log_softmax(-1)
+
+    for rule, further in ((mean, {}), (guided, {"guidance_scale": 1.5, "renormalize": True})):
+        processors = [Renormalized()] if further.pop("renormalize", False) else []
+        options = {"beam_size": 3, "max_len_b": 3, "logits_processors": processors, **further}
+        found = generator([ScriptedModel(rule) for rule in rules], 2, **options).generate(batch_of(SOURCES))
+        plain = SequenceGenerator([ScriptedModel(rule)], dictionary(2), beam_size=400, max_len_b=3)
+        if rule is guided:
+            plain.processors.append(Renormalized())
+        for one, two in zip(found, plain.generate(batch_of(SOURCES)), strict=True):
+            assert_same(as_pairs(one), as_pairs(two)[:3])
+
+
+class Renormalized:
+    shift_invariant = False
+    reads_tokens = False
+
+    def __call__(self, lprobs: torch.Tensor, context: object) -> torch.Tensor:
+        return lprobs.log_softmax(-1)
+
+
+def test_degenerate_cases() -> None:
+    model = ScriptedModel(random_rule(vocab=7, seed=1))
+    words = ["<s>", "</s>", "<unk>", "w0", "w1", "w2"]
+    forbidden = generator([model], 3, tokens_to_suppress=words, beam_size=2, max_len_b=4)
+    assert forbidden.generate(batch_of([(4, 2), (2,)])) == [[], []]
+    damaged = ScriptedModel(lambda source, history: torch.full((7,), torch.nan if history else 0.0).double())
+    with pytest.raises(DecodingError, match="NaN or infinite at step 1 in sentence 0 of the batch"):
+        generator([damaged], 3).generate(batch_of(SOURCES))
+    only = ScriptedModel(
+        lambda source, history: torch.full((7,), torch.nan if source == (6, 2) else 0.0, dtype=torch.float64)
+    )
+    with pytest.raises(DecodingError, match="NaN or infinite at step 0 in sentence 1 of the batch"):
+        generator([only], 3, max_len_b=2).generate(batch_of(SOURCES))
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    model, batch = ScriptedModel(random_rule(vocab=7, seed=1, sharpness=0.1)), batch_of(SOURCES)
+    with pytest.raises(DecodingError, match="sentence 0 of the batch has scored 50 prefixes"):
+        generator([model], 3, ExactSearch(expansions=50), max_len_b=9).generate(batch)
+    with pytest.raises(DecodingError, match="scores that only fall"):
+        generator([model], 3, unk_penalty=-5.0).generate(batch)
+    with pytest.raises(ConfigError, match="cannot be streamed"):
+        generator([model], 3).generate(batch, streamer=object())
+    with pytest.raises(ConfigError, match="constraints"):
+        generator([model], 3).generate(batch, constraints=[[]] * len(SOURCES))
+    for wrong in ({"expansions": 0}, {"at_once": 0}):
+        with pytest.raises(ConfigError):
+            ExactSearch(**wrong)
+
+
+def test_configuration() -> None:
+    cfg = GenerationConfig(search="exact", beam=3, max_len_b=3)
+    model = ScriptedModel(random_rule(vocab=7, seed=1))
+    made = SequenceGenerator.from_config([model], dictionary(3), cfg)
+    assert isinstance(made.search, ExactSearch)
+    assert [len(hypotheses) for hypotheses in made.generate(batch_of(SOURCES))] == [3] * len(SOURCES)
