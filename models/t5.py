@@ -209,10 +209,9 @@ class T5Model(EncoderDecoderModel):
         Args:
             num_embeddings: rows of the embedding, and of the output projection.
         """
-        if num_embeddings <= max(self.padding_idx, self.cfg.decoder_start_token_id):
-            raise ValueError(
-                f"{num_embeddings} rows have no place for the id {self.start_symbol(0)} that outputs start from"
-            )
+        highest = max(self.padding_idx, self.cfg.decoder_start_token_id)
+        if num_embeddings <= highest:
+            raise ValueError(f"{num_embeddings} rows are too few: padding or the start of outputs has the id {highest}")
         embedding, projection = self.decoder.embed_tokens, self.decoder.output_projection
         embedding.weight = _resized(embedding.weight, num_embeddings)
         projection.weight = (

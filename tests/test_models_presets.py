@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from seqgen.errors import ConfigError
+from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from tests.model_zoo import TinyTask, registered
 
@@ -54,6 +56,44 @@ def test_transformers() -> None:
     assert parameters("transformer_base", share_all_embeddings=True) == transformer(512, 2048, 6, embeddings=1)
     learned = parameters("transformer_base", encoder_learned_pos=True, decoder_learned_pos=True)
     assert learned == transformer(512, 2048, 6, embeddings=3) + 2 * 1026 * 512
+
+
+def test_published_t5() -> None:
+    """The published checkpoints' numbers of parameters, with the rows that their embeddings have."""
+
+    def t5_parameters(name: str, rows: int) -> int:
+        config = replace(MODELS.config(name), vocab_size=rows)
+        with torch.device("meta"):
+            return num_parameters(MODELS.entry(name).component(config, 0))  # type: ignore[call-arg]
+
+    published = {
+        "t5_small": 60_506_624,
+        "t5_base": 222_903_552,
+        "t5_large": 737_668_096,
+        "t5_3b": 2_851_598_336,
+        "t5_11b": 11_307_321_344,
+        "t5_v1_1_small": 76_961_152,
+        "t5_v1_1_base": 247_577_856,
+        "t5_v1_1_large": 783_150_080,
+        "t5_v1_1_xl": 2_849_757_184,
+        "t5_v1_1_xxl": 11_135_332_352,
+    }
+    assert {name: t5_parameters(name, 32128) for name in published} == published
+    published = {
+        "mt5_small": 300_176_768,
+        "mt5_base": 582_401_280,
+        "mt5_large": 1_229_581_312,
+        "mt5_xl": 3_742_619_648,
+        "mt5_xxl": 12_921_057_280,
+    }
+    assert {name: t5_parameters(name, 250112) for name in published} == published
+    # Table 1 of the ByT5 paper (Xue et al. 2022) says 300M, 582M, 1.23B, 3.74B and 12.9B.
+    sizes = [t5_parameters(f"byt5_{size}", 384) for size in ("small", "base", "large", "xl", "xxl")]
+    assert [round(size / 1e6) for size in sizes] == [300, 582, 1228, 3738, 12907]
+    # umT5 is mT5 with a larger vocabulary and position biases of each layer's own.
+    for size, layers, heads, dim in (("small", 8, 6, 512), ("base", 12, 12, 768), ("xl", 24, 32, 2048)):
+        more = 2 * (layers - 1) * 32 * heads + 2 * (256384 - 250112) * dim
+        assert t5_parameters(f"umt5_{size}", 256384) == t5_parameters(f"mt5_{size}", 250112) + more
 
 
 def convolutional(dim: int, out_dim: int, encoder: list[tuple[int, int]], decoder: list[tuple[int, int]]) -> int:
@@ -126,3 +166,28 @@ def test_limits_of_length() -> None:
     for name, limit in (("fconv_tiny", 1022), ("transformer_tiny", 1024)):
         model = MODELS.entry(name).component.build_model(MODELS.config(name), TinyTask())  # type: ignore[attr-defined]
         assert model.max_positions() == (limit, limit)
+
+
+@pytest.mark.parametrize(
+    ("changes", "joint", "message"),
+    [
+        ({}, False, "model=t5 has one embedding for source and target"),
+        ({"vocab_size": 22}, True, "model.vocab_size=22 is too small for a vocabulary of 23 symbols; give at least 23"),
+        ({"decoder_start_token_id": 23}, True, "model.decoder_start_token_id=23 is outside the vocabulary of 23"),
+        ({"feed_forward_proj": "gated-sine"}, True, "there is no 'gated-sine'; there are: relu"),
+    ],
+)
+def test_refused_t5(changes: dict[str, object], joint: bool, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        registered("t5_tiny", joint=joint, **changes)()
+    assert message in str(error.value)
+
+
+def test_t5_may_have_more_rows_than_symbols() -> None:
+    assert registered("t5_tiny", joint=True)().decoder.embed_tokens.num_embeddings == 23
+    model = registered("t5_tiny", joint=True, vocab_size=32)()
+    assert model.decoder.embed_tokens.num_embeddings == model.decoder.output_projection.out_features == 32
+    assert (model.start_symbol(2), registered("t5_tiny", joint=True, decoder_start_token_id=3)().start_symbol(2)) == (
+        1,
+        3,
+    )
