@@ -225,6 +225,9 @@ def test_a_model_with_its_own_ids_is_written_too(tmp_path: Path) -> None:
     assert other.encode("two green dogs") == tokenizer.encode("two green dogs")
     assert other.dictionary.symbols == tokenizer.dictionary.symbols
     assert other.dictionary.eos() == tokenizer.dictionary.eos() == 2
+    (tmp_path / "t" / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"t/tokenizer\.json belongs to another tokenizer; give a new folder"):
+        save_pretrained_tokenizer(tokenizer, tmp_path / "t")
     with pytest.raises(DataError, match="WhitespaceTokenizer cannot be written in Hugging Face's layout"):
         save_pretrained_tokenizer(WhitespaceTokenizer(tokenizer.dictionary), tmp_path / "w")
 

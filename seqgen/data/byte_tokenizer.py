@@ -36,7 +36,7 @@ class ByteTokenizer(SlowTokenizer):
         elif count and special.additional:
             given = len({str(token) for token in special.additional if "extra_id" in str(token)})
             if given != count:
-                special.refuse_sentinels(count, given)
+                raise special.differing_sentinels(count, given)
         symbols = [*FIRST, *map(chr, range(256))]
         super().__init__(files, special, symbols, 256, vocab_size)
 
@@ -50,6 +50,5 @@ class ByteTokenizer(SlowTokenizer):
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``; bytes that are no UTF-8 are left out."""
-        return b"".join(piece.encode() if piece in self.added.ids else bytes([ord(piece)]) for piece in pieces).decode(
-            errors="ignore"
-        )
+        content = (piece.encode() if piece in self.added.ids else bytes([ord(piece)]) for piece in pieces)
+        return b"".join(content).decode(errors="ignore")

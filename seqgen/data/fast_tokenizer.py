@@ -60,9 +60,8 @@ class FastT5Tokenizer(PretrainedTokenizer):
         """See ``Tokenizer.unknown``."""
         encoding = self._pipeline.encode(text, add_special_tokens=False)
         unk = self.dictionary.unk()
-        lacking = [
-            text[a:b].strip() for index, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if index == unk
-        ]
+        offsets = [span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == unk]
+        lacking = [text[start:end].strip() for start, end in offsets]
         return [word for word in lacking if word and word != self.dictionary.symbol(unk)]
 
 

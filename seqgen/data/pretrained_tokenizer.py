@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor
-from seqgen.data.special_tokens import DEFAULTS, SpecialTokens
+from seqgen.data.special_tokens import DEFAULTS, MAX_IDS, SpecialTokens
 from seqgen.data.tokenizer import SENTINEL, Tokenizer, register_tokenizer, write_settings
 from seqgen.data.tokenizer_files import (
     CONFIG_FILE,
@@ -19,6 +20,7 @@ from seqgen.data.tokenizer_files import (
     SPECIAL_TOKENS_FILE,
     TokenizerFiles,
     parse_object,
+    read_file,
     to_json,
 )
 from seqgen.errors import DataError, nearest
@@ -77,6 +79,7 @@ class PretrainedTokenizer(Tokenizer):
             special_ids[name] = ids.get(token)
         super().__init__(Dictionary(names, **special_ids))  # type: ignore[arg-type]
 
+    @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turn ids into text.
 
@@ -84,7 +87,6 @@ class PretrainedTokenizer(Tokenizer):
             ids: the ids; one that stands for nothing is left out.
             skip_special_tokens: whether end-of-sentence, padding and the sentinels are left out too.
         """
-        raise NotImplementedError
 
     def clean_up(self, text: str) -> str:
         """Remove the spaces before English punctuation, where the tokenizer's configuration says so."""
@@ -151,18 +153,15 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
     """
     files = TokenizerFiles.read(folder)
-    model = _model_config(folder)
+    model = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
     config = files.json(CONFIG_FILE)
     if config.get("tokenizer_class") is None:
         config["tokenizer_class"] = BYTES if model.get("tokenizer_class") == BYTES else FAST
         files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
     rows = model.get("vocab_size")
-    return make_tokenizer(files, rows if vocab_size is None and type(rows) is int else vocab_size)
-
-
-def _model_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    return parse_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    if vocab_size is None and type(rows) is int and rows <= MAX_IDS:
+        vocab_size = rows
+    return make_tokenizer(files, vocab_size)
 
 
 def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> PretrainedTokenizer:
@@ -197,10 +196,10 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
     Args:
         tokenizer: one that was read from that layout or has T5's; or a SentencePiece model with its own ids.
-        folder: where to; made where there is none, and the files that stand there already are replaced.
+        folder: where to; made where there is none.
 
     Raises:
-        DataError: the layout has no place for such a tokenizer.
+        DataError: the layout has no place for such a tokenizer, or the folder has files of another.
         UserError: a file cannot be written.
     """
     if isinstance(tokenizer, PretrainedTokenizer):

@@ -64,9 +64,8 @@ class SlowTokenizer(PretrainedTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``; an end-of-sentence that the text ends with is left for the caller to append."""
-        ids = [
-            self.added.ids[token] if token in self.added.ids else self.piece_id(token) for token in self.tokenize(text)
-        ]
+        added = self.added.ids
+        ids = [added[token] if token in added else self.piece_id(token) for token in self.tokenize(text)]
         return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -157,16 +157,12 @@ class SpecialTokens:
         if not given:
             self.additional += new
         elif count not in (0, given):
-            self.refuse_sentinels(count, given)
+            raise self.differing_sentinels(count, given)
         return given
 
-    def refuse_sentinels(self, count: int, given: int) -> None:
-        """Say that ``extra_ids`` and the given sentinels differ.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError(
+    def differing_sentinels(self, count: int, given: int) -> DataError:
+        """The error where ``extra_ids`` and the number of the given sentinels differ."""
+        return DataError(
             f"{self.origin}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
             "additional_special_tokens; set extra_ids to their number"
         )

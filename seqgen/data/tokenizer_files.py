@@ -40,15 +40,8 @@ class TokenizerFiles:
         """
         if not folder.is_dir():
             raise DataError(f"there is no folder {folder}; give the folder of a tokenizer in Hugging Face's layout")
-        contents = {}
-        for path in (folder / name for name in FILES):
-            try:
-                contents[path.name] = path.read_bytes()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-        return cls(str(folder), contents)
+        contents = {name: read_file(folder / name) for name in FILES}
+        return cls(str(folder), {name: content for name, content in contents.items() if content is not None})
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents
@@ -67,8 +60,12 @@ class TokenizerFiles:
         """Write them into a folder, which is made where there is none.
 
         Raises:
+            DataError: the folder has a file of another tokenizer, which would change what this one means.
             UserError: a file cannot be written.
         """
+        for name in FILES:
+            if name not in self and (folder / name).exists():
+                raise DataError(f"{folder / name} belongs to another tokenizer; give a new folder, or remove it")
         for name, content in self.contents.items():
             write_atomically(folder / name, content)
 
@@ -79,6 +76,20 @@ class TokenizerFiles:
             DataError: the file holds no JSON object.
         """
         return parse_object(self.contents.get(name, b"{}"), f"{self.origin}/{name}")
+
+
+def read_file(path: Path) -> bytes | None:
+    """The bytes of a file; ``None`` where it is not there.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def parse_object(content: bytes, origin: str) -> dict[str, Any]:
