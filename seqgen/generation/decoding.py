@@ -182,10 +182,7 @@ class Decoding:
             if normalizer is None:
                 normalizer = _normalizer_of_allowed(added)
             return self._by_beam(added), self.scores - normalizer.view_as(self.scores), attention
-        if generator.semantics == "huggingface" and self.search.independent_rows and len(logits) == 1:
-            lprobs = logits[0]  # as there, the processors of greedy search and sampling see logits
-        else:
-            lprobs = self._combined(self.members, logits)
+        lprobs = logits[0] if generator.processes_logits else self._combined(self.members, logits)
         if self.guides:
             tokens = self._decoder_input()
             away = self._combined(self.guides, [guide.next_logits(tokens, False).logits for guide in self.guides])

@@ -167,6 +167,11 @@ class SequenceGenerator:
         return not self.use_cache or any(getattr(model.decoder, "reads_history", True) for model in self.models)
 
     @property
+    def processes_logits(self) -> bool:
+        """Whether processors see logits, as Hugging Face's do in greedy search and sampling."""
+        return self.semantics == "huggingface" and self.search.independent_rows and len(self.models) == 1
+
+    @property
     def adds_logits(self) -> bool:
         """Whether logits can be searched as they are, without being normalized over the vocabulary."""
         return (
