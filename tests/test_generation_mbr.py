@@ -1,0 +1,58 @@
+"""Minimum Bayes risk against the plain double loop and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from sacrebleu.metrics import BLEU, CHRF
+
+from seqgen.errors import ConfigError
+from seqgen.generation.minimum_bayes_risk import UTILITIES, by_expected_utility, expected_utilities
+from seqgen.translator import Translator
+from tests.text_models import TEXTS, text_model
+
+SAMPLES = ["the dog runs", "the dog ran", "a cat", "the dog runs", "", "der Hund läuft", "the dogs run"]
+
+
+@pytest.mark.parametrize("utility", UTILITIES)
+def test_is_the_plain_double_loop(utility: str) -> None:
+    metric = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}[utility]
+    wanted = [
+        sum(metric.sentence_score(candidate, [other]).score for other in SAMPLES) / len(SAMPLES)
+        for candidate in SAMPLES
+    ]
+    assert expected_utilities(SAMPLES, utility) == pytest.approx(wanted)
+
+
+def test_by_hand() -> None:
+    """Unigram and bigram BLEU of short texts: ``a b`` and ``a b`` give 100, ``a b`` and ``c d`` next to nothing."""
+    found = expected_utilities(["a b", "c d", "a b"], "bleu")
+    assert found[0] == found[2] == pytest.approx((100 + 100) / 3, abs=15)
+    assert found[1] == pytest.approx(100 / 3, abs=15)
+    # chrF counts characters: "ab" has a, b, ab; of "ac" it shares a. Order 1: 1 of 2 both ways, order 2: none.
+    # Its precision and recall are means over the orders there are: (1/2 + 0) / 2 = 1/4.
+    assert expected_utilities(["ab", "ac"], "chrf") == pytest.approx([(100 + 25) / 2] * 2)
+
+
+def test_ties_keep_the_order_of_the_search() -> None:
+    assert by_expected_utility([3.0, 5.0, 3.0, 5.0]) == [1, 3, 0, 2]
+    assert expected_utilities(["only"], "chrf") == pytest.approx([100])
+
+
+@pytest.mark.parametrize("utility", UTILITIES)
+def test_translations_come_by_expected_utility(utility: str) -> None:
+    translator = Translator(text_model(sharpness=1.2), sampling=True, beam=6, max_len_b=8)
+    plain = translator.translate(TEXTS, nbest=6)
+    changed = 0
+    for before, translation in zip(plain, translator.translate(TEXTS, nbest=3, mbr=utility), strict=True):
+        texts = [h.text for h in before.hypotheses]
+        means = dict(zip(texts, expected_utilities(texts, utility), strict=True))
+        order = sorted(texts, key=lambda text: -means[text])
+        assert [h.text for h in translation.hypotheses] == order[:3]
+        assert [h.utility for h in translation.hypotheses] == pytest.approx([means[text] for text in order[:3]])
+        changed += texts[0] != order[0]
+    assert changed, "the choice must differ somewhere from that of the search"
+
+
+def test_needs_something_to_choose_from() -> None:
+    with pytest.raises(ConfigError, match="mbr=chrf compares"):
+        Translator(text_model(), mbr="chrf", beam=1).translate(["w1"])

@@ -1,0 +1,200 @@
+"""Streaming: what is shown, joined, is the final text, whatever the tokenizer, the batch and the order."""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqgen.data.pretrained_tokenizer import byte_files, make_tokenizer, t5_files
+from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.errors import ConfigError, DataError, DecodingError
+from seqgen.generation.streamers import Cancelled, IteratorStreamer, StreamedText, TextStreamer, whole_words
+from seqgen.translator import Translator
+from tests.commands import sentences
+from tests.scripted_model import dictionary
+from tests.text_models import TEXTS, text_model
+
+
+@functools.cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    if kind == "words":
+        return WhitespaceTokenizer(dictionary(5))
+    if kind == "bytes":
+        return make_tokenizer(byte_files(4))
+    content = io.BytesIO()
+    text = [text for pair in sentences(0, 60) for text in pair] + ["isn't , it ?"] * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_writer=content, vocab_size=45, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=2,
+    )  # fmt: skip
+    model = content.getvalue()
+    return SentencePieceTokenizer(model) if kind == "sentencepiece" else make_tokenizer(t5_files(model, extra_ids=4))
+
+
+def test_whole_words() -> None:
+    assert whole_words("a dog ru") == len("a dog")
+    assert whole_words("dog") == whole_words("") == 0
+    assert whole_words("a  dog ") == len("a  dog")
+
+
+class Recorder(TextStreamer):
+    """Notes every piece besides writing it."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.pieces: list[tuple[int, str, bool]] = []
+
+    def on_text(self, sentence: int, text: str, last: bool) -> None:
+        self.pieces.append((sentence, text, last))
+        super().on_text(sentence, text, last)
+
+    @property
+    def written(self) -> str:
+        assert isinstance(self.file, io.StringIO)
+        return self.file.getvalue()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", ["words", "sentencepiece", "t5", "bytes"])
+def test_pieces_joined_are_the_text(kind: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(kind)
+    ids = st.lists(st.integers(0, len(tokenizer.dictionary) - 1), max_size=20)
+    lines: list[list[int]] = data.draw(st.lists(ids, min_size=1, max_size=4))
+    streamer = Recorder()
+    streamer.bind(tokenizer.decode)
+    left = {number: list(tokens) for number, tokens in enumerate(lines)}
+    while left:
+        number = data.draw(st.sampled_from(sorted(left)))
+        if left[number]:
+            count = data.draw(st.integers(1, 3))
+            streamer.put(number, left[number][:count])
+            left[number] = left[number][count:]
+        else:
+            streamer.end(number)
+            del left[number]
+    texts = [tokenizer.decode(tokens) for tokens in lines]
+    assert streamer.written == "".join(text.replace("\n", " ") + "\n" for text in texts)
+    for number, text in enumerate(texts):
+        own = [piece for piece in streamer.pieces if piece[0] == number]
+        assert "".join(piece[1] for piece in own) == text
+        assert [piece[2] for piece in own] == [False] * (len(own) - 1) + [True]
+
+
+def test_a_line_is_written_word_by_word_and_later_ones_wait() -> None:
+    streamer = Recorder()
+    words = WhitespaceTokenizer(dictionary(5))
+    streamer.bind(words.decode)
+    seen = []
+    for number, tokens in ((0, [4]), (1, [5, 6]), (0, [7]), (0, [8]), (1, [4])):
+        streamer.put(number, tokens)
+        seen.append(streamer.written)
+    assert seen == ["", "", "w0", "w0 w3", "w0 w3"]
+    streamer.end(1)
+    assert streamer.written == "w0 w3"
+    streamer.end(0)
+    assert streamer.written == "w0 w3 w4\nw1 w2 w0\n"
+    streamer.put(7, [4])
+    streamer.end(7)
+    assert streamer.written.endswith("w1 w2 w0\n"), "lines 2 to 6 may come"
+    streamer.close()
+    assert streamer.written.endswith("w1 w2 w0\nw0\n")
+
+
+CASES = [
+    {"semantics": semantics, "sampling": sampling, "batch_size": size}
+    for semantics in ("fairseq", "huggingface")
+    for sampling in (False, True)
+    for size in (1, 2, 64)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_stream_is_what_is_translated(case: dict[str, object]) -> None:
+    texts = [TEXTS[0], "", *TEXTS[1:]]
+    translator = Translator(text_model("fconv_tiny", 3), max_len_b=9, **case)
+    streamer = Recorder()
+    found = translator.translate(texts, streamer=streamer)
+    assert streamer.written == "".join(translation.text + "\n" for translation in found)
+    pieces = list(translator.stream(texts))
+    assert all(isinstance(piece, StreamedText) for piece in pieces)
+    for translation in found:
+        assert "".join(piece.text for piece in pieces if piece.line == translation.id) == translation.text
+    assert sum(piece.last for piece in pieces) == len(texts)
+    plain = translator.translate(texts, beam=1)
+    assert [translation.text for translation in found] == [translation.text for translation in plain]
+    if case["batch_size"] == 2:
+        assert len([piece for piece in pieces if not piece.last]) > len(texts), "words must come one by one"
+
+
+def test_prefixes_are_streamed_too() -> None:
+    translator = Translator(text_model(), max_len_b=9)
+    streamer = Recorder()
+    found = translator.translate(["w1", "w2 w3"], prefixes=["w9 w8", ""], streamer=streamer)
+    assert streamer.written == "".join(translation.text + "\n" for translation in found)
+    assert streamer.written.startswith("w9 w8")
+
+
+def test_a_users_own_streamer_gets_tokens() -> None:
+    class Tokens:
+        def __init__(self) -> None:
+            self.tokens: dict[int, list[int]] = {}
+            self.ended: list[int] = []
+
+        def put(self, sentence: int, tokens: Sequence[int]) -> None:
+            self.tokens.setdefault(sentence, []).extend(tokens)
+
+        def end(self, sentence: int) -> None:
+            self.ended.append(sentence)
+
+    streamer = Tokens()
+    found = Translator(text_model(), max_len_b=6).translate(TEXTS, streamer=streamer)
+    assert streamer.tokens == {t.id: t.hypotheses[0].tokens.tolist() for t in found}
+    assert sorted(streamer.ended) == list(range(len(TEXTS)))
+
+
+@pytest.mark.parametrize(
+    ("settings_", "word"), [({"beam": 3}, "beam=3"), ({"replace_unknown": "source"}, "replace_unk")]
+)
+def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=f"generation.{word}.*cannot be streamed"):
+        Translator(text_model()).translate(["w1"], streamer=TextStreamer(io.StringIO()), **settings_)
+
+
+def test_an_error_of_the_decoding_thread_reaches_the_listener() -> None:
+    stream = Translator(text_model(), max_len_b=5).stream(["w1", "w2"], prefixes=["w1"])
+    with pytest.raises(DataError, match="as many prefixes"):
+        list(stream)
+
+
+def test_who_stops_listening_ends_the_decoding() -> None:
+    before = threading.active_count()
+    stream = Translator(text_model(), max_len_b=400, min_len=400, batch_size=1).stream(["w1 w2"] * 50)
+    next(stream)
+    start = time.monotonic()
+    stream.close()
+    assert time.monotonic() - start < 5, "not all 50 lines"
+    assert threading.active_count() == before
+
+
+def test_nothing_comes() -> None:
+    with pytest.raises(DecodingError, match=r"no word came within 0\.01 seconds"):
+        next(IteratorStreamer(timeout=0.01))
+    streamer = IteratorStreamer()
+    streamer.bind(str)
+    streamer.cancel()
+    with pytest.raises(Cancelled):
+        streamer.put(0, [1])
+    streamer.close()
+    assert list(streamer) == list(streamer) == []
+    with pytest.raises(RuntimeError, match="bind"):
+        TextStreamer(io.StringIO()).put(0, [1])

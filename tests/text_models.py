@@ -1,0 +1,37 @@
+"""Small random models that read and write words, ready to translate text."""
+
+from __future__ import annotations
+
+import torch
+
+import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.config import GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.loading import DecodingTask
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import MODELS
+from seqgen.translator import ModelInMemory
+from tests.scripted_model import dictionary
+
+WORDS = 19
+TEXTS = ["w1 w5 w8", "w2", "w3 w3 w17 w3 w5 w9 w11", "w4 w5 w6", "w0 w18 w2 w7 w1"]
+
+
+def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None) -> DecodingTask:
+    """A task over the words ``w0``, ``w1``, ..."""
+    tokenizer = tokenizer or WhitespaceTokenizer(words or dictionary(WORDS))
+    return DecodingTask(GenerationConfig(), tokenizer, tokenizer)
+
+
+def text_model(
+    name: str = "transformer_tiny", seed: int = 0, task: DecodingTask | None = None, sharpness: float = 1.5
+) -> ModelInMemory:
+    """A model of the registry in float64, sharper than at the start, so that hypotheses differ and some end early."""
+    task = task or task_of()
+    torch.manual_seed(seed)
+    model: EncoderDecoderModel = MODELS.entry(name).component.build_model(MODELS.config(name), task).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(sharpness)
+    return ModelInMemory(task, model)
