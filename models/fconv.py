@@ -153,6 +153,8 @@ class FConvDecoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
+    can_truncate = True
+    joins = True
 
     def __init__(
         self,

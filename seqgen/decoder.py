@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqgen.errors import DecodingError
 from seqgen.incremental_state import (
     IncrementalState,
+    Slots,
     StateDict,
     StatefulModule,
     beam_size_of,
@@ -115,6 +118,13 @@ class IncrementalDecoder(StatefulModule, Decoder):
     """Whether columns of ``prev_output_tokens`` that the state has seen are read again. If not, the generator does not
     put them together, and they may hold anything."""
 
+    can_truncate: bool = False
+    """Whether ``truncate`` works: every module that remembers something overrides ``truncate_slots``."""
+
+    joins: bool = False
+    """Whether ``merge`` and ``trim`` work: every module that remembers something overrides ``merge_slots`` and
+    ``trim_slots``, and the decoder heeds ``IncrementalState.starts``."""
+
     def forward(
         self,
         prev_output_tokens: Tensor,
@@ -208,8 +218,105 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
         return None
 
+    def truncate(self, incremental_state: StateDict, positions: int) -> None:
+        """Forget the last positions of all rows, in place, as if they had not been computed.
+
+        Args:
+            incremental_state: the state of this decoder.
+            positions: how many. Decoders whose modules forget old inputs take back positions of the last step only, as
+                many as ``IncrementalState.max_truncation`` said before it.
+
+        Raises:
+            DecodingError: the decoder does not know how, or positions are not remembered so far back.
+        """
+        _check_can(self, self.can_truncate, "take positions back", "can_truncate")
+        if not 0 <= positions <= self.positions_seen(incremental_state):
+            raise ValueError(
+                f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
+            )
+        if positions > 0:
+            for key, slots in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).truncate_slots(slots, positions)
+
+    def trim(self, incremental_state: IncrementalState, positions: int) -> None:
+        """Forget the first positions of all rows, in place, where no sentence had started by then.
+
+        Args:
+            incremental_state: the state of this decoder; its ``starts`` come down by ``positions``.
+            positions: how many, at most the smallest of ``starts``.
+
+        Raises:
+            DecodingError: the decoder does not know how.
+        """
+        _check_can(self, self.joins, "cut positions off", "joins")
+        starts = incremental_state.starts
+        if not 0 <= positions <= int(starts.min()):
+            raise ValueError(
+                f"the first {positions} positions are seen by a sentence that starts at {int(starts.min())}"
+            )
+        incremental_state.starts = starts - positions
+        if positions > 0:
+            for key, slots in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).trim_slots(slots, positions)
+
+    def merge(self, incremental_state: IncrementalState, other: IncrementalState) -> IncrementalState:
+        """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
+
+        Positions are aligned at the last one. With 5 positions here and 2 there, the merged state has seen 5, and the
+        sentences of ``other`` start 3 positions later than they did.
+
+        Args:
+            incremental_state: a state of this decoder; neither it nor ``other`` is to be used any more.
+            other: another one, of the same beam size.
+
+        Returns:
+            The state of all sentences.
+
+        Raises:
+            DecodingError: the decoder does not know how.
+        """
+        _check_can(self, self.joins, "join batches", "joins")
+        if incremental_state.beam_size != other.beam_size:
+            raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
+        if set(incremental_state) != set(other):
+            raise ValueError("batches can be joined once both have been decoded for a step, by the same model")
+        merged = copy.copy(incremental_state)
+        merged.shared = {}
+        seen = [self.positions_seen(state) for state in (incremental_state, other)]
+        starts = [state.starts + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)]
+        merged.starts = torch.cat(starts)
+        for key, slots in incremental_state.items():
+            merged[key] = _owner(key).merge_slots(slots, other[key])
+        return merged
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
+        if set(slots) != {"positions_seen"}:
+            return super().truncate_slots(slots, positions)
+        return {"positions_seen": slots["positions_seen"] - positions}
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
+        if set(slots) != {"positions_seen"}:
+            return super().trim_slots(slots, positions)
+        return {"positions_seen": slots["positions_seen"] - positions}
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Count positions from the earlier start; a decoder that remembers more overrides this."""
+        if set(slots) != {"positions_seen"}:
+            return super().merge_slots(slots, others)
+        return {"positions_seen": max(slots["positions_seen"], others["positions_seen"])}
+
     def set_beam_size(self, beam_size: int) -> None:
         """A hint, before a search, of how many rows each sentence will have; the built-in models need none."""
+
+
+def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
+    if not can:
+        raise DecodingError(
+            f"{type(decoder).__name__} cannot {what} in the middle of decoding; where all of its modules can, say so "
+            f"by {attribute} = True"
+        )
 
 
 def _owner(key: Any) -> StatefulModule:

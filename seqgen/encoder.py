@@ -40,6 +40,18 @@ class Encoder(nn.Module):
         """
         return encoder_out.index_select(new_order)
 
+    def merge_encoder_outs(self, encoder_out: EncoderOut, other: EncoderOut) -> EncoderOut:
+        """Put the rows of another output behind those of this one, the shorter sources padded on the right.
+
+        Args:
+            encoder_out: what ``forward`` returned for some sentences; it is not changed.
+            other: what it returned for others; likewise.
+
+        Returns:
+            A new value with the rows of both.
+        """
+        return encoder_out.merge(other)
+
     def max_positions(self) -> int:
         """The longest source that can be read, in tokens with end-of-sentence."""
         raise NotImplementedError

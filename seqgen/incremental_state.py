@@ -19,6 +19,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from seqgen.errors import DecodingError
+
 Slots: TypeAlias = dict[str, Any]
 """What one module remembers: named tensors with the row dimension first; anything that is no tensor stays as it is."""
 
@@ -54,13 +56,19 @@ class IncrementalState(dict[StateKey, Slots]):
         beam_size: rows of each sentence; rows are sentence-major.
         starts: ``(sentences,)`` int64, the step at which each sentence entered; what stands before it in the rows of
             that sentence is not seen, and its positions count from there.
-        beam_table: whether modules may keep the beams of a sentence in place and remember who continues whom.
+        beam_table: whether modules keep the beams of a sentence in place and remember who continues whom; ``None``
+            for as long as that pays.
+        max_truncation: how many positions of a step ``truncate`` will take back at most; modules that forget old inputs
+            keep so many more.
+        shared: what modules have in common, by name.
     """
 
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
-        self.beam_table = True
+        self.beam_table: bool | None = None
+        self.max_truncation = 0
+        self.shared: dict[str, Any] = {}
         self.starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
 
 
@@ -141,6 +149,56 @@ class StatefulModule(nn.Module):
             The slots of the rows that stay.
         """
         return self.reorder_slots(slots, rows_of_sentences(keep, beam_size))
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Forget the last positions of all rows.
+
+        Args:
+            slots: what this module remembers.
+            positions: how many.
+
+        Returns:
+            The slots as they were before those positions.
+
+        Raises:
+            DecodingError: the module does not know how; it overrides this method if it does.
+        """
+        raise self._cannot("take positions back", "truncate_slots")
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Forget the first positions of all rows, which no row sees.
+
+        Args:
+            slots: what this module remembers.
+            positions: how many.
+
+        Returns:
+            The slots without those positions.
+
+        Raises:
+            DecodingError: the module does not know how; it overrides this method if it does.
+        """
+        raise self._cannot("cut positions off", "trim_slots")
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Put the rows of another state behind those of this one, their positions aligned at the last one.
+
+        Args:
+            slots: what this module remembers.
+            others: what it remembers in the other state, perhaps of fewer or more positions.
+
+        Returns:
+            The slots of all rows; what stands before the start of a row may hold anything that is finite.
+
+        Raises:
+            DecodingError: the module does not know how; it overrides this method if it does.
+        """
+        raise self._cannot("join batches", "merge_slots")
+
+    def _cannot(self, what: str, method: str) -> DecodingError:
+        return DecodingError(
+            f"{type(self).__name__} cannot {what} in the middle of decoding; override its {method}, or decode without"
+        )
 
 
 def rows_of_parents(parents: Tensor) -> Tensor:

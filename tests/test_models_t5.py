@@ -147,10 +147,9 @@ def test_the_published_walk_through() -> None:
     state: Any = {}
     for step in (1, 2, 3):
         model.decoder(tokens[:, :step], encoder_out, state)
-        own, cross = layer.self_attn.get_slots(state), layer.encoder_attn.get_slots(state)
-        for name in ("prev_key", "prev_value"):
-            assert own[name].shape == (1, 8, step, 64)
-            assert cross[name].shape == (1, 8, 11, 64)
+        own, cross = layer.self_attn.remembered(state), layer.encoder_attn.remembered(state)
+        assert own.keys.shape == own.values.shape == (1, 8, step, 64)
+        assert cross.keys.shape == cross.values.shape == (1, 8, 11, 64)
         assert seen_biases[-1] == (1, 8, 1, step)
     # The bias of the second step: the new position sees the one before it and itself, in buckets 1 and 0.
     bias = model.decoder.position_biases[0]

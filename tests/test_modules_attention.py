@@ -45,6 +45,7 @@ def test_both_kernels_agree(mask: Tensor | None, scale: float | None, monkeypatc
     results = []
     for small in (10**9, 0):
         monkeypatch.setattr(arithmetic, "_SMALL", small)
+        monkeypatch.setattr(arithmetic, "_FEW", 0)
         out, _ = attend(*tensors, mask, scale=scale)
         results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
     for plain, fused in zip(*results, strict=True):
@@ -60,6 +61,7 @@ def test_causal_kernels_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, _ = attend(*tensors, step_mask(0, 6, None, torch.device("cpu")))
     for small in (10**9, 0):
         monkeypatch.setattr(arithmetic, "_SMALL", small)
+        monkeypatch.setattr(arithmetic, "_FEW", 0)
         torch.testing.assert_close(attend(*tensors, is_causal=True)[0], wanted)
 
 
@@ -159,7 +161,7 @@ def test_padding_among_remembered_keys() -> None:
     module(x[:, :2], incremental_state=state)
     module(x[:, 2:3], key_padding_mask=late, incremental_state=state)
     (slots,) = state.values()
-    assert slots["prev_key_padding_mask"].tolist() == [[False] * 3, [False, False, True]]
+    assert slots["padding_mask"].tolist() == [[False] * 3, [False, False, True]]
     out, _ = module(x[:, 3:], incremental_state=state)
     for row, allowed in enumerate(([True] * 4, [True, True, False, True])):
         wanted, _ = by_hand(module, x[row], x[row], torch.tensor(allowed).expand(4, 4))

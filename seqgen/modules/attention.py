@@ -19,6 +19,10 @@ Measured at 4,000 positions and 4 heads of 32, forward and backward: 5 against 1
 against 0.36 ms.
 """
 
+_FEW = 16
+"""Up to so many queries, they are quicker for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
+keys (fused: 7.0) and 65 ms for 1,500 (fused: 77)."""
+
 
 def attend(
     query: Tensor,
@@ -49,7 +53,8 @@ def attend(
     """
     drops = dropout is not None and dropout.training and dropout.p > 0
     on_cpu = query.device.type == "cpu"
-    if need_weights or (on_cpu and (drops or query.size(-2) * key.size(-2) <= _SMALL)):
+    queries, keys = query.size(-2), key.size(-2)
+    if need_weights or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
         return _attend_plainly(query, key, value, mask, is_causal, scale, dropout, need_weights)
     p = dropout.p if drops and dropout is not None else 0.0
     out = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.incremental_state import StateDict, StatefulModule
+from seqgen.errors import DecodingError
+from seqgen.incremental_state import Slots, StateDict, StatefulModule
 from seqgen.modules.conv_tbc import ConvTBC
 
 
@@ -18,7 +19,8 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
     ``(kernel_width * in_channels, out_channels)``, computed once per evaluation (see ``CachedWeight``).
 
     Slots:
-        input_buffer: ``(N, kernel_width - 1, in_channels)``, the last inputs, zeros where there were none.
+        input_buffer: ``(N, kernel_width - 1, in_channels)``, the last inputs, zeros where there were none; as many more
+            as ``IncrementalState.max_truncation`` says.
 
     Args:
         in_channels: channels of the input.
@@ -48,10 +50,31 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         history = self.kernel_width - 1
         if history == 0:
             return x
+        kept = history + getattr(incremental_state, "max_truncation", 0)
         slots = self.get_slots(incremental_state)
         if slots is None:
-            inputs = F.pad(x, (0, 0, history, 0))
+            inputs = F.pad(x, (0, 0, kept, 0))
         else:
             inputs = torch.cat([slots["input_buffer"], x], dim=1)
-        self.set_slots(incremental_state, {"input_buffer": inputs[:, inputs.size(1) - history :]})
-        return inputs
+        self.set_slots(incremental_state, {"input_buffer": inputs[:, max(inputs.size(1) - kept, 0) :]})
+        return inputs[:, inputs.size(1) - x.size(1) - history :]
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Drop the last inputs; see ``StatefulModule``."""
+        length = slots["input_buffer"].size(1) - positions
+        if length < self.kernel_width - 1:
+            raise DecodingError(
+                f"{positions} positions cannot be taken back by a convolution that remembers so few inputs; begin with "
+                f"a decoding state whose max_truncation is {positions}"
+            )
+        return {"input_buffer": slots["input_buffer"][:, :length]}
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Do nothing: only the last inputs are remembered; see ``StatefulModule``."""
+        return slots
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Put the rows of another state behind those of this one; see ``StatefulModule``."""
+        buffers = [slots["input_buffer"], others["input_buffer"]]
+        length = max(buffer.size(1) for buffer in buffers)
+        return {"input_buffer": torch.cat([F.pad(buffer, (0, 0, length - buffer.size(1), 0)) for buffer in buffers])}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seqgen.incremental_state import Slots, StateDict, StatefulModule, beam_size_of
+from seqgen.incremental_state import IncrementalState, Slots, StateDict, StatefulModule, beam_size_of
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
-from seqgen.modules.beam_table_cache import BeamTableCache, pays
+from seqgen.modules.beam_table_cache import BeamTable, BeamTableCache
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.key_value_cache import GrowingCache, KeyValueCache, StaticCache
+from seqgen.modules.key_value_cache import GrowingCache, KeysAndValues, KeyValueCache, StaticCache
 from seqgen.modules.linear import Linear
+from seqgen.modules.masks import step_mask
 
 
 class MultiheadAttention(StatefulModule):
@@ -59,7 +60,7 @@ class MultiheadAttention(StatefulModule):
         self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
         self.cache: KeyValueCache = GrowingCache() if encoder_dim is None else StaticCache()
-        self.beam_table = BeamTableCache()
+        self.beam_cache = BeamTableCache()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -108,16 +109,17 @@ class MultiheadAttention(StatefulModule):
             # (N, T, 3 * H * D) -> (N, T, 3, H, D)
             qkv = self.in_proj(query).view(rows, query.size(1), 3, self.num_heads, self.head_dim)
             q, k, v = qkv.unbind(2)
-            if key_padding_mask is None and attn_mask is None and not need_weights and incremental_state is not None:
-                out = self._attend_in_place(q, k.transpose(1, 2), v.transpose(1, 2), incremental_state)
+            if key_padding_mask is None and not need_weights:
+                out = self._attend_in_place(q, k, v, attn_mask, is_causal, incremental_state)
                 if out is not None:
                     return self.out_proj(out), None
-            keys = self._own_keys(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask, incremental_state)
-        mask, is_causal = _join_masks(keys["prev_key_padding_mask"], attn_mask, is_causal, query.size(1))
+            new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
+            keys = self._own_keys(new, incremental_state)
+        mask, is_causal = _join_masks(keys.padding_mask, attn_mask, is_causal, query.size(1))
         out, weights = attend(
-            fold_beams(q, keys["prev_key"].size(0)),
-            keys["prev_key"],
-            keys["prev_value"],
+            fold_beams(q, keys.keys.size(0)),
+            keys.keys,
+            keys.values,
             mask,
             is_causal=is_causal,
             scale=self.scale,
@@ -129,75 +131,125 @@ class MultiheadAttention(StatefulModule):
             weights = weights.mean(1).view(rows, query.size(1), -1)
         return self.out_proj(unfold_beams(out, rows)), weights
 
-    def _attend_in_place(self, q: Tensor, key: Tensor, value: Tensor, incremental_state: StateDict) -> Tensor | None:
-        """Attend by the beam table where that pays, one new position at a time; ``None`` where it does not.
+    def _attend_in_place(
+        self,
+        q: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        incremental_state: StateDict | None,
+    ) -> Tensor | None:
+        """Attend by the beam table where that is to be used, ``None`` where not.
 
         Args:
-            q: ``(N, 1, H, D)``.
-            key: ``(N, H, 1, D)``.
+            q: ``(N, T, H, D)``.
+            key: likewise.
             value: likewise.
+            attn_mask: see ``forward``.
+            is_causal: likewise.
             incremental_state: what was seen before.
         """
-        slots = self.get_slots(incremental_state)
-        beam = beam_size_of(incremental_state)
-        fresh = slots is None and getattr(incremental_state, "beam_table", False)
-        if not (fresh or (slots is not None and "table" in slots)):
+        beams = self._beam_table(key, incremental_state)
+        if beams is None or incremental_state is None:
             return None
-        length = 0 if slots is None else slots["length"]
-        if key.size(2) > 1 or not pays(beam, length + 1) or key.size(0) % beam:
-            if slots is not None:
-                incremental_state[self.state_key] = self.beam_table.histories(slots)
-            return None
-        slots = self.beam_table.append(slots, key, value, beam)
-        incremental_state[self.state_key] = slots
-        keys, values, mask = self.beam_table.view(slots)
+        slots = self.beam_cache.append(self.get_slots(incremental_state), beams, key, value)
+        rows, length = q.size(0), q.size(1)
+        if is_causal and length > 1:
+            attn_mask = step_mask(beams.length - length, length, None, q.device)
+        keys, values = self.beam_cache.view(slots)
+        mask = beams.mask(attn_mask, length, q.dtype)
         out, _ = attend(fold_beams(q, keys.size(0)), keys, values, mask, scale=self.scale)
-        return unfold_beams(out, key.size(0))
+        ends = getattr(incremental_state, "beam_table", None) is None and not beams.pays
+        incremental_state[self.state_key] = self.beam_cache.histories(slots) if ends else slots
+        return unfold_beams(out, rows)
 
-    def _own_keys(
-        self, key: Tensor, value: Tensor, padding_mask: Tensor | None, incremental_state: StateDict | None
-    ) -> Slots:
-        if incremental_state is None:
-            return {"prev_key": key, "prev_value": value, "prev_key_padding_mask": padding_mask}
+    def _beam_table(self, key: Tensor, incremental_state: StateDict | None) -> BeamTable | None:
+        """The table that this layer's keys are kept by; ``None`` where each row has keys of its own."""
         slots = self.get_slots(incremental_state)
-        if slots is not None and "table" in slots:
-            slots = self.beam_table.histories(slots)
-        slots = self.cache.append(slots, key, value, padding_mask, key.size(0))
+        if slots is not None:
+            beams: BeamTable | None = slots.get("beams")
+            return beams
+        beam = beam_size_of(incremental_state) if incremental_state is not None else 1
+        if beam == 1 or key.size(0) % beam or key.requires_grad:
+            return None
+        if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_table is False:
+            return None
+        new = BeamTable(key.size(0) // beam, beam, key.device)
+        shared: BeamTable = incremental_state.shared.setdefault("beam_table", new)
+        return shared if shared.clock <= 1 else None  # the others are beyond their first step
+
+    def remembered(self, incremental_state: StateDict) -> KeysAndValues | None:
+        """The keys and values that each row has seen, however they are kept; ``None`` where nothing was seen yet.
+
+        Args:
+            incremental_state: the decoding state.
+
+        Returns:
+            Keys and values ``(N, H, K, D)`` of self-attention, or ``(N or sentences, H, S, D)`` of the source.
+        """
+        slots = self.get_slots(incremental_state)
+        return None if slots is None else self.cache.view(self._by_row(slots))
+
+    def _by_row(self, slots: Slots) -> Slots:
+        """The slots with a history for each row."""
+        return self.beam_cache.histories(slots) if "beams" in slots else slots
+
+    def _own_keys(self, new: KeysAndValues, incremental_state: StateDict | None) -> KeysAndValues:
+        if incremental_state is None:
+            return new
+        slots = self.get_slots(incremental_state)
+        slots = self.cache.append(None if slots is None else self._by_row(slots), new, new.keys.size(0))
         incremental_state[self.state_key] = slots
-        return slots
+        return self.cache.view(slots)
 
     def _encoder_keys(
         self, encoder_out: Tensor | None, padding_mask: Tensor | None, rows: int, incremental_state: StateDict | None
-    ) -> Slots:
+    ) -> KeysAndValues:
         slots = self.get_slots(incremental_state)
         if slots is not None:
-            return slots
+            return self.cache.view(slots)
         if encoder_out is None:
             raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
         # (B, S, 2 * H * D) -> (B, S, 2, H, D) -> two of (B, H, S, D)
         kv = self.kv_proj(encoder_out).view(*encoder_out.shape[:2], 2, self.num_heads, self.head_dim)
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        new = KeysAndValues(key, value, padding_mask)
         if incremental_state is None:
-            return {"prev_key": key, "prev_value": value, "prev_key_padding_mask": padding_mask}
-        slots = self.cache.append(None, key, value, padding_mask, rows)
+            return new
+        slots = self.cache.append(None, new, rows)
         self.set_slots(incremental_state, slots)
-        return slots
+        return self.cache.view(slots)
 
     def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
         """Put rows into a new order, as the cache does it; see ``StatefulModule``."""
-        return self.cache.reorder(self.beam_table.histories(slots) if "table" in slots else slots, new_order)
+        return self.cache.reorder(self._by_row(slots), new_order)
 
     def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
         """Put rows into a new order within each sentence, as the cache does it; see ``StatefulModule``."""
-        if "table" in slots:
-            return self.beam_table.reorder_within_beams(slots, parents)
+        if "beams" in slots:
+            return self.beam_cache.reorder_within_beams(slots, parents)
         return self.cache.reorder_within_beams(slots, parents)
 
     def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
         """Keep the rows of some sentences, as the cache does it; see ``StatefulModule``."""
-        if "table" in slots:
-            return self.beam_table.select(slots, keep)
+        if "beams" in slots:
+            return self.beam_cache.select(slots, keep)
         return self.cache.select(slots, keep, beam_size)
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Forget the last positions; see ``StatefulModule``."""
+        return self.beam_cache.truncate(slots, positions) if "beams" in slots else self.cache.truncate(slots, positions)
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Forget the first positions; see ``StatefulModule``."""
+        return self.beam_cache.trim(slots, positions) if "beams" in slots else self.cache.trim(slots, positions)
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Put the rows of another state behind those of this one; see ``StatefulModule``."""
+        if "beams" in slots and "beams" in others:
+            return self.beam_cache.merge(slots, others)
+        return self.cache.merge(self._by_row(slots), self._by_row(others))
 
 
 def _join_masks(

@@ -1,0 +1,384 @@
+"""What makes decoding fast changes nothing: beams in place, packed weights, batches that join, positions taken back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.decoder import IncrementalDecoder
+from seqgen.errors import DecodingError
+from seqgen.incremental_state import IncrementalState
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules import beam_table_cache, key_value_cache
+from seqgen.modules.beam_table_cache import BeamTable
+from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.structures import EncoderOut
+from tests.model_zoo import ZOO, build, expand, inputs
+
+BEAM = 3
+LENGTHS = [5, 3, 8, 1]
+
+every_model = pytest.mark.parametrize("name", list(ZOO))
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(params=["roomy", "tight"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With much room, and with so little that slots are collected and memories grow all the time."""
+    if request.param == "tight":
+        monkeypatch.setattr(beam_table_cache, "_BLOCK", 2)
+        monkeypatch.setattr(key_value_cache, "_BLOCK", 1)
+
+
+class Decode:
+    """A decode that keeps, beside the state, what each row should be: its tokens, its start and its source.
+
+    Each step is compared with the parallel pass over rows that started together.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        name: str,
+        lengths: list[int],
+        seed: int = 1,
+        beam_table: bool | None = None,
+        spare: int = 0,
+    ):
+        self.name, self.model = name, model
+        batch = inputs(name, lengths, target_length=1, rows_per_sentence=BEAM, seed=seed)
+        self.encoder_out: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
+        rows = expand(self.encoder_out, BEAM)
+        self.sources = [rows.index_select(torch.tensor([i])) for i in range(rows.num_rows)]
+        if not self.decoder.shares_encoder_output:
+            self.encoder_out = rows
+        self.histories = list(batch.prev_output_tokens)
+        self.width = 0
+        self.state = self.decoder.new_incremental_state(len(lengths), BEAM)
+        self.state.beam_table = beam_table
+        self.state.max_truncation = spare
+        self.generator = torch.Generator().manual_seed(seed)
+        self.step()
+
+    @property
+    def decoder(self) -> IncrementalDecoder:
+        decoder = self.model.decoder
+        assert isinstance(decoder, IncrementalDecoder)
+        return decoder
+
+    @property
+    def tokens(self) -> Tensor:
+        """All rows, aligned at the last position; what stands before a start may be anything."""
+        width = max(len(row) for row in self.histories)
+        return torch.stack([torch.cat([row.new_full((width - len(row),), 4), row]) for row in self.histories])
+
+    def step(self, new: int = 1) -> None:
+        """Compute the new positions, compare them, and append random tokens."""
+        tokens = self.tokens
+        seen = self.decoder.positions_seen(self.state)
+        padding = tokens.new_full((len(tokens), max(self.width - tokens.size(1), 0)), 4)
+        got = self.decoder(torch.cat([padding, tokens], dim=1), self.encoder_out, self.state).logits
+        for rows in self.alike():
+            histories = torch.stack([self.histories[row] for row in rows])
+            sources = [self.sources[row] for row in rows]
+            source = sources[0].map(lambda tensor: tensor[:0])
+            for one in sources:
+                source = source.merge(one)
+            wanted = self.decoder(histories, source).logits
+            count = min(got.size(1), histories.size(1))
+            torch.testing.assert_close(got[rows, -count:], wanted[:, -count:], rtol=0, atol=1e-10)
+        self.width = seen + got.size(1) + new
+        words = torch.randint(4, ZOO[self.name].vocab, (len(tokens), new), generator=self.generator)
+        self.histories = [torch.cat([row, word]) for row, word in zip(self.histories, words, strict=True)]
+
+    def alike(self) -> list[list[int]]:
+        """The rows that started together and whose sources are of one width."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (history, source) in enumerate(zip(self.histories, self.sources, strict=True)):
+            groups.setdefault((len(history), source.encoder_out.size(1)), []).append(row)
+        return list(groups.values())
+
+    def _move(self, rows: list[int]) -> None:
+        self.histories = [self.histories[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
+
+    def reorder_beams(self) -> None:
+        parents = torch.randint(BEAM, (len(self.histories) // BEAM, BEAM), generator=self.generator)
+        rows = [i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]
+        self.decoder.reorder_beams(self.state, parents)
+        if self.encoder_out.num_rows == len(rows):
+            self.encoder_out = self.encoder_out.index_select(torch.tensor(rows))
+        self._move(rows)
+
+    def select_sentences(self, keep: list[int]) -> None:
+        rows = [i * BEAM + beam for i in keep for beam in range(BEAM)]
+        self.decoder.select_sentences(self.state, torch.tensor(keep))
+        shared = self.encoder_out.num_rows < len(self.histories)
+        self.encoder_out = self.encoder_out.index_select(torch.tensor(keep if shared else rows))
+        self._move(rows)
+
+    def reorder(self) -> None:
+        """Any order of as many rows, also across sentences; the encoder's output is expanded then."""
+        rows = torch.randint(len(self.histories), (len(self.histories),), generator=self.generator)
+        share = len(self.histories) // self.encoder_out.num_rows
+        self.decoder.reorder_incremental_state(self.state, rows)
+        self.encoder_out = self.encoder_out.index_select(rows // share)
+        self._move(rows.tolist())
+
+    def truncate(self, positions: int) -> None:
+        """Forget positions; their tokens are drawn anew."""
+        self.decoder.truncate(self.state, positions)
+        self.width -= positions
+        self.histories = [row[: len(row) - positions] for row in self.histories]
+
+    def merge(self, other: Decode) -> None:
+        self.state = self.decoder.merge(self.state, other.state)
+        self.encoder_out = self.model.encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
+        self.histories += other.histories
+        self.sources += other.sources
+        self.width = max(self.width, other.width)
+
+    def trim(self) -> None:
+        positions = int(self.state.starts.min())
+        self.decoder.trim(self.state, positions)
+        self.width -= positions
+        assert int(self.state.starts.min()) == 0
+
+
+@every_model
+@pytest.mark.parametrize("beam_table", [None, True, False])
+def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> None:
+    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table)
+    for step in range(12):
+        decode.reorder_beams()
+        decode.step(new=1 + (step % 4 == 2))
+        if step == 5:
+            decode.select_sentences([3, 0, 2])
+    decode.reorder()
+    decode.step()
+    decode.reorder_beams()
+    decode.step()
+
+
+@every_model
+@pytest.mark.parametrize("beam_table", [True, False])
+def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
+    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table, spare=3)
+    if not decode.decoder.can_truncate:
+        with pytest.raises(DecodingError, match="can_truncate"):
+            decode.decoder.truncate(decode.state, 1)
+        return
+    for taken_back in (0, 1, 3, 2, 3):
+        decode.step(new=3)
+        decode.step()
+        decode.reorder_beams()
+        decode.truncate(taken_back)
+        decode.reorder_beams()
+        decode.step()
+    decode.step(new=3)
+    decode.step()
+    decode.reorder()
+    decode.truncate(2)
+    decode.step(new=2)
+    decode.step()
+    with pytest.raises(ValueError, match="cannot be forgotten"):
+        decode.decoder.truncate(decode.state, 100)
+
+
+def test_a_convolution_takes_back_only_what_it_was_told() -> None:
+    decode = Decode(build("fconv_tiny"), "fconv_tiny", LENGTHS)
+    decode.step()
+    decode.step()
+    with pytest.raises(DecodingError, match="max_truncation is 2"):
+        decode.truncate(2)
+
+
+@every_model
+@pytest.mark.parametrize("beam_table", [True, False])
+def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
+    model = build(name)
+    first = Decode(model, name, LENGTHS, beam_table=beam_table)
+    if not first.decoder.joins:
+        with pytest.raises(DecodingError, match="joins"):
+            first.merge(Decode(model, name, [2], seed=2))
+        return
+    second, third = (Decode(model, name, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
+    for _ in range(4):
+        first.step()
+        first.reorder_beams()
+    second.reorder_beams()
+    second.step()
+    first.merge(second)
+    for _ in range(3):
+        first.reorder_beams()
+        first.step()
+    first.select_sentences([5, 1, 4])
+    first.step(new=2)
+    first.step()
+    for _ in range(9):  # now the newcomer is the one that has seen more
+        third.step()
+    third.merge(first)
+    third.step()
+    third.reorder_beams()
+    third.select_sentences([3, 1])
+    third.trim()
+    third.step(new=2)
+    third.reorder_beams()
+    third.step()
+    third.reorder()
+    third.step()
+
+
+def test_batches_of_one_kind_and_the_other_join() -> None:
+    """One keeps its beams in place, the other has had an order across sentences."""
+    model = build("transformer_tiny")
+    for flip in (False, True):
+        first, second = (Decode(model, "transformer_tiny", [4, 11], seed) for seed in (2, 3))
+        first.step()
+        second.reorder()
+        second.step()
+        if flip:
+            first, second = second, first
+        first.encoder_out, second.encoder_out = (
+            out if out.num_rows == 2 * BEAM else expand(out, BEAM) for out in (first.encoder_out, second.encoder_out)
+        )
+        first.merge(second)
+        first.step()
+        first.reorder_beams()
+        first.step()
+
+
+def test_refusals() -> None:
+    model = build("transformer_tiny")
+    first, second = (Decode(model, "transformer_tiny", [4], seed) for seed in (1, 2))
+    second.state.beam_size = 2
+    with pytest.raises(ValueError, match="3 and 2 beams"):
+        first.merge(second)
+    with pytest.raises(ValueError, match="decoded for a step"):
+        first.decoder.merge(first.state, IncrementalState(1, BEAM))
+    with pytest.raises(ValueError, match="first 1 positions are seen"):
+        first.decoder.trim(first.state, 1)
+
+
+def test_what_a_table_remembers() -> None:
+    """The example of the module: three beams, two steps, then a collection."""
+    table = BeamTable(1, 3, torch.device("cpu"))
+    table.append(0, 1)
+    table.reorder(1, torch.tensor([[1, 1, 2]]))
+    table.append(2, 1)
+    assert table.table[0, :, :2].tolist() == [[1, 3], [1, 4], [2, 5]]
+    assert (table.mask(None, 1, torch.float32)[0, 0] == 0).int().tolist() == [
+        [0, 1, 0, 1, 0, 0],
+        [0, 1, 0, 0, 1, 0],
+        [0, 0, 1, 0, 0, 1],
+    ]
+    table._collect()
+    assert table.table[0, :, :2].tolist() == [[0, 2], [0, 3], [1, 4]]
+    assert table.collected is not None
+    assert table.collected.tolist() == [[1, 2, 3, 4, 5]]
+    assert table.used == 5
+
+
+def test_one_change_is_made_once() -> None:
+    """Two layers bring the same changes; a layer that misses one is noticed."""
+    table = BeamTable(1, 2, torch.device("cpu"))
+    for _ in range(2):
+        table.append(0, 1)
+    for _ in range(2):
+        table.reorder(1, torch.tensor([[1, 0]]))
+    assert table.table[0, :, 0].tolist() == [1, 0]
+    table.append(2, 1)
+    with pytest.raises(RuntimeError, match="all see the same positions"):
+        table.append(1, 1)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_of_long_outputs(shared: bool) -> None:
+    """Slots grow with the positions, not with beams times positions, where histories come together."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(4, 1)
+    state = IncrementalState(2, 4)
+    state.beam_table = True
+    for _ in range(500):
+        module(torch.randn(8, 1, 4), incremental_state=state)
+        parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
+        slots = state[module.state_key]
+        state[module.state_key] = module.reorder_slots_within_beams(slots, parents)
+    capacity = state[module.state_key]["keys"].size(2)
+    assert capacity < 500 * 1.25 + 4 * 256 if shared else capacity >= 2000
+
+
+def test_the_table_is_left_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_table_cache, "_BLOCK", 4)
+    monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", 2)
+    for beam_table, stays in ((None, False), (True, True)):
+        decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS, beam_table=beam_table)
+        for _ in range(12):  # no beam is given up, so that each position keeps three slots
+            decode.step()
+        assert all(("beams" in decode.state[module.state_key]) == stays for module in own_attentions(decode))
+
+
+def own_attentions(decode: Decode) -> list[MultiheadAttention]:
+    modules = decode.decoder.modules()
+    return [module for module in modules if isinstance(module, MultiheadAttention) and not module.encoder_decoder]
+
+
+@pytest.mark.parametrize("beam_table", [True, False])
+def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
+    """Keys that each row has seen, computed anew from its own history, whatever the memory looks like."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(6, 2).double()
+    state = IncrementalState(2, BEAM)
+    state.beam_table = beam_table
+    assert module.remembered(state) is None
+    histories = torch.zeros(2 * BEAM, 0, 6, dtype=torch.float64)
+    for _ in range(5):
+        new = torch.randn(2 * BEAM, 1, 6, dtype=torch.float64)
+        histories = torch.cat([histories, new], dim=1)
+        module(new, incremental_state=state)
+        parents = torch.randint(BEAM, (2, BEAM))
+        state[module.state_key] = module.reorder_slots_within_beams(state[module.state_key], parents)
+        histories = histories[[i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]]
+    keys, values, _ = module.remembered(state)
+    wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
+    torch.testing.assert_close(keys, wanted[:, :, 1].transpose(1, 2))
+    torch.testing.assert_close(values, wanted[:, :, 2].transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_number_formats_in_place(dtype: torch.dtype) -> None:
+    """A row that has not begun and one that has: nothing becomes NaN, and the bias is heeded."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2, scale=1.0, bias=False).to(dtype)
+    states = [IncrementalState(2, BEAM), IncrementalState(2, BEAM)]
+    states[1].beam_table = False
+    starts = torch.tensor([0, 3]).repeat_interleave(BEAM)
+    for step in range(6):
+        x = torch.randn(2 * BEAM, 1, 8).to(dtype)
+        allowed = (torch.arange(step + 1) >= starts.unsqueeze(1)).view(2 * BEAM, 1, 1, step + 1)
+        bias = torch.randn(1, 2, 1, step + 1).to(dtype).masked_fill(~allowed, torch.finfo(dtype).min / 2)
+        in_place, moved = (module(x, attn_mask=bias, incremental_state=state)[0] for state in states)
+        assert in_place.isfinite().all()
+        begun = slice(None) if step >= 3 else slice(0, BEAM)
+        torch.testing.assert_close(in_place[begun], moved[begun], rtol=0, atol=0.05 if dtype != torch.float32 else 1e-5)
+
+
+def test_gradients_go_through_steps() -> None:
+    """With gradients, nothing is written over: the gradient is that of the parallel pass."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(4, 2).double()
+    x = torch.randn(4, 3, 4, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        state = IncrementalState(2, 2)
+        steps = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1, dim=1)], dim=1)
+        (stepped,) = torch.autograd.grad(steps.square().sum(), x)
+        (full,) = torch.autograd.grad(module(x, is_causal=True)[0].square().sum(), x)
+    torch.testing.assert_close(stepped, full)
