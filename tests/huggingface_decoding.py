@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def decode(
     model: EncoderDecoderModel,
     sources: Sequence[Sequence[int]],
     prefix_tokens: Tensor | None = None,
-    constraints: Sequence[Phrases] | None = None,
+    phrases: Sequence[Phrases] | None = None,
     processors: Sequence[LogitsProcessor] = (),
     ends: Sequence[int] = (EOS,),
     **keys: Any,
@@ -109,7 +110,7 @@ def decode(
     symbols = [f"w{end}" for end in ends[1:]]
     cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": symbols, **keys})
     generator = SequenceGenerator.from_config([model], dictionary(), cfg, logits_processors=processors)
-    found = generator.generate(source_batch(sources), prefix_tokens, constraints)
+    found = generator.generate(source_batch(sources), prefix_tokens, phrases)
     return [pairs(hypotheses) for hypotheses in found]
 
 
@@ -137,19 +138,12 @@ def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] =
     mask = (torch.arange(source.src_tokens.size(1)) < source.src_lengths.unsqueeze(1)).long()
     length = {} if "max_length" in options else {"max_new_tokens": 12}
     values = {**length, "num_return_sequences": options.get("num_beams", 1), **options}
-    out = model.generate(
-        source.src_tokens,
-        attention_mask=mask,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-        eos_token_id=list(ends),
-        **values,
-    )
+    values = {"return_dict_in_generate": True, "output_scores": True, "eos_token_id": list(ends), **values}
+    out = model.generate(source.src_tokens, attention_mask=mask, do_sample=False, **values)
     count = values["num_return_sequences"]
     rows = [_until(row, ends) for row in out.sequences[:, 1:].tolist()]
     if values.get("num_beams", 1) > 1:
-        scores = out.sequences_scores.tolist()
+        scores = out.sequences_scores.tolist() if values["output_scores"] else [math.nan] * len(rows)
     else:
         steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
         scores = [float(row[: len(tokens)].sum()) / len(tokens) for row, tokens in zip(steps, rows, strict=True)]

@@ -11,10 +11,11 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.constrained_search import ConstrainedSearch, allocate
+from seqgen.generation.beam_allocation import allocate
+from seqgen.generation.constrained_search import ConstrainedSearch
 from seqgen.generation.diverse_search import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.lexical_constraints import LexicalConstraints
-from seqgen.generation.search import BeamSearch, Candidates, Search, search_from_config
+from seqgen.generation.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
+from seqgen.generation.search import BeamSearch, Candidates, Phrase, Search, search_from_config
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from seqgen.structures import Hypothesis
@@ -136,15 +137,23 @@ def occurrences(output: tuple[int, ...], phrase: Sequence[int]) -> int:
     return found
 
 
-def satisfies(output: tuple[int, ...], phrases: Sequence[Sequence[int]], ordered: bool) -> bool:
+def satisfies(output: tuple[int, ...], phrases: Sequence[Phrase], ordered: bool) -> bool:
     if not ordered:
-        return all(occurrences(output, phrase) >= list(phrases).count(phrase) for phrase in phrases)
+        return all(
+            any(occurrences(output, some) >= list(phrases).count(phrase) for some in alternatives(phrase))
+            for phrase in phrases
+        )
     start = 0
     for phrase in phrases:
-        ends = [i for i in range(start + len(phrase), len(output) + 1) if output[i - len(phrase) : i] == tuple(phrase)]
+        ends = [
+            end
+            for some in alternatives(phrase)
+            for end in range(start + len(some), len(output) + 1)
+            if output[end - len(some) : end] == some
+        ]
         if not ends:
             return False
-        start = ends[0]
+        start = min(ends)
     return True
 
 
@@ -156,12 +165,15 @@ PHRASES = [
     [[A, B], [A, C]],
     [[A, B], [A]],
     [[C], [B, A]],
+    [[[A, B], [C]]],
+    [[[A, A, B], [A, B, C], [C, C]], [B]],
+    [[[A, B, C, A], [B, C], [B]], [[C, A], [A]]],
 ]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("phrases", PHRASES, ids=str)
-def test_wide_constrained_search_is_exhaustive(phrases: list[list[int]], ordered: bool) -> None:
+def test_wide_constrained_search_is_exhaustive(phrases: list[Phrase], ordered: bool) -> None:
     """A beam that covers all prefixes finds every output with the phrases, and no other, best first."""
     longest, vocab = 4, 7
     rule = random_rule(vocab, seed=9)
@@ -184,7 +196,7 @@ def test_wide_constrained_search_is_exhaustive(phrases: list[list[int]], ordered
 def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool) -> None:
     """Every output has its sentence's phrases, and is the same in a batch as alone."""
     rule = random_rule(vocab=40, seed=3, sharpness=3)
-    constraints = [[[A, B, C], [20]], [], [[30], [30], [7, 8]], [[9]]]
+    constraints = [[[A, B, C], [20]], [], [[30], [30], [7, 8]], [[[9, 11], [12, 13, 14], [15]], [[16], [17]]]]
     options = {"beam_size": 4, "max_len_b": 30}
     together = decode(rule, 36, ConstrainedSearch(ordered), constraints=constraints, **options)
     for source, phrases, hypotheses in zip(SOURCES, constraints, together, strict=True):
@@ -238,6 +250,34 @@ def test_progress_after_a_phrase_breaks_off() -> None:
         progress = constraints.advance(progress, torch.tensor([[token]]))
         seen.append((int(progress.matched), int(constraints.bank(progress)), bool(constraints.unmet(progress))))
     assert seen == [(1, 1, True), (2, 2, True), (2, 2, True), (0, 3, False)]
+
+
+def test_progress_with_alternatives() -> None:
+    """How near the end is counts: after a b, one token is missing of a b c, as of the other alternative d."""
+    constraints = LexicalConstraints([[[[A, B, C], [7, 8]]]], ordered=False, device=torch.device("cpu"))
+    progress = constraints.start(1)
+    banks = []
+    for token in (A, B, 7, A, B, C):
+        assert constraints.unmet(progress)
+        progress = constraints.advance(progress, torch.tensor([[token]]))
+        banks.append(int(constraints.bank(progress)))
+    assert banks == [0, 1, 1, 0, 1, 2]
+    assert not constraints.unmet(progress)
+    begins = constraints.next_tokens(constraints.start(1)).flatten().tolist()
+    assert {token for token in begins if token >= 0} == {A, 7}
+
+
+def test_one_phrase_at_a_time() -> None:
+    """By Hugging Face's rules c breaks a b off and begins nothing, although another phrase begins with it."""
+    constraints = OneAtATime([[[A, B], [C, 7, 7]]], ordered=False, device=torch.device("cpu"))
+    progress = constraints.start(1)
+    banks = []
+    for token in (A, C, C, 7, 7, A, B):
+        progress = constraints.advance(progress, torch.tensor([[token]]))
+        banks.append(int(constraints.bank(progress)))
+    # a phrase counts 3 when it is met, and one that is begun counts from there: 3 - 1 after a
+    assert banks == [2, 0, 1, 2, 3, 5, 6]
+    assert not constraints.unmet(progress)
 
 
 def test_cached_equals_uncached() -> None:

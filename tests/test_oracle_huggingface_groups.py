@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.huggingface_decoding import EOS, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
+
+pytest.importorskip("transformers")
 
 SOURCES = [(4, 5, 9, 7, EOS), (6, EOS), (3, 10, 9, 4, 6, 7, 8, EOS), (EOS,)]
 sharp = functools.cache(sharp_model)

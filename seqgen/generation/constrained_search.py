@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from seqgen.config import option
+from seqgen.generation.beam_allocation import allocate, repeated
 from seqgen.generation.candidates import Candidates
+from seqgen.generation.constrained_beam_search import ConstrainedBeamSearch
+from seqgen.generation.hypotheses import FinishedHypotheses, FirstFinished, Ranking
 from seqgen.generation.lexical_constraints import NONE, LexicalConstraints
 from seqgen.generation.search import BeamSearch, Search, SearchBatch
 from seqgen.registry import register_search
@@ -27,7 +30,8 @@ class ConstrainedSearch(Search):
 
     Hypotheses are divided into banks by how many tokens of the phrases they have, and the beam takes the best of each
     bank in turn, the furthest bank first. Besides the best candidates of all there are considered the best one of each
-    beam, and all that bring a hypothesis further. No hypothesis ends before it has every phrase.
+    beam, and all that bring a hypothesis further. No hypothesis ends before it has every phrase. Hugging Face's rules
+    are those of ``ConstrainedBeamSearch``.
 
     Args:
         ordered: whether phrases must occur in the order given, none overlapping another.
@@ -38,7 +42,11 @@ class ConstrainedSearch(Search):
 
     def begin(self, batch: SearchBatch) -> Search:
         """See ``Search.begin``; without constraints this is beam search."""
-        return BeamSearch() if batch.constraints is None else _ConstrainedBatch(batch, self.ordered)
+        if batch.constraints is None:
+            return BeamSearch().begin(batch)
+        if batch.semantics == "huggingface":
+            return ConstrainedBeamSearch(batch, self.ordered)
+        return _ConstrainedBatch(batch, self.ordered)
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Not called: ``begin`` gives the strategy that each batch is decoded with."""
@@ -48,14 +56,16 @@ class ConstrainedSearch(Search):
 class _ConstrainedBatch(Search):
     """The search over one batch: its phrases, and how far each beam has come."""
 
-    additive = True
-
     def __init__(self, batch: SearchBatch, ordered: bool):
         assert batch.constraints is not None
-        self.eos = batch.eos
+        self.batch = batch
         self.constraints = LexicalConstraints(batch.constraints, ordered, batch.device)
         self.progress = self.constraints.start(batch.beam_size)
-        self._beam_search = BeamSearch()
+        self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        """See ``Search.finished``."""
+        return _CompleteFinished(self, ranking)
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Search.select_sentences``."""
@@ -68,11 +78,18 @@ class _ConstrainedBatch(Search):
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
-        lprobs[..., self.eos].masked_fill_(self.constraints.unmet(self.progress), -torch.inf)
+        unmet = self.constraints.unmet(self.progress)
+        for token in self.batch.end_tokens or [self.batch.eos]:
+            lprobs[..., token].masked_fill_(unmet, -torch.inf)
         candidates = self._candidates(step, lprobs, scores)
         reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
         columns = allocate(self.constraints.bank(reached), candidates.scores)
-        return candidates.gather(columns[:, : 2 * lprobs.size(1)])
+        return candidates.gather(columns[:, : self.batch.num_candidates])
+
+    def lacking(self, candidates: Candidates) -> Tensor:
+        """Which candidates lack a phrase: ``(sentences, K)`` bool."""
+        reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        return self.constraints.unmet(reached)
 
     def _candidates(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """The best of all, the best of each beam, and those that bring a hypothesis further, each once."""
@@ -85,40 +102,20 @@ class _ConstrainedBatch(Search):
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, 2 * P)
         tokens = torch.cat([top.tokens, totals.argmax(-1), further.flatten(1)], dim=1)
         beams = torch.cat([top.beams, each, each.repeat_interleave(further.size(-1), dim=1)], dim=1)
-        entries = beams * vocab + tokens.clamp(min=0)
-        values = totals.flatten(1).gather(1, entries).masked_fill(tokens == NONE, -torch.inf)
-        return Candidates(values.masked_fill(_repeated(entries), -torch.inf), tokens.clamp(min=0), beams)
+        nothing = tokens == NONE
+        entries = (beams * vocab + tokens).masked_fill(nothing, NONE)
+        values = totals.flatten(1).gather(1, entries.clamp(min=0)).masked_fill(nothing, -torch.inf)
+        return Candidates(values.masked_fill(repeated(entries), -torch.inf), tokens.clamp(min=0), beams)
 
 
-def allocate(banks: Tensor, scores: Tensor) -> Tensor:
-    """Put candidates in the order in which the beam takes them: the best of each bank in turn, the furthest bank first.
+class _CompleteFinished(FirstFinished):
+    """fairseq's rule for hypotheses that have every phrase; whatever ends one that lacks some, it is dropped."""
 
-    Banks 2 2 1 1 0 of falling scores become 2 1 0 2 1.
+    def __init__(self, search: _ConstrainedBatch, ranking: Ranking):
+        super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
+        self.search = search
 
-    Args:
-        banks: ``(sentences, K)`` int64.
-        scores: ``(sentences, K)``; candidates of score ``-inf`` come last.
-
-    Returns:
-        ``(sentences, K)`` int64 columns.
-    """
-    size = banks.size(1)
-    banks = banks.masked_fill(scores == -torch.inf, -1)
-    by_score = scores.argsort(dim=1, descending=True, stable=True)
-    sorted_banks, order = banks.gather(1, by_score).sort(dim=1, descending=True, stable=True)
-    order = by_score.gather(1, order)
-    # sorted banks 2 2 1 1 0: each begins at column 0 0 2 2 4, so that the turns within banks are 0 1 0 1 0
-    columns = torch.arange(size, device=banks.device).expand_as(banks)
-    begins = torch.ones_like(sorted_banks, dtype=torch.bool)
-    begins[:, 1:] = sorted_banks[:, 1:] != sorted_banks[:, :-1]
-    turns = columns - columns.masked_fill(~begins, 0).cummax(dim=1).values
-    turns = turns + size * (sorted_banks == -1)
-    return order.gather(1, turns.argsort(dim=1, stable=True))
-
-
-def _repeated(entries: Tensor) -> Tensor:
-    """Which entries have occurred before in their row: ``[5, 3, 5, 5]`` gives ``[no, no, yes, yes]``."""
-    ordered, order = entries.sort(dim=1, stable=True)
-    repeated = torch.zeros_like(ordered, dtype=torch.bool)
-    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    return torch.zeros_like(repeated).scatter(1, order, repeated)
+    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+        """See ``FinishedHypotheses.take``."""
+        scores = candidates.scores.masked_fill(ends & self.search.lacking(candidates), -torch.inf)
+        return super().take(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)

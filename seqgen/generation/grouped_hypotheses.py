@@ -59,9 +59,8 @@ class GroupedHypotheses(FinishedHypotheses):
         finished = ended & self.preferred(candidates)
         self._keep_best(candidates, scores.masked_fill(~finished, -torch.inf), step, self.groups)
         self._best = candidates.scores.unflatten(1, (self.groups, -1)).amax(-1)
-        columns = self.columns_going_on(candidates, ended)
+        columns, alive = self.choose(candidates, ended)
         chosen = candidates.gather(columns)
-        alive = chosen.scores.masked_fill(ended.gather(1, columns), -torch.inf)
         closed = (self.group_done | self._content(step + 1)).repeat_interleave(self.beam // self.groups, dim=1)
         last = all_end & ~closed & (alive > -torch.inf)
         self._keep_best(chosen, scores.gather(1, columns).masked_fill(~last, -torch.inf), step, self.groups)
@@ -77,7 +76,7 @@ class GroupedHypotheses(FinishedHypotheses):
         """Which candidates may be hypotheses: ``(live, K)`` bool; those that are possible."""
         return candidates.scores > -torch.inf
 
-    def columns_going_on(self, candidates: Candidates, ended: Tensor) -> Tensor:
+    def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the candidates that go on: the first of each group that have not ended.
 
         Args:
@@ -85,13 +84,14 @@ class GroupedHypotheses(FinishedHypotheses):
             ended: ``(live, K)`` bool.
 
         Returns:
-            ``(live, beam)`` int64 columns; of candidates that have ended where a group has too few.
+            Their columns, ``(live, beam)`` int64, and their scores; ``-inf`` where a group has too few.
         """
         # of groups [no, yes, no, no] and [yes, no, no, no] with two beams each: columns [0, 2] and [1, 2] + 4
         grouped = ended.to(torch.int8).unflatten(1, (self.groups, -1))
         first = grouped.argsort(dim=-1, stable=True)[..., : self.beam // self.groups]
         offsets = torch.arange(self.groups, device=ended.device).unsqueeze(1) * grouped.size(-1)
-        return (first + offsets).flatten(1)
+        columns = (first + offsets).flatten(1)
+        return columns, candidates.scores.masked_fill(ended, -torch.inf).gather(1, columns)
 
     def _content(self, length: int | Tensor) -> Tensor:
         """Which groups expect nothing better, their best candidate having ``length`` tokens: ``(live, groups)``."""
