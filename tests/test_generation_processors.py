@@ -170,6 +170,21 @@ def test_equals_transformers(name: str) -> None:
     assert changed or name == "top k beyond the vocabulary"
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+def test_cutoffs_of_a_large_vocabulary_equal_transformers(spread: float) -> None:
+    """Where a few hundred tokens are enough, and where they are not."""
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    given = torch.randn(5, 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
+    for mass in (0.1, 0.6, 0.95):
+        for keep in (1, 3):
+            for ours, oracle in (
+                (cutoffs.TopP(mass, keep), theirs.TopPLogitsWarper(mass, min_tokens_to_keep=keep)),
+                (cutoffs.Typical(mass, keep), theirs.TypicalLogitsWarper(mass, min_tokens_to_keep=keep)),
+                (cutoffs.TopK(int(600 * mass), keep), theirs.TopKLogitsWarper(int(600 * mass))),
+            ):
+                assert torch.equal(ours(given.clone(), context(0)), oracle(torch.zeros(5, 1), given))
+
+
 @pytest.mark.parametrize("name", ["source", "unigrams of the source", "bigrams of the source"])
 def test_padding_of_the_source_does_not_count(name: str) -> None:
     """Each sentence with its own source alone, as transformers would do it, is what all of them give together."""

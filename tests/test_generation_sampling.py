@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation import sampling
+from seqgen.generation import randomness, sampling
 from seqgen.generation.cutoffs import TopP
 from seqgen.generation.logits_processors import DecodingContext
-from seqgen.generation.randomness import gumbel, random_bits, uniform
-from seqgen.generation.sampling import BeamSampling, Greedy, Sampling, StochasticBeam, with_maximum
+from seqgen.generation.randomness import draw, random_bits, uniform
+from seqgen.generation.sampling import BeamSampling, Greedy, Sampling, StochasticBeam, downwards
 from seqgen.generation.search import Search, SearchBatch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES
@@ -91,32 +91,67 @@ def test_numbers_depend_on_nothing_but_their_counters() -> None:
             assert uniform(5, 1, torch.tensor(number), column) == together[row, column]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_extremes_are_inside(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from seqgen.generation import randomness
-
+def test_the_extremes_are_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(randomness, "random_bits", lambda seed, *counters: torch.tensor([0, 2**52 - 1, -1, -(2**63)]))
-    numbers = uniform(0, torch.zeros(1), dtype=dtype)
+    numbers = uniform(0, torch.zeros(1))
     assert ((numbers > 0) & (numbers < 1)).all()
-    assert gumbel(0, torch.zeros(1), dtype=dtype).isfinite().all()
-
-
-def test_number_formats_differ_by_rounding_alone() -> None:
-    counters = torch.arange(100000)
-    torch.testing.assert_close(uniform(1, counters).float(), uniform(1, counters, dtype=torch.float32))
-    assert (gumbel(1, counters).float() - gumbel(1, counters, dtype=torch.float32)).abs().max() < 5e-3
-
-
-def test_gumbel_numbers_are_distributed_so() -> None:
-    numbers = gumbel(9, torch.arange(200000))
-    cells = ((-(-numbers).exp()).exp() * 50).long()
-    assert abs(chi_square(cells.bincount(minlength=50), torch.full((50,), 0.02))) < 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_gives_the_same_numbers() -> None:
     counters = torch.arange(10000)
     assert torch.equal(uniform(3, 2, counters), uniform(3, 2, counters.cuda()).cpu())
+
+
+# Draws
+
+
+def test_draws_invert_the_cumulative_distribution_of_what_is_left() -> None:
+    """Against a plain loop, over more entries than a block has."""
+    generator = torch.Generator().manual_seed(0)
+    lprobs = torch.randn(6, 700, generator=generator, dtype=torch.float64) * 3 - 100
+    lprobs[1, 5:] = -torch.inf
+    lprobs[2, :690] = -torch.inf
+    lprobs[3] = -torch.inf
+    lprobs[4, 300] = 0.0  # with nearly everything
+    numbers = uniform(0, torch.arange(6).unsqueeze(1), torch.arange(8))
+    drawn, left = draw(lprobs, numbers)
+    for row in range(6):
+        weights = (lprobs[row] - lprobs[row].clamp(min=-1e9).max()).exp().tolist()
+        for place in range(8):
+            total = math.fsum(weights)
+            if total == 0:
+                assert left[row, place] == -torch.inf
+                continue
+            target = total * float(numbers[row, place])
+            sums = list(itertools.accumulate(weights))
+            entry = next(entry for entry, reached in enumerate(sums) if reached > target)
+            assert drawn[row, place] == entry
+            assert float(left[row, place]) == pytest.approx(math.log(total) + float(lprobs[row].max()), abs=1e-10)
+            weights[entry] = 0.0
+    assert [int((row > -torch.inf).sum()) for row in left] == [8, 5, 8, 0, 8, 8]
+
+
+@pytest.mark.parametrize("number", [2.0**-53, 0.5, 1 - 2.0**-53])
+def test_rounding_draws_nothing_forbidden(number: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    lprobs = torch.randn(2000, 300, generator=generator)
+    lprobs[torch.rand(lprobs.shape, generator=generator) < 0.98] = -torch.inf
+    drawn, left = draw(lprobs, torch.full((2000, 1), number, dtype=torch.float64))
+    possible = left[:, 0] > -torch.inf
+    assert possible.sum() > 1900
+    assert (lprobs.gather(1, drawn)[possible] > -torch.inf).all()
+
+
+def test_nan_is_not_hidden() -> None:
+    lprobs = torch.zeros(2, 3, 5)
+    lprobs[1, 0, 3] = torch.nan
+    for make in (Sampling, BeamSampling, StochasticBeam):
+        search = begun(make(1), 2, 3)
+        search.step(0, lprobs.nan_to_num(), torch.zeros(2, 3))
+        found = search.step(1, lprobs, torch.zeros(2, 3))
+        assert not found.scores[0].isnan().any()
+        assert found.scores[1].isnan().any()
 
 
 # Strategies, one step at a time
@@ -195,22 +230,6 @@ def test_greedy_takes_the_best() -> None:
 # Beam sampling
 
 
-def test_candidates_are_those_that_torch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch divides probabilities by exponential numbers and takes the largest quotients; with these, so do we."""
-    beam, vocab = 3, 11
-    generator = torch.Generator()
-    for seed in range(20):
-        lprobs = torch.randn(1, beam, vocab, generator=generator.manual_seed(seed)).log_softmax(-1)
-        scores = torch.randn(1, beam, generator=generator)
-        totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
-        wanted = torch.multinomial(totals.softmax(-1), 2 * beam, generator=generator.manual_seed(seed))
-        noise = -torch.empty_like(totals).exponential_(1, generator=generator.manual_seed(seed)).log()
-        monkeypatch.setattr(BeamSampling, "noise", lambda self, step, lprobs, noise=noise: noise.view(1, beam, vocab))
-        found = begun(BeamSampling(), 1, beam).step(1, lprobs, scores)
-        assert torch.equal(found.beams * vocab + found.tokens, wanted)
-        torch.testing.assert_close(found.scores, totals.gather(1, wanted))
-
-
 def without_replacement(probabilities: list[float], draws: int) -> dict[tuple[int, ...], float]:
     """The probability of every order in which so many can be drawn."""
     found = {}
@@ -232,8 +251,13 @@ def test_candidates_are_drawn_without_replacement() -> None:
     counts = Counter(tuple(row) for row in entries.tolist())
     likely = [order for order, chance in wanted.items() if chance > 1e-9]
     assert set(counts) <= set(likely)
-    observed = torch.tensor([counts[order] for order in likely], dtype=torch.float64)
-    assert abs(chi_square(observed, torch.tensor([wanted[order] for order in likely], dtype=torch.float64))) < 4
+    chances = torch.tensor([wanted[order] for order in likely], dtype=torch.float64)
+    assert abs(chi_square(torch.tensor([counts[order] for order in likely], dtype=torch.float64), chances)) < 4
+    # torch.multinomial, by which the original draws, gives the same orders as often
+    totals = (lprobs.double() + scores.double().unsqueeze(-1)).exp().flatten().expand(sentences, -1)
+    drawn = torch.multinomial(totals, 4, generator=torch.Generator().manual_seed(0))
+    counts = Counter(tuple(row) for row in drawn.tolist())
+    assert abs(chi_square(torch.tensor([counts[order] for order in likely], dtype=torch.float64), chances)) < 4
 
 
 def test_at_first_all_beams_are_the_same() -> None:
@@ -300,17 +324,26 @@ def test_all_outputs_when_there_are_no_more() -> None:
     assert {tuple(h.tokens.tolist()) for h in hypotheses} == set(OUTPUTS)
 
 
-def test_the_maximum_is_as_told() -> None:
-    values = torch.tensor([[0.3, -torch.inf, 2.0, 1.0, -40.0]], dtype=torch.float64)
-    for maximum in (-3.0, 0.0, 5.0):
-        moved = with_maximum(values, torch.tensor([[maximum]], dtype=torch.float64))[0]
-        assert moved.max() == moved[2] == pytest.approx(maximum)
-        assert moved[1] == -torch.inf
-        for i in (0, 3, 4):  # the formula as it stands in the paper
-            plain = -math.log(math.exp(-maximum) - math.exp(-2.0) + math.exp(-float(values[0, i])))
-            assert float(moved[i]) == pytest.approx(plain, abs=1e-10)
-    assert (with_maximum(values, torch.tensor([[-torch.inf]])) == -torch.inf).all()
-    assert (with_maximum(torch.full((1, 3), -torch.inf), torch.tensor([[1.0]])) == -torch.inf).all()
+def test_perturbed_log_probabilities_downwards() -> None:
+    """The largest few, given the largest of all, are distributed as those of variables moved by the formula."""
+    sentences, maximum = 20000, -0.7
+    probabilities = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    counters = torch.arange(sentences).unsqueeze(1), torch.arange(3)
+    variables = probabilities.log() - (-uniform(1, 1, *counters).log()).log()
+    largest = variables.amax(1, keepdim=True)
+    moved = -((math.exp(-maximum)) - (-largest).exp() + (-variables).exp()).log()  # equation 23
+    wanted = moved.sort(dim=1, descending=True).values
+    _, left = draw(probabilities.log().expand(sentences, -1), uniform(1, 2, *counters))
+    got = downwards(torch.full((sentences,), maximum), left, uniform(1, 3, *counters))
+    assert (got.diff(dim=1) < 0).all()
+    torch.testing.assert_close(got[:, 0], wanted[:, 0])
+    for place in (1, 2):
+        edges = wanted[:, place].quantile(torch.linspace(0, 1, 11, dtype=torch.float64)[1:-1])
+        cells = torch.bucketize(got[:, place].contiguous(), edges).bincount(minlength=10)
+        assert abs(chi_square(cells, torch.full((10,), 0.1))) < 5  # both of them are drawn
+    assert (
+        downwards(torch.tensor([-torch.inf]), left[:1], uniform(1, 3, torch.arange(3)).view(1, 3)) == -torch.inf
+    ).all()
 
 
 # Whole outputs

@@ -7,7 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from seqgen.generation.candidates import best_continuations
 from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor
+
+_FEW = 512
+"""Where so many tokens are enough, the others are not sorted."""
 
 
 class Cutoff(LogitsProcessor):
@@ -40,7 +44,10 @@ class Cutoff(LogitsProcessor):
 
     def _below_best(self, scores: Tensor, count: int) -> Tensor:
         """Which tokens score less than the ``count``-th best: ``(rows, V)`` bool."""
-        return scores < scores.topk(min(count, scores.size(1)), dim=1).values[:, -1:]
+        if count == 1:
+            return scores < scores.amax(1, keepdim=True)
+        best = best_continuations(scores.unsqueeze(1), scores.new_zeros(len(scores), 1), min(count, scores.size(1)))
+        return scores < best.scores[:, -1:]
 
 
 class TopK(Cutoff):
@@ -63,6 +70,8 @@ class TopK(Cutoff):
 class TopP(Cutoff):
     """Keeps the fewest tokens that together have a probability of p (Holtzman et al. 2020, section 3.1).
 
+    Those as probable as the last of them are kept as well.
+
     Args:
         p: between 0 and 1.
         keep: see ``Cutoff``.
@@ -74,11 +83,14 @@ class TopP(Cutoff):
 
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Cutoff.improbable``."""
-        ascending, order = scores.sort(dim=1)
-        # probabilities .1 .2 .3 .4 and p = .6: sums from the left are .1 .3 .6 1.; .1 and .3 are within 1 - p = .4
-        outside = ascending.softmax(1).cumsum(1) <= 1 - self.p
-        outside[:, -self.keep :] = False
-        return outside.scatter(1, order, outside)
+        lprobs = scores.log_softmax(1)
+        for count in _counts(scores.size(1)):
+            best = lprobs.topk(count, dim=1).values
+            # probabilities .4 .3 .2 .1 and p = .6 have the sums .4 .7 .9 1.: one is too small, so that two are needed
+            needed = (best.exp().cumsum(1) < self.p).sum(1, keepdim=True).clamp(min=self.keep - 1)
+            if bool((needed < count).all()):
+                break
+        return lprobs < best.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
 class MinP(Cutoff):
@@ -115,12 +127,14 @@ class Typical(Cutoff):
         """See ``Cutoff.improbable``."""
         lprobs = scores.log_softmax(1)
         entropy = -(lprobs * lprobs.exp()).nansum(1, keepdim=True)  # 0 * -inf counts as 0
-        distance, order = (-lprobs - entropy).abs().sort(dim=1)
-        # masses .3 .4 .3 in this order and a mass of .5: one sum is below .5, so the last that is kept has index 1
-        last = (lprobs.exp().gather(1, order).cumsum(1) < self.mass).sum(1, keepdim=True).clamp(max=scores.size(1) - 1)
-        outside = distance > distance.gather(1, last)
-        outside[:, : self.keep] = False
-        return outside.scatter(1, order, outside)
+        distance = (-lprobs - entropy).abs()
+        for count in _counts(scores.size(1)):
+            nearest, order = distance.topk(count, dim=1, largest=False)
+            # as in ``TopP``, but from the most typical one on
+            needed = (lprobs.gather(1, order).exp().cumsum(1) < self.mass).sum(1, keepdim=True).clamp(min=self.keep - 1)
+            if bool((needed < count).all()):
+                break
+        return distance > nearest.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
 class Epsilon(Cutoff):
@@ -161,3 +175,8 @@ class Eta(Cutoff):
         entropy = -(lprobs * probabilities).nansum(1, keepdim=True)
         least = (math.sqrt(self.epsilon) * (-entropy).exp()).clamp(max=self.epsilon)
         return (probabilities < least) & self._below_best(scores, self.keep)
+
+
+def _counts(vocab: int) -> tuple[int, int]:
+    """How many tokens to sort: at first a few, and all where these are not enough."""
+    return min(_FEW, vocab), vocab

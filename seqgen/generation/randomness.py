@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for, so that no batch, order or device changes them.
+"""Random numbers that are a function of what they are for, so that no batch, order or device changes them; and draws.
 
 There is no generator with a state: a number depends on a seed and on some counters, such as the line, the step and the
 beam. The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014, figure 17), in whole numbers of 64 bits
@@ -10,11 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TOKEN, GUMBEL, DRAFT = 1, 2, 3
-"""Counters that keep apart what numbers are drawn for: a token, noise for every token, a decision about a draft."""
+TOKEN, PERTURBATION = 1, 2
+"""Counters that keep apart what numbers are for: which token, and how far apart two perturbed log-probabilities are."""
 
 _BITS = 52
 """Of so many bits a number is made; half a unit more lies in the middle between two of them."""
+
+_BLOCK = 256
+"""Entries whose probabilities are added up before any is looked at."""
 
 
 def _signed(value: int) -> int:
@@ -48,31 +51,61 @@ def random_bits(seed: int, *counters: int | Tensor) -> Tensor:
     return state
 
 
-def uniform(seed: int, *counters: int | Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Random numbers between 0 and 1, neither of which occurs.
+def uniform(seed: int, *counters: int | Tensor) -> Tensor:
+    """Random numbers between 0 and 1, neither of which occurs; float64.
 
     Args:
         seed: see ``random_bits``.
         counters: see ``random_bits``.
-        dtype: of the result; the same number in another format differs by rounding alone.
     """
     bits = random_bits(seed, *counters).bitwise_and(2**_BITS - 1)
-    return ((bits.to(dtype) + 0.5) * 2.0**-_BITS).clamp_(max=1 - torch.finfo(dtype).eps / 2)
+    return (bits.double() + 0.5) * 2.0**-_BITS
 
 
-def gumbel(seed: int, *counters: int | Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Random numbers of the standard Gumbel distribution, with the cumulative probability ``exp(-exp(-x))``.
+def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw entries in proportion to their probability, one after the other and none twice.
 
-    Added to log-probabilities, their largest sum is a draw from these, and the ``k`` largest are ``k`` draws without
-    replacement.
+    Each is found by the inverse of the cumulative distribution, first that of blocks of entries, then that inside one.
 
     Args:
-        seed: see ``random_bits``.
-        counters: see ``random_bits``.
-        dtype: of the result.
+        lprobs: ``(rows, N)`` log-probabilities, up to a constant for each row.
+        numbers: ``(rows, K)`` random numbers between 0 and 1, float64.
+
+    Returns:
+        The entries drawn, ``(rows, K)`` int64, and the logarithm of the mass that each was drawn from, ``(rows, K)``
+        float64: ``-inf`` where nothing was left to be drawn, NaN where a row holds NaN.
     """
-    # log1p of -u and not log of u: the largest numbers come from small u, which every format holds exactly enough
-    return uniform(seed, *counters, dtype=dtype).neg_().log1p_().neg_().log_().neg_()
+    largest = lprobs.amax(1, keepdim=True).clamp(min=torch.finfo(lprobs.dtype).min).double()
+    missing = -lprobs.size(1) % _BLOCK
+    # a double tells the last of 10 draws from nothing also where the first has nearly all of the mass
+    weights = torch.nn.functional.pad(lprobs, (0, missing), value=-torch.inf).double().sub_(largest).exp_()
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    sums = blocks.sum(-1)
+    rows = torch.arange(len(weights), device=weights.device)
+    drawn, left = [], []
+    for number in numbers.split(1, dim=1):
+        before = sums.cumsum(1)
+        target = number * before[:, -1:]
+        block = _first_beyond(before, target)
+        inside = blocks[rows, block.squeeze(1)]
+        # sums 3 5 9 and a target of 4: block 1, which begins at 3, and in it the first entry beyond 1
+        entry = _first_beyond(inside.cumsum(1), target - (before - sums).gather(1, block))
+        drawn.append(block * _BLOCK + entry)
+        left.append(before[:, -1:].log() + largest)
+        rest = inside.scatter(1, entry, 0.0)
+        blocks[rows, block.squeeze(1)] = rest
+        sums = sums.scatter(1, block, rest.sum(1, keepdim=True))
+    return torch.cat(drawn, dim=1).clamp(max=lprobs.size(1) - 1), torch.cat(left, dim=1)
+
+
+def _first_beyond(sums: Tensor, target: Tensor) -> Tensor:
+    """The first of ascending sums ``(rows, N)`` that is larger than ``(rows, 1)`` targets: ``(rows, 1)`` int64.
+
+    Rounding does not lead beyond the last entry with any mass. Sums .5 .5 .8 1. and a target of .5 give 2.
+    """
+    below_all = sums[:, -1:] * (1 - 2.0**-_BITS)
+    found = torch.searchsorted(sums.contiguous(), target.minimum(below_all), right=True)
+    return found.clamp(max=sums.size(1) - 1)
 
 
 def _mix(state: Tensor) -> Tensor:

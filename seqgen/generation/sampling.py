@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.hypotheses import FinishedHypotheses, Ranking
-from seqgen.generation.randomness import GUMBEL, TOKEN, gumbel, uniform
+from seqgen.generation.randomness import PERTURBATION, TOKEN, draw, uniform
 from seqgen.generation.search import Search, SearchBatch
 from seqgen.registry import register_search
 
@@ -59,12 +59,20 @@ class RandomSearch(Search):
         """See ``Search.select_sentences``."""
         self.ids = self.ids.index_select(0, keep)
 
-    def noise(self, step: int, lprobs: Tensor) -> Tensor:
-        """Gumbel noise for every possible continuation: like ``lprobs``, ``(sentences, beam, V)``."""
-        beams, tokens = (torch.arange(size, device=lprobs.device) for size in lprobs.shape[1:])
-        return gumbel(
-            self.seed, GUMBEL, step, self.ids.view(-1, 1, 1), beams.view(1, -1, 1), tokens, dtype=lprobs.dtype
-        )
+    def numbers(self, purpose: int, step: int, *counters: Tensor) -> Tensor:
+        """Random numbers between 0 and 1 for each sentence.
+
+        Args:
+            purpose: what they are for, see ``randomness``.
+            step: how many tokens each hypothesis has.
+            counters: what they depend on besides: ``(n,)`` int64 each.
+
+        Returns:
+            ``(sentences, n, ...)`` float64, one dimension for each of the counters.
+        """
+        shape = [1] * len(counters)
+        spread = [counter.view(*shape[:i], -1, *shape[i + 1 :]) for i, counter in enumerate(counters)]
+        return uniform(self.seed, purpose, step, self.ids.view(-1, *shape), *spread)
 
 
 @dataclass
@@ -87,14 +95,9 @@ class Sampling(RandomSearch):
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; one candidate for each beam."""
         beams = torch.arange(lprobs.size(1), device=lprobs.device)
-        numbers = uniform(self.seed, TOKEN, step, self.ids.unsqueeze(1), beams)
-        # probabilities .5 0 .3 .2 sum to .5 .5 .8 1.: the number .5 is the first beyond the second sum, hence token 2
-        sums = lprobs.double().exp().cumsum(-1)
-        wanted = numbers.unsqueeze(-1) * sums[..., -1:]
-        # where everything is forbidden no sum is larger, and any token has a score of -inf
-        tokens = torch.searchsorted(sums, wanted, right=True).clamp(max=lprobs.size(-1) - 1)
-        drawn = lprobs.gather(-1, tokens).squeeze(-1)
-        return Candidates(scores + drawn, tokens.squeeze(-1), _own_beams(drawn))
+        tokens, left = draw(lprobs.flatten(0, 1), self.numbers(TOKEN, step, beams).view(-1, 1))
+        drawn = _drawn_scores(lprobs.flatten(0, 1), tokens, left).view_as(scores)
+        return Candidates(scores + drawn, tokens.view_as(scores), _own_beams(scores))
 
 
 @dataclass
@@ -108,8 +111,7 @@ class BeamSamplingConfig:
 class BeamSampling(RandomSearch):
     """A beam search whose candidates are drawn without replacement, in proportion to their probability.
 
-    They stand in the order in which they were drawn, as Hugging Face's do. Adding Gumbel noise to all scores and taking
-    the largest sums draws without replacement, whatever the batch (Kool, van Hoof and Welling 2019, section 2.3).
+    They stand in the order in which they were drawn, as Hugging Face's do.
 
     Args:
         seed: of everything that is drawn.
@@ -121,8 +123,13 @@ class BeamSampling(RandomSearch):
         """See ``Search.step``."""
         if step == 0:
             lprobs, scores = lprobs[:, :1], scores[:, :1]
-        totals = lprobs + scores.unsqueeze(-1)
-        return _best(totals + self.noise(step, lprobs), totals, self.num_candidates)[0]
+        vocab = lprobs.size(-1)
+        totals = (lprobs + scores.unsqueeze(-1)).flatten(1)
+        places = torch.arange(min(self.num_candidates, totals.size(1)), device=totals.device)
+        # (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
+        entries, left = draw(totals, self.numbers(TOKEN, step, places))
+        found = Candidates(_drawn_scores(totals, entries, left), entries % vocab, entries // vocab)
+        return found.padded(self.num_candidates)
 
 
 @dataclass
@@ -138,8 +145,9 @@ class StochasticBeam(RandomSearch):
 
     Every beam has a log-probability and a perturbed one: that of an output with Gumbel noise added, namely of the one
     among the outputs beginning with the beam where this is largest. Those of a beam's continuations are drawn under the
-    condition that their largest is the beam's own (section 4). The ``beam`` largest of a sentence are kept: what has
-    ended among them stays, and the others go on.
+    condition that their largest is the beam's own (section 4), here from the largest downwards, so that no noise is
+    needed for the many that come after. The ``beam`` largest of a sentence are kept: what has ended among them stays,
+    and the others go on.
 
     Args:
         seed: of everything that is drawn.
@@ -172,18 +180,41 @@ class StochasticBeam(RandomSearch):
 
     def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
-        normalizer = lprobs.logsumexp(-1, keepdim=True)
-        normalizer = normalizer.masked_fill(normalizer == -torch.inf, 0.0)
-        own = lprobs - normalizer + self.lprobs.unsqueeze(-1)
-        perturbed = with_maximum(own + self.noise(step, lprobs), self.perturbed.unsqueeze(-1))
-        candidates, best = _best(perturbed, lprobs + scores.unsqueeze(-1), self.num_candidates)
-        least = torch.cat([self.ended, best], dim=1).topk(lprobs.size(1), dim=1).values[:, -1:]
+        beam, vocab = lprobs.shape[1:]
+        beams, places = torch.arange(beam, device=lprobs.device), torch.arange(min(beam, vocab), device=lprobs.device)
+        numbers = self.numbers(TOKEN, step, beams, places)
+        tokens, left = draw(lprobs.flatten(0, 1), numbers.flatten(0, 1))
+        tokens, left = tokens.view_as(numbers), left.view_as(numbers)
+        parents = beams.view(1, -1, 1).expand_as(tokens)
+        gained = _drawn_scores(lprobs, tokens, left)
+        # the first is drawn from everything, whose mass is what normalizes
+        before = self.lprobs.unsqueeze(-1) - left[..., :1].masked_fill(left[..., :1] == -torch.inf, 0.0)
+        lprobs_so_far, masses = before + gained, before + left
+        perturbed = downwards(self.perturbed, masses, self.numbers(PERTURBATION, step, beams, places))
+        found = Candidates(gained + scores.unsqueeze(-1), tokens, parents)
+        return self._kept(found, lprobs_so_far, perturbed)
+
+    def _kept(self, found: Candidates, lprobs: Tensor, perturbed: Tensor) -> Candidates:
+        """Keep those whose perturbed log-probabilities are the largest, of these and of what has ended.
+
+        Args:
+            found: ``(sentences, beam, k)`` continuations of the beams.
+            lprobs: their log-probabilities, of the same shape.
+            perturbed: their perturbed ones.
+
+        Returns:
+            ``beam`` candidates of each sentence; those that something ended displaces have a score of ``-inf``.
+        """
+        beam = self.ended.size(1)
+        best, order = perturbed.flatten(1).topk(beam, dim=1)
+        least = torch.cat([self.ended, best], dim=1).topk(beam, dim=1).values[:, -1:]
         dropped = (best < least) | (best == -torch.inf)
-        self.candidates = Candidates(
-            candidates.scores.masked_fill(dropped, -torch.inf), candidates.tokens, candidates.beams
+        scores, tokens, beams = (
+            values.flatten(1).gather(1, order) for values in (found.scores, found.tokens, found.beams)
         )
+        self.candidates = Candidates(scores.masked_fill(dropped, -torch.inf), tokens, beams)
+        self.candidate_lprobs = lprobs.flatten(1).gather(1, order)
         self.candidate_perturbed = best.masked_fill(dropped, -torch.inf)
-        self.candidate_lprobs = own.flatten(1).gather(1, candidates.beams * lprobs.size(-1) + candidates.tokens)
         return self.candidates
 
     def select_sentences(self, keep: Tensor) -> None:
@@ -254,40 +285,31 @@ class DrawnHypotheses(FinishedHypotheses):
         self.perturbed = self.perturbed.index_select(0, keep)
 
 
-def with_maximum(values: Tensor, maximum: Tensor) -> Tensor:
-    """Independent Gumbel variables, moved such that they are distributed as if their largest were known.
+def downwards(largest: Tensor, masses: Tensor, numbers: Tensor) -> Tensor:
+    """Perturbed log-probabilities in descending order, given the largest.
+
+    With the others below ``g`` and a probability ``Z`` left among them, the next one is
+    ``-log(exp(-g) - log(u) / Z)`` for a random number ``u``: the largest of Gumbel variables whose probabilities add up
+    to ``Z``, truncated at ``g`` (Kool, van Hoof and Welling 2019, sections 2.3 and 4).
 
     Args:
-        values: ``(..., V)`` the variables; ``-inf`` where there is none.
-        maximum: ``(..., 1)`` what their largest is to be; ``-inf`` where there is none.
+        largest: ``(...)``, the first; ``-inf`` where there is none.
+        masses: ``(..., K)`` the logarithm of what each is drawn from; that of the first is not asked for.
+        numbers: ``(..., K)`` between 0 and 1.
 
     Returns:
-        ``(..., V)``: for values ``G`` with the maximum ``Z``, and ``T`` the wanted one,
-        ``-log(exp(-T) - exp(-Z) + exp(-G))`` (Kool, van Hoof and Welling 2019, section 4 and appendix B.3).
+        ``(..., K)``; ``-inf`` where nothing was left.
     """
-    below = values - values.amax(-1, keepdim=True)
-    # v = T - G + log(1 - exp(G - Z)), and the result is T - max(0, v) - log(1 + exp(-|v|))
-    v = maximum - values + (-below.expm1()).log()
-    moved = maximum - v.clamp(min=0.0) - (-v.abs()).exp().log1p()
-    return moved.masked_fill((values == -torch.inf) | (maximum == -torch.inf), -torch.inf)
+    found = [largest.to(masses.dtype).masked_fill(masses[..., 0] == -torch.inf, -torch.inf)]
+    waits = (-numbers.log()).log() - masses
+    for wait in waits[..., 1:].unbind(-1):
+        found.append(-torch.logaddexp(-found[-1], wait))
+    return torch.stack(found, dim=-1)
 
 
-def _best(keys: Tensor, totals: Tensor, count: int) -> tuple[Candidates, Tensor]:
-    """The continuations with the largest keys.
-
-    Args:
-        keys: ``(sentences, beam, V)`` what they are chosen by.
-        totals: ``(sentences, beam, V)`` their scores.
-        count: how many are wanted.
-
-    Returns:
-        ``count`` candidates of each sentence, and their keys, the largest first; both ``-inf`` where there are fewer.
-    """
-    vocab = keys.size(-1)
-    best, entries = keys.flatten(1).topk(min(count, keys[0].numel()), dim=1)
-    # (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
-    candidates = Candidates(totals.flatten(1).gather(1, entries), entries % vocab, entries // vocab).padded(count)
-    return candidates, torch.nn.functional.pad(best, (0, count - best.size(1)), value=-torch.inf)
+def _drawn_scores(values: Tensor, entries: Tensor, left: Tensor) -> Tensor:
+    """The values of drawn entries of the last dimension; ``-inf`` where nothing was left to be drawn, NaN as it was."""
+    return values.gather(-1, entries).where(left > -torch.inf, left.to(values.dtype))
 
 
 def _own_beams(values: Tensor) -> Tensor:
