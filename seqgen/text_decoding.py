@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from seqgen.generation.decoding import Streamer
 from seqgen.generation.hypotheses import Ranking
 from seqgen.generation.minimum_bayes_risk import by_expected_utility, expected_utilities
 from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search import Phrase
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.streamers import WordStreamer
 from seqgen.generation.unknown_words import UnknownWords
@@ -66,7 +68,7 @@ class _Line:
 
     translation: Translation
     sources: list[Tensor]
-    phrases: list[list[int]] = field(default_factory=list)
+    phrases: list[Phrase] = field(default_factory=list)
     prefix: list[int] = field(default_factory=list)
 
     @property
@@ -195,15 +197,21 @@ class TextDecoding:
         line.prefix = self._encode_prefix(line)
         return line
 
-    def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[list[int]]:
+    def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
         """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
-        encoded = []
-        for phrase in (phrase.strip() for phrase in phrases):
-            if lacking := self.task.target_tokenizer.unknown(phrase):
-                translation.notes.append(f"the phrase {phrase!r} is left out: the vocabulary lacks {' '.join(lacking)}")
-            elif phrase:
-                translation.constraints.append(phrase)
-                encoded.append(self.task.target_tokenizer.encode(phrase))
+        tokenizer, encoded = self.task.target_tokenizer, []
+        for phrase in phrases:
+            some = []
+            for text in _alternatives(phrase):
+                if lacking := tokenizer.unknown(text):
+                    translation.notes.append(
+                        f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}"
+                    )
+                else:
+                    some.append(tokenizer.encode(text))
+            if some:
+                translation.constraints.append(phrase.strip())
+                encoded.append(some)
         return encoded
 
     def _encode_prefix(self, line: _Line) -> list[int]:
@@ -246,7 +254,9 @@ class TextDecoding:
         """Turn the hypotheses of a line into text, choose among them, and note where they are fewer than asked for."""
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
-            translation.notes.append("every output was forbidden, so that the answer is empty")
+            lacking = "no output of the longest length or less has all phrases"
+            why = lacking if line.phrases else "every output was forbidden"
+            translation.notes.append(f"{why}, so that the answer is empty")
         elif len(hypotheses) < nbest:
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses are possible")
         wanted = hypotheses if self.cfg.mbr else hypotheses[:nbest]
@@ -293,6 +303,12 @@ class TextDecoding:
             features = self.scorer.features(batch)
             for row, (item, length) in enumerate(zip(items, lengths, strict=True)):
                 item.hidden = [rows[row, :length] for rows in features]
+
+
+def _alternatives(phrase: str) -> list[str]:
+    r"""The texts of which one is enough: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is to be written."""
+    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
+    return [text for text in texts if text]
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
