@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,20 @@ def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'lenpen'"):
         seqgen.load_model(run)
     refused(generate(run), "lenpem", "did you mean 'lenpen'")
+
+
+def test_the_python_that_the_documentation_shows_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, run in (("a", "fconv"), ("b", "transformer")):
+        shutil.copytree(runs / run, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parent.parent / "docs" / "python.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    assert "beam=4, nbest=1" in capsys.readouterr().out
 
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:
