@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.config import GenerationConfig
+from seqgen.compose import from_dict
+from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.data.tokenizer import Tokenizer
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
 
 FILE = "generation_config.json"
@@ -86,6 +87,10 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     reader = _Reader(config, tokenizer)
     values = {"semantics": "huggingface", **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.symbols() | reader.texts() | reader.ends()
+    try:
+        from_dict(TrainConfig, {"generation": values}, str(config.path))  # only to see that all are in their ranges
+    except ConfigError as error:
+        raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
         known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
         for name, value in config.values.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seqgen.compose import from_dict
+from seqgen.config import TrainConfig
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_weights import Layout, Piece
@@ -38,27 +40,31 @@ def read_config(config: JSONConfig) -> T5Config:
     kind = config.string("model_type")
     defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
     layers = config.integer("num_layers", defaults["num_layers"])
-    cfg = T5Config(
-        vocab_size=config.integer("vocab_size", defaults["vocab_size"]),
-        d_model=config.integer("d_model", 512),
-        d_kv=config.integer("d_kv", 64),
-        d_ff=config.integer("d_ff", defaults["d_ff"]),
-        num_layers=layers,
-        num_decoder_layers=config.integer("num_decoder_layers", layers),
-        num_heads=config.integer("num_heads", defaults["num_heads"]),
-        relative_attention_num_buckets=config.integer("relative_attention_num_buckets", 32),
-        relative_attention_max_distance=config.integer("relative_attention_max_distance", 128),
-        per_layer_bias=kind == "umt5",
-        feed_forward_proj=_feed_forward(config, defaults["feed_forward_proj"]),
-        tie_word_embeddings=config.boolean("tie_word_embeddings", _TIED[kind]),
-        dropout_rate=config.number("dropout_rate", 0.1),
-        layer_norm_epsilon=config.number("layer_norm_epsilon", 1e-6),
-        decoder_start_token_id=config.integer("decoder_start_token_id", -1, minimum=-1),
-    )
+    values = {
+        "_name": "t5",
+        "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
+        "d_model": config.integer("d_model", 512),
+        "d_kv": config.integer("d_kv", 64),
+        "d_ff": config.integer("d_ff", defaults["d_ff"]),
+        "num_layers": layers,
+        "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
+        "num_heads": config.integer("num_heads", defaults["num_heads"]),
+        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
+        "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
+        "per_layer_bias": kind == "umt5",
+        "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
+        "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
+        "dropout_rate": config.number("dropout_rate", 0.1),
+        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
+        "decoder_start_token_id": config.integer("decoder_start_token_id", -1, minimum=-1),
+    }
     try:
+        cfg: T5Config = from_dict(TrainConfig, {"model": values}, str(config.path)).model
         cfg.check()
     except ConfigError as error:
-        raise CheckpointError(f"{config.path}: {str(error).replace('model.', '')}") from None
+        raise CheckpointError(
+            f"{config.path}: {str(error).removeprefix(f'{config.path}: ').replace('model.', '')}"
+        ) from None
     return cfg
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -358,9 +359,7 @@ def converted(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
 
 def same(a: LoadedModel, b: LoadedModel) -> None:
     assert torch.equal(logits(a.model), logits(b.model))
-    assert a.generation == b.generation or {name: b.generation[name] for name in a.generation} == a.generation, (
-        "decoded otherwise"
-    )
+    assert GenerationConfig(**a.generation) == GenerationConfig(**b.generation)
     assert a.task.target_dictionary == b.task.target_dictionary
     assert a.model.start_symbol(1) == b.model.start_symbol(1)
 
@@ -470,6 +469,8 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"dropout_rate": []}, "dropout_rate is [], not a number"),
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
         ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
+        ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
+        ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
     ):
         (folder / "config.json").write_text(original)
         change_config(folder, **values)
@@ -477,7 +478,9 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
     (folder / "config.json").write_text(original)
     change_config(folder, "generation_config.json", suppress_tokens=[40])
     assert "suppress_tokens has the id 40, but there are only 40 ids" in refusal(folder)
-    change_config(folder, "generation_config.json", suppress_tokens=None, early_stopping="soon")
+    change_config(folder, "generation_config.json", suppress_tokens=None, num_beams=0)
+    assert "generation_config.json: beam=0 is below its minimum, 1" in refusal(folder)
+    change_config(folder, "generation_config.json", num_beams=1, early_stopping="soon")
     assert "early_stopping is 'soon', not true, false or 'never'" in refusal(folder)
 
 
@@ -526,3 +529,12 @@ def test_presets_are_written_and_read(tmp_path: Path) -> None:
     again = read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
     again.decoder_start_token_id = -1
     assert again == cfg
+
+
+def test_the_page_on_t5_shows_python_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_folder(tmp_path / "T5", "t5_v1_1")
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parent.parent / "docs" / "t5.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/t5.md", "exec"), {})
+    assert {p.dtype for p in load_model("T5-float32").model.parameters()} == {torch.float32}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
@@ -57,9 +58,11 @@ class _RMSNorm(torch.autograd.Function):
         return scaled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         normalized, scale, weight = ctx.saved_tensors
         product = grads[0] * normalized
-        mean = torch.matmul(product, weight.unsqueeze(-1)).div_(weight.numel())
+        with torch.autocast("cpu", enabled=False):  # which would make the one product of matrices here a coarse one
+            mean = torch.matmul(product, weight.unsqueeze(-1)).div_(weight.numel())
         grad = torch.addcmul(grads[0] * weight, normalized, mean, value=-1).mul_(scale)
         return grad, product.reshape(-1, weight.numel()).sum(0), None
