@@ -285,6 +285,7 @@ REFUSED = [
     ({"max_len_b": 50, "match_source_len": True}, "has no effect with generation.match_source_len=true"),
     ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
     ({"nbest": 6}, "generation.nbest=6 hypotheses are more than generation.beam keeps"),
+    ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 hypotheses are more than the one"),
     ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
 ]
 

@@ -88,8 +88,8 @@ NEEDS = (
     ),
     Need(
         ("mbr",),
-        lambda cfg, semantics: cfg.beam > 1,
-        "compares hypotheses, and there is one; give generation.beam of 2 or more",
+        lambda cfg, semantics: cfg.beam > 1 and cfg.search != "greedy",
+        "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy search",
     ),
     Need(
         ("exponential_decay_start",),
@@ -126,6 +126,11 @@ NEEDS = (
         ("nbest",),
         lambda cfg, semantics: cfg.nbest <= cfg.beam,
         "hypotheses are more than generation.beam keeps; lower the one or raise the other",
+    ),
+    Need(
+        ("nbest",),
+        lambda cfg, semantics: cfg.search != "greedy",
+        "hypotheses are more than the one that greedy search writes; choose another search",
     ),
 )
 """What is refused, in the order in which it is looked for."""

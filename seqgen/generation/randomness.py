@@ -83,7 +83,7 @@ def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     sums = blocks.sum(-1)
     rows = torch.arange(len(weights), device=weights.device)
     drawn, left = [], []
-    for number in numbers.split(1, dim=1):
+    for number in numbers.unsqueeze(2).unbind(1):
         before = sums.cumsum(1)
         target = number * before[:, -1:]
         block = _first_beyond(before, target)
