@@ -176,6 +176,9 @@ class TextDecoding:
 
     def _encode(self, number: int, text: str, prefix: str) -> _Line:
         """Turn a line into ids, cut to what each model can read; an empty line has none."""
+        if not isinstance(text, str) or not isinstance(prefix, str):
+            wrong = prefix if isinstance(text, str) else text
+            raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
         if not text.strip():

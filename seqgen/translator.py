@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import seqgen
-from seqgen.config import GenerationConfig, ReadingConfig
+from seqgen.config import GenerationConfig
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.decoding import Streamer
 from seqgen.generation.scorer import SequenceScorer
@@ -59,7 +59,6 @@ class Translator:
     Args:
         models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
         device: where to put models that are loaded here.
-        reading: what checkpoints of other toolkits lack.
         settings: how to decode where a call does not say: keys of ``GenerationConfig``. Those that are not given are
             the first model's own, or else the defaults.
 
@@ -73,7 +72,6 @@ class Translator:
         models: Model | Sequence[Model],
         *,
         device: torch.device | str = "cpu",
-        reading: ReadingConfig | None = None,
         **settings: Any,
     ):
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
@@ -83,8 +81,7 @@ class Translator:
         self.given = settings
         self.members: list[TextModel] = []
         for item in given:
-            loaded = seqgen.load_models([str(item)], device, reading) if isinstance(item, str | Path) else [item]
-            self.members.extend(loaded)
+            self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
         self.models = [member.model for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
@@ -134,8 +131,7 @@ class Translator:
             ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
             DataError: the numbers of texts and prefixes differ.
         """
-        if isinstance(texts, str) or isinstance(prefixes, str):
-            raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+        _check_lists(texts, prefixes)
         details = Details(return_attention, return_scores, return_hidden)
         return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
 
@@ -149,24 +145,15 @@ class Translator:
             prefixes: what the output of each begins with.
             settings: keys of ``GenerationConfig``; ``beam`` is 1.
 
-        Yields:
+        Returns:
             The words of every text, those of one text in order. Whoever stops listening ends the decoding.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
         """
+        _check_lists(texts, prefixes)
         streamer = IteratorStreamer()
-        decoding = self.prepare(Details(), streamer, **settings)
-
-        def work() -> None:
-            with suppress(BaseException):  # the streamer hands it over
-                for _ in decoding.translate(texts, prefixes):
-                    pass
-
-        thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
-        thread.start()
-        try:
-            yield from streamer
-        finally:
-            streamer.cancel()
-            thread.join()
+        return _listen(streamer, self.prepare(Details(), streamer, **settings).translate(texts, prefixes))
 
     def prepare(
         self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
@@ -227,6 +214,28 @@ class Translator:
             batch = batches[0]
             batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
+
+
+def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
+    if isinstance(texts, str) or isinstance(prefixes, str):
+        raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+
+
+def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:
+    """Let another thread decode, and hand on what it writes."""
+
+    def work() -> None:
+        with suppress(BaseException):  # the streamer hands it over
+            for _ in translations:
+                pass
+
+    thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
+    thread.start()
+    try:
+        yield from streamer
+    finally:
+        streamer.cancel()
+        thread.join()
 
 
 def _check_streamable(cfg: GenerationConfig) -> None:

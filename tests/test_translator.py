@@ -161,6 +161,10 @@ def test_misuse_is_said_in_a_sentence() -> None:
     translator = Translator(text_model())
     with pytest.raises(DataError, match="not one text"):
         translator.translate("w1 w2")
+    with pytest.raises(DataError, match="not one text"):
+        translator.stream("w1 w2")
+    with pytest.raises(DataError, match="line 2 is of type int"):
+        translator.translate(["w1", 7])
     with pytest.raises(ConfigError, match="no model"):
         Translator([])
     with pytest.raises(CheckpointError, match="nothere"):
