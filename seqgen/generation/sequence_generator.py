@@ -32,6 +32,7 @@ from seqgen.generation.processor_setup import (
     warpers_from_config,
 )
 from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config, search_name
+from seqgen.generation.speculative import speculation_from_config
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
@@ -191,6 +192,7 @@ class SequenceGenerator:
         tgt_dict: Dictionary,
         cfg: GenerationConfig,
         tokenizer: Tokenizer | None = None,
+        draft: EncoderDecoderModel | None = None,
         **further: Any,
     ) -> Self:
         """Make a generator from the ``generation`` group of a configuration.
@@ -200,6 +202,7 @@ class SequenceGenerator:
             tgt_dict: that vocabulary.
             cfg: the configuration.
             tokenizer: that of the target language, for keys whose values are texts.
+            draft: the model that ``generation.draft`` names, over the same target vocabulary.
             further: constructor arguments that the configuration does not have.
 
         Raises:
@@ -242,6 +245,7 @@ class SequenceGenerator:
             end_tokens=end_symbols_from_config(cfg, tgt_dict),
             stopping=stopping_from_config(cfg, tgt_dict, tokenizer),
             guidance_scale=cfg.guidance_scale,
+            procedure=speculation_from_config(cfg, draft),
             **further,
         )
 

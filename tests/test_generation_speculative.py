@@ -1,0 +1,379 @@
+"""Speculative decoding writes what its models would write alone, and in the same proportions when they sample."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.drafting import NOTHING, LookedUp, ModelDrafter, PromptLookup
+from seqgen.generation.exact_search import ExactSearch
+from seqgen.generation.repetition import RepetitionPenalty
+from seqgen.generation.sampling import Greedy, Sampling
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.speculative import SpeculativeDecoding
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis, Source
+from tests.huggingface_t5 import VOCAB as T5_VOCAB
+from tests.huggingface_t5 import seqgen_model, tiny_model
+from tests.model_zoo import VOCAB, ZOO, registered
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
+Results = list[list[Hypothesis]]
+
+
+def build(name: str, seed: int = 0) -> EncoderDecoderModel:
+    torch.manual_seed(seed)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def near(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
+    """A model of nearly the same weights, which guesses well but not always."""
+    other = build(name)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for mine, its in zip(other.parameters(), model.parameters(), strict=True):
+            mine.copy_(its + 0.2 * its.std() * torch.randn_like(its) if its.numel() > 1 else its)
+    return other
+
+
+def decode(
+    models: list[EncoderDecoderModel], batch: Batch, procedure: SpeculativeDecoding | None = None, **options: object
+) -> Results:
+    options = {"max_len_b": 8, "min_len": 0, **options}
+    generator = SequenceGenerator(models, dictionary(VOCAB - 4), procedure=procedure, **options)
+    return generator.generate(batch, prefix_tokens=options.pop("prefix", None))
+
+
+def assert_same(one: Results, two: Results, tolerance: float = 1e-10) -> None:
+    assert len(one) == len(two)
+    for first, second in zip(one, two, strict=True):
+        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
+        for h, k in zip(first, second, strict=True):
+            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0)
+            if h.attention is not None:
+                torch.testing.assert_close(h.attention, k.attention, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"), [*((name, True) for name in ZOO), *((name, False) for name in ("average", "t5_tiny"))]
+)
+def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
+    """Whatever drafts: the model itself, one like it, one of another kind; with few and with many guesses."""
+    model, batch = build(name), batch_of(SOURCES)
+    options = {"use_cache": cache, "need_attention": True, "max_len_a": 0.5, "max_len_b": 4}
+    alone = decode([model], batch, **options)
+    rates = []
+    for draft, count in ((model, 3), (near(model, name), 5), (build("fconv_tiny", 3), 2)):
+        procedure = SpeculativeDecoding(ModelDrafter(draft), count)
+        assert_same(decode([model], batch, procedure, **options), alone)
+        rates.append(procedure.acceptance_rate)
+    assert rates[0] == 1.0
+    assert rates[0] > rates[1] > rates[2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"search_strategy": Greedy(), "semantics": "huggingface", "logits_processors": [RepetitionPenalty(1.5)]},
+        {"semantics": "huggingface", "min_len": 3, "beam_size": 1},
+        {"unk_penalty": -2.0, "temperature": 0.5, "min_len": 8},
+        {"guidance_scale": 2.0},
+        {"add_logits": False, "compact_at": 1000},
+        {"end_tokens": [2, 7, 9]},
+        {"max_len": 3},
+        {"max_len_b": 0},
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("names", [["t5_tiny"], ["average", "fconv_shared", "lstm_tiny"]], ids=str)
+def test_with_all_that_changes_scores(names: list[str], options: dict[str, object]) -> None:
+    models, batch = [build(name) for name in names], batch_of(SOURCES)
+    alone = decode(models, batch, **options)
+    for drafter in (ModelDrafter(near(models[0], names[0])), PromptLookup(3)):
+        assert_same(decode(models, batch, SpeculativeDecoding(drafter, 4), **options), alone)
+
+
+def test_alone_equals_batched_and_prefixes_are_kept() -> None:
+    model, batch = build("transformer_tiny"), batch_of(SOURCES)
+    drafter = ModelDrafter(near(model, "transformer_tiny"))
+    prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
+    for options in ({}, {"search_strategy": Sampling(seed=3), "beam_size": 3}):
+        generator = SequenceGenerator(
+            [model],
+            dictionary(VOCAB - 4),
+            max_len_a=0.5,
+            max_len_b=3,
+            procedure=SpeculativeDecoding(drafter),
+            **options,
+        )
+        together = generator.generate(batch, prefix_tokens=prefix)
+        for row, source in enumerate(SOURCES):
+            one = replace(batch_of([source]), ids=torch.tensor([row]))
+            assert_same(generator.generate(one, prefix_tokens=prefix[row : row + 1]), [together[row]])
+            kept = [token for token in prefix[row].tolist() if token != 1]
+            assert all(h.tokens.tolist()[: len(kept)] == kept for h in together[row])
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(semantics: str) -> None:
+    model, batch = build("fconv_tiny"), batch_of(SOURCES)
+    draft = near(model, "fconv_tiny")
+    options = {"search_strategy": Sampling(seed=5), "beam_size": 2, "semantics": semantics}
+    wanted = decode([model], batch, SpeculativeDecoding(ModelDrafter(draft), 4), **options)
+    for count, cache in ((1, True), (9, True), (3, False)):
+        procedure = SpeculativeDecoding(ModelDrafter(draft), count)
+        assert_same(decode([model], batch, procedure, use_cache=cache, **options), wanted)
+        assert 0 < procedure.acceptance_rate < 1
+    doubled = decode([model, model], batch, SpeculativeDecoding(ModelDrafter(draft), 4), **options)
+    if semantics == "fairseq":  # by the other rules the processors of an ensemble see probabilities
+        assert_same(doubled, wanted)
+
+
+def test_looked_up_guesses_change_no_draw() -> None:
+    model, batch = build("t5_tiny"), batch_of(SOURCES)
+    options = {"search_strategy": Sampling(seed=5), "beam_size": 2}
+    procedure = SpeculativeDecoding(PromptLookup(2))
+    assert_same(decode([model], batch, procedure, **options), decode([model], batch, **options))
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
+    """Frequencies of all outputs of up to two tokens against their probabilities, by a chi-square test."""
+    rules = [random_rule(vocab=6, seed=seed, sharpness=1.2) for seed in (1, 2)]
+    target, draft = (ScriptedModel(rule) for rule in rules)
+    count, longest = 1500, 2
+    source = (4, 5, 2)
+    batch = batch_of([source] * 4)
+    batch.ids = torch.tensor([3, 8, 11, 40])
+    generator = SequenceGenerator(
+        [target],
+        dictionary(2),
+        beam_size=count // 4,
+        search_strategy=Sampling(seed=2),
+        max_len_b=longest,
+        min_len=0,
+        semantics=semantics,
+        procedure=SpeculativeDecoding(ModelDrafter(draft), 2),
+    )
+    found = [tuple(h.tokens.tolist()) for hypotheses in generator.generate(batch) for h in hypotheses]
+    forbidden = [1] if semantics == "fairseq" else []
+
+    def probability(tokens: tuple[int, ...]) -> float:
+        total = 1.0
+        for step, token in enumerate(tokens):
+            logits = rules[0](source, tokens[:step])
+            logits[forbidden] = -math.inf
+            ends = semantics == "fairseq" and step == longest
+            total *= float(token == 2) if ends else float(logits.softmax(-1)[token])
+        return total
+
+    outputs = {}
+    for length in range(1, longest + 2):
+        for tokens in itertools.product(range(6), repeat=length):
+            done = tokens[-1] == 2 or (semantics == "huggingface" and length == longest + 1)
+            if 2 not in tokens[:-1] and done and (p := probability(tokens)) > 0:
+                outputs[tokens] = p
+    assert sum(outputs.values()) == pytest.approx(1.0)
+    assert set(found) <= set(outputs)
+    likely = {tokens: p for tokens, p in outputs.items() if p * count >= 5}
+    rest = 1 - sum(likely.values())
+    observed = [found.count(tokens) for tokens in likely]
+    cells = [*zip(observed, likely.values(), strict=True), (count - sum(observed), rest)]
+    chi_square = sum((n - count * p) ** 2 / (count * p) for n, p in cells)
+    degrees = len(cells) - 1
+    assert degrees > 10
+    assert chi_square < degrees + 3.5 * math.sqrt(2 * degrees)  # about one in 2,000 is beyond
+
+
+def test_members_and_draft_read_sources_of_their_own() -> None:
+    models = [build("transformer_tiny"), build("fconv_tiny")]
+    batch, other = batch_of(SOURCES), batch_of([source[::-1] for source in SOURCES])
+    batch.member_sources = [batch.source, other.source]
+    alone = decode(models, batch)
+    drafter = ModelDrafter(models[1])
+    guessed = replace(batch, member_sources=[batch.source, other.source, other.source])
+    procedure = SpeculativeDecoding(drafter)
+    assert_same(decode(models, guessed, procedure), alone)
+    single = decode([models[1]], replace(batch, source=other.source, member_sources=None))
+    procedure = SpeculativeDecoding(drafter)
+    exact = replace(batch, source=other.source, member_sources=[other.source, other.source])
+    assert_same(decode([models[1]], exact, procedure), single)
+    assert procedure.acceptance_rate == 1.0
+
+
+def test_what_is_looked_up() -> None:
+    """The longest match first, the source before the output, the first of several; no guess goes beyond a gap."""
+
+    class Context:
+        generator = SimpleNamespace(eos=2)
+        src_tokens = torch.tensor([[4, 5, 6, 5, 7, 2], [8, 9, 2, 1, 1, 1]])
+        src_padding = torch.tensor([[False] * 6, [False] * 3 + [True] * 3])
+
+    def propose(first: list[int], second: list[int], longest: int = 2, count: int = 3) -> list[list[int]]:
+        written = torch.tensor([[[2, *first]], [[2, *second]]])
+        drafts = LookedUp(longest, Context()).propose(len(first), written, count)
+        return drafts.tokens[:, 0].tolist()
+
+    nothing = NOTHING
+    assert propose([4, 6, 5], [9, 3, 3]) == [[7], [3]]
+    assert propose([6, 5], [3, 8]) == [[7], [9]]
+    assert propose([3, 5], [3, 8]) == [[6, 5, 7], [9, nothing, nothing]]
+    assert propose([3, 5], [3, 9]) == [[6, 5, 7], [nothing] * 3]
+    assert propose([9, 7, 9, 7], [3, 3, 3, 3]) == [[9, 7], [3, 3]]
+    assert propose([9], [3]) == [[], []]
+    assert propose([], []) == [[], []]
+
+
+@pytest.mark.parametrize("variant", ["t5", "t5_v1_1", "umt5"])
+def test_equals_transformers(variant: str) -> None:
+    """Assisted generation and prompt lookup, sentence by sentence as there, token for token."""
+
+    class T5Dictionary:
+        def __len__(self) -> int:
+            return T5_VOCAB
+
+        def pad(self) -> int:
+            return 0
+
+        def eos(self) -> int:
+            return 1
+
+        def unk(self) -> int:
+            return 2
+
+    sources = [(5, 9, 12, 33, 1), (6, 1), (4, 4, 21, 4, 6, 13, 8, 1), (1,)]
+    for seed in range(2):
+        original, assistant = tiny_model(variant, seed), tiny_model(variant, seed)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in assistant.parameters():
+                parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
+        model, draft = seqgen_model(original), seqgen_model(assistant)
+        asked = (
+            (ModelDrafter(draft), 1.2, {"assistant_model": assistant}),
+            (PromptLookup(2), 1.0, {"prompt_lookup_num_tokens": 5}),
+        )
+        for drafter, penalty, further in asked:
+            procedure = SpeculativeDecoding(drafter)
+            generator = SequenceGenerator(
+                [model],
+                T5Dictionary(),
+                semantics="huggingface",
+                search_strategy=Greedy(),
+                max_len=19,
+                min_len=0,
+                logits_processors=[RepetitionPenalty(penalty)],
+                procedure=procedure,
+            )
+            batch = batch_of(sources, pad=0)
+            for source, [hypothesis] in zip(sources, generator.generate(batch), strict=True):
+                wanted = original.generate(
+                    torch.tensor([source]), do_sample=False, max_length=20, repetition_penalty=penalty, **further
+                )
+                # its prompt lookup may write beyond the maximum
+                assert hypothesis.tokens.tolist() == wanted[0, 1:20].tolist()
+            assert procedure.judged > 0
+
+
+def test_up_to_the_last_position_of_a_table() -> None:
+    """Neither the models nor a draft with a shorter table are asked beyond it."""
+    torch.manual_seed(0)
+    options = {"decoder_learned_pos": True}
+    model = registered("transformer_tiny", max_target_positions=9, **options)().double().eval()
+    draft = registered("transformer_tiny", max_target_positions=5, **options)().double().eval()
+    for further in ({}, {"semantics": "huggingface"}, {"search_strategy": Sampling(), "semantics": "huggingface"}):
+        procedure = SpeculativeDecoding(ModelDrafter(draft), 4)
+        results = decode([model], batch_of(SOURCES), procedure, min_len=50, max_len_b=50, **further)
+        assert all(len(hypotheses[0].tokens) == 9 for hypotheses in results)
+        if "search_strategy" not in further:
+            assert_same(results, decode([model], batch_of(SOURCES), min_len=50, max_len_b=50, **further))
+
+
+def test_streams_what_it_writes() -> None:
+    written: dict[int, list[int]] = {}
+
+    class Collector:
+        def put(self, sentence: int, tokens: list[int]) -> None:
+            written.setdefault(sentence, []).extend(tokens)
+
+        def end(self, sentence: int) -> None:
+            pass
+
+    model = build("transformer_tiny")
+    generator = SequenceGenerator(
+        [model], dictionary(VOCAB - 4), max_len_b=9, procedure=SpeculativeDecoding(ModelDrafter(build("lstm_tiny")))
+    )
+    results = generator.generate(batch_of(SOURCES), streamer=Collector())
+    assert [written[row] for row in range(len(SOURCES))] == [hypotheses[0].tokens.tolist() for hypotheses in results]
+
+
+def test_degenerate_cases() -> None:
+    model, batch = build("t5_tiny"), batch_of(SOURCES)
+    procedure = SpeculativeDecoding(ModelDrafter(build("fconv_tiny")))
+    empty = Batch(batch.ids[:0], Source(batch.source.src_tokens[:0], batch.source.src_lengths[:0]))
+    assert decode([model], empty, procedure) == []
+    assert math.isnan(procedure.acceptance_rate)
+    everything = ["<s>", "</s>", "<unk>", *(f"w{number}" for number in range(VOCAB - 4))]
+    for search in (None, Sampling()):
+        found = decode([model], batch, procedure, search_strategy=search, tokens_to_suppress=everything)
+        assert found == [[] for _ in SOURCES]
+    training = build("fconv_tiny").train()
+    decode([model], batch, SpeculativeDecoding(ModelDrafter(training)))
+    assert training.training
+
+
+def test_damaged_weights_are_an_error() -> None:
+    damaged = ScriptedModel(lambda source, history: torch.full((VOCAB,), torch.nan if history else 0.0).double())
+    sound = ScriptedModel(random_rule(VOCAB, 1))
+    for search in (None, Sampling()):
+        options = {"search_strategy": search, "min_len": 5}
+        with pytest.raises(DecodingError, match="NaN or infinite at step 1 in sentence 0 of the batch"):
+            decode([damaged], batch_of(SOURCES), SpeculativeDecoding(PromptLookup()), **options)
+        with pytest.raises(DecodingError, match="draft model's scores are NaN at step 1"):
+            decode([sound], batch_of(SOURCES), SpeculativeDecoding(ModelDrafter(damaged)), **options)
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
+    model, batch = build("transformer_tiny"), batch_of(SOURCES)
+    procedure = SpeculativeDecoding(ModelDrafter(model))
+    for options in ({"beam_size": 2}, {"search_strategy": ExactSearch()}):
+        with pytest.raises(ConfigError, match="judged token by token"):
+            decode([model], batch, procedure, **options)
+    narrow = ScriptedModel(random_rule(VOCAB - 1, 1))
+    with pytest.raises(ConfigError, match="writes 22 symbols, and the models that it drafts for 23"):
+        decode([model], batch, SpeculativeDecoding(ModelDrafter(narrow)))
+    short = registered("transformer_tiny", max_source_positions=6)().double().eval()
+    with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
+        decode([model], batch, SpeculativeDecoding(ModelDrafter(short)))
+    with pytest.raises(ConfigError, match="draft_tokens=0"):
+        SpeculativeDecoding(PromptLookup(), 0)
+    with pytest.raises(ConfigError, match="prompt_lookup=0"):
+        PromptLookup(0)
+
+
+def test_configuration() -> None:
+    model, draft, words = build("transformer_tiny"), build("fconv_tiny"), dictionary(VOCAB - 4)
+    cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3, max_len_b=9)
+    generator = SequenceGenerator.from_config([model], words, cfg, draft=draft)
+    assert isinstance(generator.procedure, SpeculativeDecoding)
+    assert generator.procedure.draft_tokens == 3
+    assert_same(generator.generate(batch_of(SOURCES)), decode([model], batch_of(SOURCES), max_len_b=9, min_len=1))
+    with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
+        SequenceGenerator.from_config([model], words, cfg)
+    looked_up = SequenceGenerator.from_config([model], words, replace(cfg, draft="", prompt_lookup=3))
+    assert isinstance(looked_up.procedure.drafter, PromptLookup)
+    plain = SequenceGenerator.from_config([model], words, GenerationConfig())
+    assert plain.procedure is plain.search
