@@ -30,8 +30,7 @@ from seqgen.models.huggingface_generation import read_generation, write_generati
 from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
 from seqgen.training.serialization import write_json
 
-ARCHITECTURES = {"t5": "seqgen.models.t5_huggingface", "mt5": "seqgen.models.t5_huggingface"}
-ARCHITECTURES["umt5"] = "seqgen.models.t5_huggingface"
+ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the reader
@@ -25,7 +27,7 @@ from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
 from seqgen.models.t5_huggingface import read_config
-from tests.commands import command
+from tests.commands import command, corpus
 from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_folder, tiny_model, tiny_tokenizer
 from tests.model_zoo import build
 
@@ -375,6 +377,30 @@ def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:
     again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
     assert torch.equal(original_logits(again), original_logits(tiny_model("t5_v1_1")))
     assert (again.generation_config.num_beams, again.generation_config.max_new_tokens) == (3, 8)
+
+
+def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1")
+    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
+    program, *words = shlex.split(printed.removeprefix("fine-tune: "))
+    assert program == "seqgen-train"
+    corpus(tmp_path / "data")
+    source = {"train": f"{tmp_path}/data/train", "valid": f"{tmp_path}/data/val", "input": "to German: {source}"}
+    source |= {"source_lang": "en", "target_lang": "de"}
+    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"sources": {"translate": source}}))
+    changes = {"run_dir": str(tmp_path / "new"), "task.mixture": str(tmp_path / "mixture.yaml")}
+    arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
+    few = ["optimization.max_update=2", "common.log_format=lines", "common.threads=1", "task.workers=1"]
+    trained = command("train", *arguments, *few)
+    assert trained.code == 0, trained.err
+    assert "starting from the weights of" in trained.err + trained.out
+    new, old = load_model(tmp_path / "new").model, load_model(folder).model
+    assert new.cfg.vocab_size == VOCAB
+    moved = (new.encoder.embed_tokens.weight - old.encoder.embed_tokens.weight).abs().max()
+    assert 0 < moved < 0.1, "trained from elsewhere"
+    decoded = command("generate", f"path={tmp_path / 'new'}", "input=-", "generation.max_len=5", stdin=b"the dog\n")
+    assert decoded.code == 0, decoded.err
 
 
 def test_conversions_that_are_refused(tmp_path: Path) -> None:
