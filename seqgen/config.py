@@ -156,6 +156,7 @@ class GenerationConfig:
     )
     end_symbols: list[str] = option([], "further symbols that end an output as end-of-sentence does")
     stop_strings: list[str] = option([], "texts that end an output as soon as it contains one")
+    stopping_rules: list[str] = option([], "stopping rules of your own by name")
     max_time: float = option(0.0, "seconds after which a batch is ended with what there is; 0 for never", minimum=0)
 
     # how hypotheses rank

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates, log_normalizer
 from seqgen.generation.ensemble import Member
+from seqgen.generation.guidance import guide
 from seqgen.generation.history import History
 from seqgen.generation.hypotheses import BestFinished, EachRow, FinishedHypotheses, FirstFinished
 from seqgen.generation.logits_processors import DecodingContext, apply_all
@@ -92,7 +92,7 @@ class Decoding:
         self.sentences = torch.arange(count, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.num_done = 0
-        self.src_tokens = sources[0].src_tokens
+        self.src_tokens: Tensor | None = sources[0].src_tokens
         self.src_padding = _padding(sources[0], generator.models[0].left_pad_source)
         self.prefix_tokens = prefix_tokens
         self.max_lengths = generator.max_lengths(sources[0].src_lengths)
@@ -102,6 +102,9 @@ class Decoding:
         self.history = History(count, self.beam, starts[0], device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.collected: list[int] = []
+        """Sentences whose results were collected since ``fresh`` was last asked."""
+        self.has_joined = False
 
     def member(self, model: EncoderDecoderModel, source: Source, start_symbol: int | None) -> Member:
         """One model that has read its source; a way to decode that asks more of it has its own kind.
@@ -148,22 +151,77 @@ class Decoding:
         Raises:
             DecodingError: a model gave NaN or infinity.
         """
-        for step in itertools.count():
-            lprobs, scores, attention = self.next_scores(step)
-            candidates = self.choose(lprobs, scores, step)
-            ends = self.ends(candidates, step)
-            self.history.attend(attention)
-            going_on = self.finished.take(candidates, ends, step, self.coverage_penalty(candidates, attention))
-            before = self.done
-            self.done = before | self.finished.done(going_on, step, self.max_lengths)
-            self.stream(candidates, self.done & ~before)
-            if not self.goes_on(candidates, step):
-                break
-            if self.num_done * self.generator.compact_at >= len(self.sentences):
-                going_on, attention = self.compact(going_on, attention)
-            self.advance(going_on, attention)
-        self.collect(torch.arange(len(self.sentences), device=self.sentences.device))
+        while self.step():
+            pass
+        self.collect_all()
         return self.results
+
+    def step(self) -> bool:
+        """Decode one step.
+
+        Returns:
+            Whether any sentence wants more.
+
+        Raises:
+            DecodingError: a model gave NaN or infinity.
+        """
+        step = self.history.length
+        lprobs, scores, attention = self.next_scores(step)
+        candidates = self.choose(lprobs, scores, step)
+        ends = self.ends(candidates, step)
+        self.history.attend(attention)
+        own_steps = step - self.history.starts if self.has_joined else None
+        going_on = self.finished.take(
+            candidates,
+            ends,
+            step if own_steps is None else own_steps.unsqueeze(1),
+            self.coverage_penalty(candidates, attention),
+        )
+        before = self.done
+        self.done = before | self.finished.done(going_on, step if own_steps is None else own_steps, self.max_lengths)
+        self.stream(candidates, self.done & ~before)
+        if not self.goes_on(candidates, step):
+            return False
+        if self.num_done * self.generator.compact_at >= len(self.sentences):
+            going_on, attention = self.compact(going_on, attention)
+        self.advance(going_on, attention)
+        return True
+
+    def merge(self, other: Decoding) -> None:
+        """Take in the sentences of another batch, which have been decoded for a step at least.
+
+        From then on both are one batch. ``SequenceGenerator.joins`` says whether the generator's ways allow it.
+
+        Args:
+            other: a batch of the same generator, not to be used any more.
+        """
+        self.has_joined = True
+        self.src_tokens = self.src_padding = None  # no processor that reads them is in use
+        self.sentences = torch.cat([self.sentences, other.sentences + len(self.ids)])
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        for name in ("done", "max_lengths", "scores"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        self.finished.merge(other.finished)
+        self.history.merge(other.history)
+        for mine, theirs in zip(self.members, other.members, strict=True):
+            mine.merge(theirs)
+        if (unseen := int(self.history.starts.min())) > 0:
+            self.history.trim(unseen)
+            for member in self.members:
+                member.trim(unseen)
+        self.first_end = int(self.last_steps.min())
+
+    def drop_done(self) -> None:
+        """Take the results of all sentences that are done, and forget their rows, between two steps."""
+        if self.num_done:
+            self.compact(Candidates(self.scores, self.history.last_tokens(), self.history.last_tokens()), None)
+            self.num_done = 0
+
+    @property
+    def last_steps(self) -> Tensor:
+        """The last step of each sentence, ``(live,)`` int64, in the batch's own count."""
+        return self.max_lengths + self.history.starts if self.has_joined else self.max_lengths
 
     def next_scores(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Score the next token of every beam.
@@ -186,8 +244,7 @@ class Decoding:
         if self.guides:
             tokens = self._decoder_input()
             away = self._combined(self.guides, [guide.next_logits(tokens, False).logits for guide in self.guides])
-            # Classifier-free guidance (Ho and Salimans 2022; Sanchez et al. 2023, equation 6)
-            lprobs = away + generator.guidance_scale * (lprobs.log_softmax(-1) - away)
+            lprobs = guide(lprobs.log_softmax(-1), away, generator.guidance_scale)
         lprobs = self.process(lprobs, step)
         if self.search.independent_rows:
             nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # a row of which everything is forbidden
@@ -241,14 +298,15 @@ class Decoding:
             step=step,
             tokens=written[:, 1:],
             written=written if generator.semantics == "huggingface" else written[:, 1:],
-            max_lengths=self.max_lengths.repeat_interleave(rows),
+            max_lengths=self.last_steps.repeat_interleave(rows),
             first_end=self.first_end,
             prefix_tokens=None if self.prefix_tokens is None else self.prefix_tokens.repeat_interleave(rows, 0),
             eos=generator.eos,
             pad=generator.pad,
-            src_tokens=self.src_tokens.repeat_interleave(rows, 0),
+            src_tokens=None if self.src_tokens is None else self.src_tokens.repeat_interleave(rows, 0),
             src_padding=None if self.src_padding is None else self.src_padding.repeat_interleave(rows, 0),
             sentences=self.ids[self.sentences].repeat_interleave(rows),
+            starts=self.history.starts.repeat_interleave(rows) if self.has_joined else None,
         )
 
     def choose(self, lprobs: Tensor, scores: Tensor, step: int) -> Candidates:
@@ -264,7 +322,7 @@ class Decoding:
         for token in generator.end_tokens[1:]:
             ends |= candidates.tokens == token
         if generator.semantics == "huggingface":
-            ends |= (self.max_lengths <= step).unsqueeze(1)
+            ends |= (self.last_steps <= step).unsqueeze(1)
         if self.stopping:
             rows = candidates.tokens.size(1)
             tokens = torch.cat(
@@ -318,8 +376,8 @@ class Decoding:
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.index_select(0, keep))
         self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
-        self.first_end = int(self.max_lengths.min())
         self.history.select(keep)
+        self.first_end = int(self.last_steps.min()) if len(keep) else 0
         self.finished.select(keep)
         self.search.select_sentences(keep)
         for member in [*self.members, *self.guides]:
@@ -331,6 +389,18 @@ class Decoding:
         owners = self.sentences[rows].tolist()
         for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.history), strict=True):
             self.results[sentence] = hypotheses
+        self.collected += owners
+
+    def collect_all(self) -> None:
+        """Read the hypotheses of all live sentences."""
+        self.collect(torch.arange(len(self.sentences), device=self.sentences.device))
+
+    def fresh(self) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Hand over the results that were collected since it was last asked: numbers in ``ids``, and hypotheses."""
+        for sentence in self.collected:
+            yield int(self.ids[sentence]), self.results[sentence]
+            self.results[sentence] = []
+        self.collected = []
 
     def advance(self, going_on: Candidates, attention: Tensor | None) -> None:
         """Move everything to the next step: histories, scores and decoding states."""

@@ -91,6 +91,19 @@ class Member:
         if self.state is not None:
             self.model.decoder.select_sentences(self.state, keep)  # type: ignore[operator]
 
+    def merge(self, other: Member) -> None:
+        """Take in the sentences of another batch that this model is decoding."""
+        decoder, encoder = self.model.decoder, self.model.encoder
+        assert isinstance(decoder, IncrementalDecoder)
+        assert self.state is not None
+        assert other.state is not None
+        self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
+        self.state = decoder.merge(self.state, other.state)
+
+    def trim(self, positions: int) -> None:
+        """Forget the first positions, which no sentence sees."""
+        self.model.decoder.trim(self.state, positions)  # type: ignore[operator]
+
 
 class Ensemble:
     """Averages the next-token distributions of models that share the target vocabulary.

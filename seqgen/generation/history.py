@@ -39,6 +39,8 @@ class History:
         self.parents = torch.zeros_like(self.tokens)
         self.sums: Tensor | None = None
         self.attention: Tensor | None = None
+        self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
+        """The step at which each sentence began; what stands before it is not its own."""
         self._matrix: Tensor | None = None
 
     @property
@@ -75,6 +77,31 @@ class History:
         self.sums = None if self.sums is None else self.sums.index_select(0, keep)
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
+        self.starts = self.starts.index_select(0, keep)
+
+    def merge(self, other: History) -> None:
+        """Add the sentences of another batch behind these, the last step of both being the same from now on.
+
+        What both have in common at the beginning is forgotten: of histories of 5 and 2 steps, the second begins 3 steps
+        later than the first.
+        """
+        length = max(self.length, other.length)
+        begins = [one.starts + (length - one.length) for one in (self, other)]
+        for name in ("tokens", "parents", "sums"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(
+                self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
+            )
+        self.starts = torch.cat(begins)
+        self.length = length
+        self._matrix = None
+
+    def trim(self, steps: int) -> None:
+        """Forget the first steps, in which no sentence had begun."""
+        self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
+        self.sums = None if self.sums is None else self.sums[:, steps:]
+        self.starts = self.starts - steps
+        self.length -= steps
 
     def last_tokens(self) -> Tensor:
         """The newest token of each beam, ``(live, beam)`` int64: the start symbol before the first step."""
@@ -111,11 +138,13 @@ class History:
             ``None``. What stands behind a hypothesis's own length means nothing.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live = lengths.cpu(), beams.cpu().clone()
-        tokens = self.tokens[sentences, :longest].cpu()
-        parents = self.parents[sentences, :longest].cpu()
-        sums = tokens.new_zeros(tokens.shape) if self.sums is None else self.sums[sentences, :longest].cpu()
-        attention = None if self.attention is None else self.attention[sentences, : longest + 1].cpu()
+        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.starts[sentences].cpu()
+        tokens = _from(self.tokens[sentences].cpu(), begins, longest)
+        parents = _from(self.parents[sentences].cpu(), begins, longest)
+        sums = (
+            tokens.new_zeros(tokens.shape) if self.sums is None else _from(self.sums[sentences].cpu(), begins, longest)
+        )
+        attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
         totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
         weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
@@ -139,6 +168,20 @@ def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
         memory = more if memory is None else torch.cat([memory.to(values.dtype), more], dim=1)
     memory[:, step] = values
     return memory
+
+
+def _aligned(memory: Tensor, length: int, wanted: int) -> Tensor:
+    """The steps that are filled, with as many empty ones before them as are wanted: ``(live, wanted, beam)``."""
+    empty = memory.new_zeros(memory.size(0), wanted - length, memory.size(2))
+    return torch.cat([empty, memory[:, :length]], dim=1)
+
+
+def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:
+    """``length`` steps of each sentence from its beginning on: ``memory`` ``(k, steps, ...)``, ``begins`` ``(k,)``."""
+    if not bool(begins.any()):
+        return memory[:, :length]
+    steps = (begins.unsqueeze(1) + torch.arange(length)).clamp(max=memory.size(1) - 1)
+    return memory.gather(1, steps.view(*steps.shape, *[1] * (memory.dim() - 2)).expand(-1, -1, *memory.shape[2:]))
 
 
 def _gather(values: Tensor, beams: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ waits for the device: a finished hypothesis is the place where it ended, and ``H
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class Ranking:
         """
         if not self.normalize:
             return sums
+        length = length.to(sums.dtype) if isinstance(length, Tensor) else length
         base = (5 + length) / 6 if self.kind == "wu" else length
         divisor: Tensor | float = base**self.len_penalty
         return sums / divisor
@@ -73,13 +75,13 @@ class FinishedHypotheses:
         self.sums = torch.full((sentences, beam), -torch.inf, device=device)
         self.scores = torch.full_like(self.sums, -torch.inf)
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """Take those candidates that finish, and choose those that go on.
 
         Args:
             candidates: ``K`` of each live sentence, in the order in which they are preferred.
             ends: ``(live, K)`` bool, which of them have come to their end.
-            step: how many tokens they continue.
+            step: how many tokens they continue; ``(live, 1)`` int64 where sentences differ in that.
             bonus: ``(live, K)`` added to the score of a hypothesis, such as the coverage penalty; ``None`` for nothing.
 
         Returns:
@@ -87,12 +89,12 @@ class FinishedHypotheses:
         """
         raise NotImplementedError
 
-    def done(self, going_on: Candidates, step: int, max_lengths: Tensor) -> Tensor:
+    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """Which sentences need no further hypotheses, or can get none.
 
         Args:
             going_on: what ``take`` returned.
-            step: the same as there.
+            step: the same as there, ``(live,)`` int64 where sentences differ.
             max_lengths: ``(live,)`` int64, the last step of each sentence.
 
         Returns:
@@ -104,6 +106,12 @@ class FinishedHypotheses:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
         for name in ("lengths", "beams", "tokens", "sums", "scores"):
             setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    def merge(self, other: Self) -> None:
+        """Add the sentences of another batch behind these."""
+        other._widened(self.sums.dtype)
+        for name in ("lengths", "beams", "tokens", "sums", "scores"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
     def hypotheses(self, sentences: Tensor, history: History) -> list[list[Hypothesis]]:
         """Read out sentences; this is where hypotheses leave the device.
@@ -139,17 +147,17 @@ class FinishedHypotheses:
         if self.sums.dtype != dtype:
             self.sums, self.scores = self.sums.to(dtype), self.scores.to(dtype)
 
-    def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int) -> None:
+    def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int | Tensor) -> None:
         """Put the candidates that are ``taken`` into their places, ``(live, K)`` int64 each."""
         # what is not taken goes to a place behind the last, which is cut off again
         index = torch.where(taken, places, self.beam)
-        lengths = torch.full_like(candidates.tokens, step + 1)
+        lengths = torch.zeros_like(candidates.tokens) + (step + 1)
         values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
         for name, value in zip(("lengths", "beams", "tokens", "sums", "scores"), values, strict=True):
             room = torch.nn.functional.pad(getattr(self, name), (0, 1))
             setattr(self, name, room.scatter(1, index, value)[:, : self.beam])
 
-    def _keep_best(self, candidates: Candidates, scores: Tensor, step: int, groups: int = 1) -> None:
+    def _keep_best(self, candidates: Candidates, scores: Tensor, step: int | Tensor, groups: int = 1) -> None:
         """Keep the best of old and new hypotheses, those of before first among equals.
 
         Args:
@@ -159,7 +167,7 @@ class FinishedHypotheses:
             groups: parts of equal size, places and candidates alike, of which each keeps its own best.
         """
         new = {
-            "lengths": torch.where(scores > -torch.inf, step + 1, 0),
+            "lengths": torch.where(scores > -torch.inf, step + 1, torch.zeros_like(candidates.tokens)),
             "beams": candidates.beams,
             "tokens": candidates.tokens,
             "sums": candidates.scores,
@@ -177,7 +185,7 @@ class FinishedHypotheses:
 class FirstFinished(FinishedHypotheses):
     """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever those that go on would have scored."""
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """Take what ends among the first ``beam`` candidates, as many as there are places for."""
         self._widened(candidates.scores.dtype)
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
@@ -192,7 +200,7 @@ class FirstFinished(FinishedHypotheses):
         chosen = candidates.gather(columns)
         return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
 
-    def done(self, going_on: Candidates, step: int, max_lengths: Tensor) -> Tensor:
+    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All places are filled, the maximum is reached, or no beam can give one."""
         full = (self.lengths > 0).all(1)
         return full | (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)
@@ -218,7 +226,7 @@ class BestFinished(FinishedHypotheses):
         self.early_stopping = early_stopping
         self._all_ended = torch.zeros(sentences, dtype=torch.bool, device=device)
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """Take what ends among the first ``beam`` candidates and beats the worst."""
         self._widened(candidates.scores.dtype)
         possible = candidates.scores > -torch.inf
@@ -236,7 +244,7 @@ class BestFinished(FinishedHypotheses):
             candidates.beams.gather(1, columns[:, : self.beam]),
         )
 
-    def done(self, going_on: Candidates, step: int, max_lengths: Tensor) -> Tensor:
+    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """See ``early_stopping``; a sentence is done as well when everything has ended."""
         full = (self.lengths > 0).all(1)
         if self.early_stopping == "true":
@@ -250,11 +258,16 @@ class BestFinished(FinishedHypotheses):
         super().select(keep)
         self._all_ended = self._all_ended.index_select(0, keep)
 
+    def merge(self, other: Self) -> None:
+        """See ``FinishedHypotheses.merge``."""
+        super().merge(other)
+        self._all_ended = torch.cat([self._all_ended, other._all_ended])
+
 
 class EachRow(FinishedHypotheses):
     """Every beam is a hypothesis of its own, which ends when it ends: greedy search and sampling."""
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """Take each candidate that ends into its own place; candidate ``i`` continues beam ``i``."""
         self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
@@ -264,6 +277,6 @@ class EachRow(FinishedHypotheses):
         self._place(places, finished, candidates, scores, step)
         return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
 
-    def done(self, going_on: Candidates, step: int, max_lengths: Tensor) -> Tensor:
+    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """No beam goes on."""
         return (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)

@@ -36,6 +36,8 @@ class DecodingContext:
         src_tokens: ``(rows, S)`` int64 ids of the source, padded; ``None`` where not known.
         src_padding: ``(rows, S)`` bool, true where they are padding; ``None`` where none is.
         sentences: ``(rows,)`` int64, which sentence each row belongs to; row by row where not given.
+        starts: ``(rows,)`` int64, the step at which each row's sentence joined the batch; ``None`` where all began
+            with it. ``step`` and ``max_lengths`` count from the batch's own beginning.
     """
 
     step: int
@@ -49,6 +51,7 @@ class DecodingContext:
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
     sentences: Tensor = cast(Tensor, None)
+    starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.written is None:
@@ -56,6 +59,11 @@ class DecodingContext:
         if self.sentences is None:
             rows = torch.arange(self.tokens.size(0), device=self.tokens.device)
             object.__setattr__(self, "sentences", rows)
+
+    @property
+    def steps(self) -> Tensor:
+        """How many tokens each row has, ``(rows,)`` int64."""
+        return self.step - (torch.zeros_like(self.max_lengths) if self.starts is None else self.starts)
 
 
 class LogitsProcessor:
@@ -70,6 +78,10 @@ class LogitsProcessor:
 
     reads_tokens: bool = True
     """Whether it looks at ``tokens`` or ``written``, which the generator otherwise need not put together."""
+
+    joins: bool = False
+    """Whether it is right where sentences have joined a running batch: it reads neither tokens nor sources, and counts
+    steps by ``context.steps``."""
 
     @classmethod
     def build(cls, cfg: Any, dictionary: Dictionary) -> Self:
@@ -111,9 +123,7 @@ class Forbid(LogitsProcessor):
 
     shift_invariant = True
     reads_tokens = False
-
-    shift_invariant = True
-    reads_tokens = False
+    joins = True
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens = list(tokens)
@@ -134,9 +144,7 @@ class UnknownPenalty(LogitsProcessor):
 
     shift_invariant = True
     reads_tokens = False
-
-    shift_invariant = True
-    reads_tokens = False
+    joins = True
 
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty
@@ -152,9 +160,7 @@ class ForceEndAtMaximum(LogitsProcessor):
 
     shift_invariant = True
     reads_tokens = False
-
-    shift_invariant = True
-    reads_tokens = False
+    joins = True
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -199,19 +205,21 @@ class MinimumLength(LogitsProcessor):
 
     shift_invariant = True
     reads_tokens = False
+    joins = True
 
     def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
         self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        if context.step >= self.min_len:
+        latest = context.step if context.starts is None else context.step - context.starts.max()
+        if latest >= self.min_len:
             return lprobs
+        short = context.steps < self.min_len
+        if self.yields:
+            short &= context.max_lengths > context.step
         for symbol in (context.eos, *self.end_symbols):
-            if self.yields:
-                lprobs[:, symbol].masked_fill_(context.max_lengths > context.step, -torch.inf)
-            else:
-                lprobs[:, symbol] = -torch.inf
+            lprobs[:, symbol].masked_fill_(short, -torch.inf)
         return lprobs
 
 
@@ -241,10 +249,9 @@ class ForcePrefix(LogitsProcessor):
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         self.otherwise = list(otherwise)
-        self.shift_invariant = all(processor.shift_invariant for processor in otherwise)
-        self.reads_tokens = any(processor.reads_tokens for processor in otherwise)
         self.shift_invariant = all(processor.shift_invariant for processor in self.otherwise)
         self.reads_tokens = any(processor.reads_tokens for processor in self.otherwise)
+        self.joins = all(processor.joins for processor in self.otherwise)
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""

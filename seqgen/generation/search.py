@@ -73,6 +73,10 @@ class Search:
     """Whether it does no more with ``lprobs`` and ``scores`` than to add them: then the generator may hand over logits,
     with their normalizer taken from ``scores``, and spares a pass over the vocabulary."""
 
+    joins: bool = False
+    """Whether sentences may join a batch that it is searching: it remembers nothing, and asks of ``step`` no more than
+    whether it is 0."""
+
     independent_rows: bool = False
     """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
 
@@ -167,6 +171,7 @@ class BeamSearch(Search):
     """Keeps the hypotheses with the largest sum of log-probabilities."""
 
     additive = True
+    joins = True
 
     def __init__(self) -> None:
         self.end_symbols = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +31,7 @@ from seqgen.generation.processor_setup import (
     processors_from_config,
     warpers_from_config,
 )
+from seqgen.generation.rolling import RollingDecoding
 from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config, search_name
 from seqgen.generation.speculative import speculation_from_config
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
@@ -185,6 +186,20 @@ class SequenceGenerator:
             and all(processor.shift_invariant for processor in self.processors)
         )
 
+    @property
+    def joins(self) -> bool:
+        """Whether waiting sentences may join a batch that is being decoded."""
+        return (
+            self.use_cache
+            and self.procedure is self.search
+            and self.search.joins
+            and not self.stopping
+            and not self.need_attention
+            and self.guidance_scale == 1
+            and all(getattr(model.decoder, "joins", False) for model in self.models)
+            and all(processor.joins for processor in self.processors)
+        )
+
     @classmethod
     def from_config(
         cls,
@@ -243,7 +258,7 @@ class SequenceGenerator:
             semantics=semantics,
             early_stopping=cfg.early_stopping,
             end_tokens=end_symbols_from_config(cfg, tgt_dict),
-            stopping=stopping_from_config(cfg, tgt_dict, tokenizer),
+            stopping=stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules),
             guidance_scale=cfg.guidance_scale,
             procedure=speculation_from_config(cfg, draft),
             **further,
@@ -283,6 +298,27 @@ class SequenceGenerator:
             return []
         with self.ensemble.evaluating():
             return self.procedure.decode(self, sample, prefix_tokens, constraints, streamer)
+
+    @torch.inference_mode()
+    def generate_rolling(self, waiting: Callable[[int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Decode any number of sentences, of which waiting ones join the batch as places come free.
+
+        The rows of the batch so stay full, whereas a batch by itself empties from its shortest output on. Where
+        ``joins`` is false each batch is decoded by itself.
+
+        Args:
+            waiting: gives a batch of at most so many of the sentences that wait, 0 asking for as many as make a batch;
+                ``None`` when none is left.
+
+        Yields:
+            The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
+        """
+        with self.ensemble.evaluating():
+            if self.joins:
+                yield from RollingDecoding(self, waiting).run()
+                return
+            while (batch := waiting(0)) is not None:
+                yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
 
     def max_lengths(self, src_lengths: Tensor) -> Tensor:
         """The step at which each sentence's end is forced.

@@ -1,0 +1,91 @@
+"""Sentences that join a running batch get what they would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.structures import Batch
+from tests.model_zoo import VOCAB, ZOO
+from tests.scripted_model import batch_of, dictionary
+from tests.test_laws_generation import assert_same, build, words
+
+JOINING = [name for name in ZOO if getattr(build(name).decoder, "joins", False)]
+
+
+def sources(count: int, seed: int) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
+    return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
+
+
+def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int], Batch | None], list[int]]:
+    """What waits, and a record of how many were asked for."""
+    waiting, asked = list(enumerate(rows)), []
+
+    def take(places: int) -> Batch | None:
+        asked.append(places)
+        taken = [waiting.pop(0) for _ in range(min(places or size, len(waiting)))]
+        if not taken:
+            return None
+        batch = batch_of([row for _, row in taken])
+        batch.ids = torch.tensor([number for number, _ in taken])
+        return batch
+
+    return take, asked
+
+
+@pytest.mark.parametrize("name", JOINING)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
+        {"semantics": "huggingface", "beam_size": 1},
+        {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2},
+        {"beam_table": False, "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
+    model = build(name, seed=3)
+    rows = sources(17, seed=len(name))
+    generator = SequenceGenerator([model], words(), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options})
+    assert generator.joins
+    take, asked = queue(rows, 5)
+    found = dict(generator.generate_rolling(take))
+    assert sorted(found) == list(range(17))
+    assert len([places for places in asked if 0 < places < 5]) > 2  # some did join a batch that was running
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+def test_ensembles_are_joined_too() -> None:
+    models = [build(name) for name in JOINING]
+    rows = sources(9, seed=1)
+    generator = SequenceGenerator(models, words(), beam_size=3, max_len_b=8)
+    found = dict(generator.generate_rolling(queue(rows, 3)[0]))
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+@pytest.mark.parametrize("name", ["lstm_tiny", "transformer_tiny"])
+def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> None:
+    """A decoder that does not know how, and a processor that looks at what was written."""
+    model = build(name)
+    rows = sources(7, seed=2)
+    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
+    assert not generator.joins
+    take, asked = queue(rows, 3)
+    found = dict(generator.generate_rolling(take))
+    assert set(asked) == {0}
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+def test_nobody_waits() -> None:
+    generator = SequenceGenerator([build("transformer_tiny")], dictionary(VOCAB - 4))
+    assert list(generator.generate_rolling(lambda places: None)) == []
