@@ -87,6 +87,7 @@ class TextDecoding:
         streamer: takes tokens or words as they are written; lines are then decoded in their order rather than those of
             like length together.
         notes: what the user should know about the settings.
+        draft: a model that drafts for the generator, and reads the source in its own way.
     """
 
     def __init__(
@@ -97,11 +98,13 @@ class TextDecoding:
         details: Details,
         streamer: Streamer | None = None,
         notes: Sequence[str] = (),
+        draft: TextModel | None = None,
     ):
         self.members, self.cfg, self.generator = list(members), cfg, generator
         self.details, self.streamer, self.notes = details, streamer, list(notes)
         self.task = self.members[0].task
         self.models = [member.model for member in self.members]
+        self.readers = [*self.members, *([] if draft is None else [draft])]
         self.device = next(self.models[0].parameters()).device
         self.tokens_written = 0
         target = self.task.target_tokenizer
@@ -150,7 +153,7 @@ class TextDecoding:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
         for lines_of_batch in self._batches([line for line in lines if line.sources]):
-            batch = self._collate([(line, None) for line in lines_of_batch])
+            batch = self._collate(self.readers, [(line, None) for line in lines_of_batch])
             demands = self._demands(lines_of_batch)
             results = self.task.inference_step(self.generator, self.models, batch, **demands)
             width = batch.source.src_tokens.size(1)
@@ -189,8 +192,8 @@ class TextDecoding:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             translation.notes.append(f"the vocabulary lacks {shown}")
         sources = []
-        for member in self.members:
-            ids, longest = member.task.encode_source(text), member.model.max_positions()[0]
+        for reader in self.readers:
+            ids, longest = reader.task.encode_source(text), reader.model.max_positions()[0]
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
@@ -243,11 +246,11 @@ class TextDecoding:
         if batch:
             yield batch
 
-    def _collate(self, rows: Sequence[tuple[_Line, Tensor | None]]) -> Batch:
+    def _collate(self, readers: Sequence[TextModel], rows: Sequence[tuple[_Line, Tensor | None]]) -> Batch:
         """A batch of lines, each with a target or none."""
         batches = [
-            member.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], member.model)
-            for i, member in enumerate(self.members)
+            reader.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], reader.model)
+            for i, reader in enumerate(readers)
         ]
         batch = batches[0]
         batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
@@ -293,7 +296,7 @@ class TextDecoding:
             self._add_details(pairs[start : start + rows])
 
     def _add_details(self, pairs: Sequence[tuple[_Line, TextHypothesis]]) -> None:
-        batch = self._collate([(line, item.tokens) for line, item in pairs])
+        batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:
             cfg = self.cfg

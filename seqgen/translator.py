@@ -49,6 +49,27 @@ class ModelInMemory:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
+NUMBER_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Values of ``generation.dtype`` for which weights are simply kept in another format."""
+
+
+def in_number_format(member: TextModel, dtype: str) -> TextModel:
+    """Convert a model to the number format that it is to compute in.
+
+    Args:
+        member: the model, whose weights are converted in place.
+        dtype: see ``generation.dtype``; nothing is converted where it is empty.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    if dtype and dtype not in NUMBER_FORMATS:
+        raise ConfigError(f"generation.dtype={dtype} is none of: {', '.join(NUMBER_FORMATS)}")
+    if dtype:
+        member.model.to(NUMBER_FORMATS[dtype])
+    return member
+
+
 Model: TypeAlias = str | Path | TextModel
 """A path that ``load_model`` takes, or what it returned."""
 
@@ -82,25 +103,27 @@ class Translator:
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+        if dtype := settings.get("dtype"):
+            self.members = [in_number_format(member, dtype) for member in self.members]
         self.models = [member.model for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
         for number, member in enumerate(self.members[1:], start=2):
-            other = member.task.target_dictionary
-            if other != self.task.target_dictionary:
-                raise CheckpointError(
-                    f"model {number} of the ensemble writes another target vocabulary ({len(other)} symbols) than "
-                    f"model 1 ({len(self.task.target_dictionary)} symbols); an ensemble needs models that were trained "
-                    "with the same one"
-                )
+            self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
         self._generators: dict[str, SequenceGenerator] = {}
+        self._drafts: dict[str, TextModel] = {}
 
     def settings(self, **settings: Any) -> GenerationConfig:
         """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
         return self._settings(settings)[0]
 
     def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        return resolve_settings([member.generation for member in self.members], {**self.given, **settings})
+        given = {**self.given, **settings}
+        if given.get("dtype", "") != self.given.get("dtype", ""):
+            raise ConfigError(
+                f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
+            )
+        return resolve_settings([member.generation for member in self.members], given)
 
     def translate(
         self,
@@ -174,12 +197,44 @@ class Translator:
         cfg, notes = self._settings(settings)
         if streamer is not None:
             _check_streamable(cfg)
+        self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
+        draft = self._draft(cfg.draft) if cfg.draft else None
         key = f"{need_attention} {cfg}"
         if key not in self._generators:
-            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention)
+            further = {} if draft is None else {"draft": draft.model}
+            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **further)
             self._generators = {key: generator}
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes)
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
+
+    def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
+        """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
+        if self.task.source_dictionary == self.task.target_dictionary:
+            return
+        neutral = GenerationConfig()
+        for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
+            if (value := getattr(cfg, key)) != getattr(neutral, key):
+                raise ConfigError(
+                    f"generation.{key}={value} compares the output with the source, and this model has a vocabulary "
+                    "for each; leave it out"
+                )
+
+    def _draft(self, path: str) -> TextModel:
+        """The model that drafts for the others, loaded once."""
+        if path not in self._drafts:
+            draft: TextModel = seqgen.load_model(path, self.device, torch.float32)
+            self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
+            self._drafts[path] = in_number_format(draft, self.given.get("dtype", ""))
+        return self._drafts[path]
+
+    def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:
+        """Refuse a model that writes another vocabulary than the first."""
+        own, other = self.task.target_dictionary, member.task.target_dictionary
+        if own != other:
+            raise CheckpointError(
+                f"{which} writes another target vocabulary ({len(other)} symbols) than model 1 ({len(own)} symbols); "
+                f"{need} trained with the same one"
+            )
 
     def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
         """Find the log-probabilities that the models give to known targets.

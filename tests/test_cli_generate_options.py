@@ -113,6 +113,22 @@ def test_json_tells_how_and_what_each_member_says(runs: Path) -> None:
     assert abs(sharp["model_score"] - sharp["score"]) > 1e-3
 
 
+def test_a_draft_changes_nothing(runs: Path) -> None:
+    plain = generate(runs / "transformer", "generation.beam=1")
+    drafted = generate(runs / "transformer", "generation.beam=1", f"generation.draft={runs}/fconv")
+    assert (drafted.code, drafted.out) == (0, plain.out)
+    refused(generate(runs / "transformer", "generation.beam=1", "generation.draft=nothere"), "nothere")
+
+
+def test_number_formats(runs: Path) -> None:
+    plain = records(generate(runs / "fconv", "format=json"))
+    half = records(generate(runs / "fconv", "format=json", "generation.dtype=bfloat16"))
+    for one, two in zip(plain, half, strict=True):
+        for first, second in zip(one["hypotheses"], two["hypotheses"], strict=True):
+            assert first["score"] == pytest.approx(second["score"], abs=0.2)
+            assert first["score"] != second["score"]
+
+
 def test_minimum_bayes_risk(runs: Path) -> None:
     arguments = ("generation.sampling=true", "generation.beam=6", "generation.nbest=3", "generation.mbr=chrf")
     for record in records(generate(runs / "fconv", "format=json", *arguments)):

@@ -12,6 +12,7 @@ import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
+from seqgen.data.tokenizer import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.settings import OF_THE_COMMAND, own_settings, resolve_settings
@@ -175,6 +176,31 @@ def test_misuse_is_said_in_a_sentence() -> None:
         Translator([text_model(), text_model(task=task_of(words=dictionary(20)))])
     with pytest.raises(DataError, match="2 sources"):
         list(translator.score(["w1", "w2"], ["w1"]))
+
+
+def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
+    task = task_of()
+    task.source_tokenizer = WhitespaceTokenizer(dictionary(25))
+    translator = Translator(text_model(task=task), beam=1, **SHORT)
+    for key, value in (("prompt_lookup", 2), ("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)):
+        with pytest.raises(ConfigError, match=f"{key}={value} compares the output with the source"):
+            translator.translate(["w1"], **{key: value})
+    plain = Translator(text_model(), beam=1, **SHORT)
+    assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]
+
+
+def test_number_formats() -> None:
+    scores = [t.score for t in Translator(text_model(), **SHORT).translate(TEXTS)]
+    one = text_model()
+    translator = Translator(one, dtype="float32", **SHORT)
+    assert next(one.model.parameters()).dtype == torch.float32
+    assert [t.score for t in translator.translate(TEXTS)] == pytest.approx(scores, abs=1e-5)
+    half = Translator(text_model(), dtype="bfloat16", **SHORT).translate(TEXTS)
+    assert [t.score for t in half] == pytest.approx(scores, abs=0.1)
+    with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 is for all.*constructor"):
+        translator.translate(TEXTS, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="none of"):
+        Translator(text_model(), dtype="float7")
 
 
 def with_settings(**generation: Any) -> ModelInMemory:
