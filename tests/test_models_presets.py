@@ -79,21 +79,19 @@ def test_published_t5() -> None:
         "t5_v1_1_xxl": 11_135_332_352,
     }
     assert {name: t5_parameters(name, 32128) for name in published} == published
-    published = {
-        "mt5_small": 300_176_768,
-        "mt5_base": 582_401_280,
-        "mt5_large": 1_229_581_312,
-        "mt5_xl": 3_742_619_648,
-        "mt5_xxl": 12_921_057_280,
-    }
-    assert {name: t5_parameters(name, 250112) for name in published} == published
+    # mT5 has the shapes of T5 1.1, and 250,112 rows: 300,176,768 parameters in mt5-small.
+    for size, dim in (("small", 512), ("base", 768), ("large", 1024), ("xl", 2048), ("xxl", 4096)):
+        assert MODELS.config(f"mt5_{size}") == MODELS.config(f"t5_v1_1_{size}")
+        assert MODELS.config(f"mt5_{size}").d_model == dim
+    assert t5_parameters("mt5_small", 250112) == published["t5_v1_1_small"] + 2 * (250112 - 32128) * 512 == 300_176_768
     # Table 1 of the ByT5 paper (Xue et al. 2022) says 300M, 582M, 1.23B, 3.74B and 12.9B.
     sizes = [t5_parameters(f"byt5_{size}", 384) for size in ("small", "base", "large", "xl", "xxl")]
     assert [round(size / 1e6) for size in sizes] == [300, 582, 1228, 3738, 12907]
     # umT5 is mT5 with a larger vocabulary and position biases of each layer's own.
-    for size, layers, heads, dim in (("small", 8, 6, 512), ("base", 12, 12, 768), ("xl", 24, 32, 2048)):
-        more = 2 * (layers - 1) * 32 * heads + 2 * (256384 - 250112) * dim
-        assert t5_parameters(f"umt5_{size}", 256384) == t5_parameters(f"mt5_{size}", 250112) + more
+    for size in ("small", "base", "xl", "xxl"):
+        assert MODELS.config(f"umt5_{size}") == replace(MODELS.config(f"mt5_{size}"), per_layer_bias=True)
+    more = 2 * (8 - 1) * 32 * 6 + 2 * (256384 - 250112) * 512
+    assert t5_parameters("umt5_small", 256384) == 300_176_768 + more
 
 
 def convolutional(dim: int, out_dim: int, encoder: list[tuple[int, int]], decoder: list[tuple[int, int]]) -> int:
