@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.matrix_product import linear
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
@@ -50,7 +51,7 @@ class Projection(CachedWeight):
             ``(..., out_features)``.
         """
         if self.training or not self.packs or x.device.type != "cpu" or _is_traced():
-            return F.linear(x, self.matrix(), self.bias)
+            return linear(x, self.matrix(), self.bias)
         return self.kept("product", self.product)(x, self.bias)
 
     def product(self) -> Product:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
 _Z_LOSS_HELP = "weight of the squared logarithm of the softmax's normalizer, which is added in training (T5: 1e-4)"
-_LINEAR = frozenset({"AddmmBackward0", "MmBackward0"})  # operations whose backward does not read their output
+_LINEAR = frozenset({"AddmmBackward0", "MmBackward0", "_OneDNNLinearBackward"})
+"""Operations whose backward does not read their output."""
 
 
 @dataclass

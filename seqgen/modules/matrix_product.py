@@ -1,0 +1,74 @@
+"""The product of a linear layer in training, by the library that is quickest at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_LARGE = 10_000_000
+"""From so many multiplications on, the other library's start (about 20 µs) is repaid."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``x @ weight.T + bias`` with gradients.
+
+    PyTorch multiplies float32 matrices on a CPU by MKL, which does not make the most of every processor; oneDNN, which
+    comes with PyTorch too, does. Measured on one thread of an AMD EPYC (Zen 5), forward, gradient of the input and of
+    the weight, ms: 1024 x 512 x 2048 22, 22, 25 against 31, 28, 26; 1024 x 512 x 32128 454, 358, 507 against 473, 466,
+    520. Wherever it does not apply, this is ``F.linear``.
+
+    Args:
+        x: ``(..., in_features)``.
+        weight: ``(out_features, in_features)``.
+        bias: ``(out_features,)`` or ``None``.
+
+    Returns:
+        ``(..., out_features)``.
+    """
+    if not _applies(x, weight):
+        return F.linear(x, weight, bias)
+    out: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], -1)
+
+
+def _applies(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() * weight.size(0) >= _LARGE
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled  # type: ignore[no-untyped-call]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a @ b.T + bias`` of matrices in any layout."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b, bias, "none", [], "")
+    return out
+
+
+class _OneDNNLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return _multiply(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        return (
+            _multiply(grad, weight.t()) if wants[0] else None,
+            _multiply(grad.t(), x.t()) if wants[1] else None,
+            grad.sum(0) if ctx.has_bias and wants[2] else None,
+        )

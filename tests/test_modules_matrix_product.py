@@ -1,0 +1,78 @@
+"""The product of a linear layer in training equals PyTorch's, gradients included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.modules import matrix_product
+from seqgen.modules.matrix_product import linear
+from seqgen.training.criteria import cross_entropy
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
+
+
+def inputs(*shape: int, out_features: int = 11, bias: bool = True) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = [shape, (out_features, shape[-1]), *([(out_features,)] if bias else [])]
+    return [torch.randn(size, requires_grad=True) for size in sizes]
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_product, "_LARGE", 0)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 6), (1, 1), (130, 70)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_equals_that_of_pytorch(shape: tuple[int, ...], bias: bool) -> None:
+    tensors = inputs(*shape, bias=bias)
+    results = []
+    for multiply in (linear, F.linear):
+        out = multiply(*tensors)
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), tensors)])
+    assert "OneDNN" in str(linear(*tensors).grad_fn) + str(linear(*tensors).grad_fn.next_functions)  # type: ignore[union-attr]
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_layouts_of_any_kind() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 9).t().requires_grad_(), torch.randn(6, 8)[:, ::2].t().requires_grad_()
+    results = [torch.autograd.grad(multiply(x, weight).sin().sum(), [x, weight]) for multiply in (linear, F.linear)]
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    x, weight, bias = inputs(4, 5)
+    out = linear(x.detach(), weight, bias.detach())
+    (gradient,) = torch.autograd.grad(out.sum(), [weight])
+    torch.testing.assert_close(gradient, x.detach().sum(0).expand(11, 5))
+
+
+def test_elsewhere_it_is_pytorchs() -> None:
+    x, weight, bias = inputs(4, 5)
+    with torch.no_grad():
+        assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+    double = [tensor.double() for tensor in (x, weight, bias)]
+    assert torch.equal(linear(*double), F.linear(*double))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+
+
+def test_the_loss_uses_its_memory_again() -> None:
+    x, weight, _ = inputs(64, 5)
+    logits = linear(x, weight)
+    place = logits.data_ptr()
+    loss, _, _ = cross_entropy(logits, torch.arange(64) % 11)
+    gradient = loss.grad_fn.buffer  # type: ignore[union-attr]
+    assert gradient.data_ptr() == place
+    got = torch.autograd.grad(loss, [x, weight])
+    wanted = torch.autograd.grad(
+        F.cross_entropy(F.linear(x, weight), torch.arange(64) % 11, reduction="sum"), [x, weight]
+    )
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
