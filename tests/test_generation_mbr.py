@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from seqgen.errors import ConfigError
@@ -13,14 +15,20 @@ from tests.text_models import TEXTS, text_model
 SAMPLES = ["the dog runs", "the dog ran", "a cat", "the dog runs", "", "der Hund läuft", "the dogs run"]
 
 
+METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
+WORDS = st.text(alphabet="ab ü.,-\u00a0'", max_size=12)
+
+
 @pytest.mark.parametrize("utility", UTILITIES)
-def test_is_the_plain_double_loop(utility: str) -> None:
-    metric = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}[utility]
+@settings(max_examples=80, deadline=None)
+@example(candidates=SAMPLES)
+@given(candidates=st.lists(WORDS, min_size=1, max_size=6))
+def test_is_the_plain_double_loop(utility: str, candidates: list[str]) -> None:
     wanted = [
-        sum(metric.sentence_score(candidate, [other]).score for other in SAMPLES) / len(SAMPLES)
-        for candidate in SAMPLES
+        sum(METRICS[utility].sentence_score(candidate, [other]).score for other in candidates) / len(candidates)
+        for candidate in candidates
     ]
-    assert expected_utilities(SAMPLES, utility) == pytest.approx(wanted)
+    assert expected_utilities(candidates, utility) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_by_hand() -> None:
