@@ -253,6 +253,7 @@ class LookedUp:
         """The sources of all rows with a gap behind, ``(live * beam, S + 1)``, padding and ends being gaps too."""
         decoding = self.decoding
         tokens = decoding.src_tokens
+        assert tokens is not None  # no other batch has joined this one
         hidden = tokens == decoding.generator.eos
         if decoding.src_padding is not None:
             hidden = hidden | decoding.src_padding

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.generation.ensemble import Member
-from seqgen.incremental_state import IncrementalState
+from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import DecoderOut, Source
 
@@ -85,8 +85,8 @@ class LookAhead(Member):
         if self.state is not None:
             out = self.model.decoder(tokens, self.encoder_out, self.state, need_attention=need_attention)
         else:
-            whole = self.model.decoder(tokens, self.encoder_out, need_attention=need_attention)
-            out = DecoderOut(*(None if part is None else part[:, self.seen :] for part in whole))
+            logits, attention = self.model.decoder(tokens, self.encoder_out, need_attention=need_attention)
+            out = DecoderOut(logits[:, self.seen :], None if attention is None else attention[:, self.seen :])
         self.out, self.first, self.seen = out, self.seen, tokens.size(1)
 
     def next_logits(self, tokens: Tensor, need_attention: bool) -> DecoderOut:
@@ -100,9 +100,8 @@ class LookAhead(Member):
         super().select_sentences(keep)
         if self.mark is not None:
             self.model.decoder.select_sentences(self.mark[1], keep)  # type: ignore[operator]
-        parts = (None if part is None else self._rows(part, keep) for part in self.out)
-        self.out = DecoderOut(*parts)
-
-    def _rows(self, values: Tensor, keep: Tensor) -> Tensor:
-        """The rows of some sentences: ``values`` ``(live * beam, ...)``."""
-        return values.unflatten(0, (-1, self.beam_size)).index_select(0, keep).flatten(0, 1)
+        rows = rows_of_sentences(keep, self.beam_size)
+        logits, attention = self.out
+        self.out = DecoderOut(
+            logits.index_select(0, rows), None if attention is None else attention.index_select(0, rows)
+        )
