@@ -291,7 +291,7 @@ class GenerateConfig:
     """Everything that ``seqgen-generate`` is told."""
 
     path: list[str] = option(
-        [], "run folder, a checkpoint inside one, a fairseq model.pt, or several (A:B or [A,B]): an ensemble"
+        [], "run folder, a checkpoint inside one, a fairseq model.pt, a Hugging Face folder, or several: [A,B] or A:B"
     )
     input: str = option("", "text file to decode, - for standard input; empty for the split dataset.gen_subset")
     output: str = option("-", "file to write, - for standard output")

@@ -205,7 +205,8 @@ class TextDecoding:
 
     def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
         """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
-        tokenizer, encoded = self.task.target_tokenizer, []
+        tokenizer = self.task.target_tokenizer
+        encoded: list[Phrase] = []
         for phrase in phrases:
             some = []
             for text in _alternatives(phrase):
