@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.data.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
 
     Args:
         path: the folder.
-        reading: nothing of it is for such folders.
+        reading: nothing of it is for such folders, which a note then says.
         placement: where the weights are put, and in which number format; by default the one that the folder names.
 
     Returns:
@@ -98,6 +99,10 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     weight_files(path)  # the quickest to find missing
     tokenizer = load_pretrained_tokenizer(path, cfg.vocab_size)
     generation, notes = read_generation(path, tokenizer)
+    given = [key for key, value in to_dict(reading).items() if value]
+    notes += [
+        f"{path}: reading.{key} plays no part here; all that such a model needs is in its folder" for key in given
+    ]
     _take_start(cfg, path, tokenizer)
     task = DecodingTask(None, tokenizer, tokenizer)
     try:

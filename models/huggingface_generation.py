@@ -173,29 +173,43 @@ class _Reader:
     def texts(self) -> dict[str, Any]:
         """Texts that end an output, are forbidden, or are more or less likely."""
         values: dict[str, Any] = {}
-        stops = self.config.values.get("stop_strings") or []
+        stops = self.config.values.get("stop_strings")
         if stops:
-            values["stop_strings"] = [stops] if isinstance(stops, str) else [str(stop) for stop in stops]
-        forbidden = self._sequences("bad_words_ids", self.config.values.get("bad_words_ids") or [])
-        if forbidden:
+            values["stop_strings"] = (
+                [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
+            )
+        if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
             values["bad_words"] = forbidden
         biased = []
         for pair in self._list("sequence_bias"):
-            if isinstance(pair, list) and len(pair) == 2:
-                biased += [f"{text}={float(pair[1])}" for text in self._sequences("sequence_bias", [pair[0]])]
+            ids, bias = self._pair("sequence_bias", pair)
+            biased += [f"{text}={bias}" for text in self._sequences("sequence_bias", [ids])]
         if biased:
             values["sequence_bias"] = biased
-        decay = self._list("exponential_decay_length_penalty")
-        if len(decay) == 2:
-            values |= {"exponential_decay_start": int(decay[0]), "exponential_decay_factor": float(decay[1])}
+        if decay := self._list("exponential_decay_length_penalty"):
+            start, factor = self._pair("exponential_decay_length_penalty", decay)
+            values |= {"exponential_decay_start": start, "exponential_decay_factor": factor}
         return values
+
+    def _pair(self, name: str, value: Any) -> tuple[Any, float]:
+        """Something, and a number."""
+        if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], int | float):
+            raise CheckpointError(
+                f"{self.config.path}: {name} has {value!r}, which should be a pair ending in a number"
+            )
+        return value[0], float(value[1])
 
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """The texts of sequences of ids; one that is not what the tokenizer makes of its text is left out."""
         texts = []
+        size = len(self.tokenizer.dictionary)
         for ids in sequences:
+            if not isinstance(ids, list) or not all(type(index) is int and 0 <= index < size for index in ids):
+                raise CheckpointError(
+                    f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {size - 1}"
+                )
             text = self.tokenizer.decode(ids)
-            if text and list(self.tokenizer.encode(text)) == list(ids):
+            if text and list(self.tokenizer.encode(text)) == ids:
                 texts.append(text)
             else:
                 self.notes.append(f"{self.config.path}: of {name}, {ids} is no text of its own and is ignored")

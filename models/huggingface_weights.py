@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from seqgen.errors import CheckpointError
 from seqgen.models.torch_file import read_torch_file
+from seqgen.modules.inspection import memory_footprint
 from seqgen.training.serialization import read_json, write_json, write_tensors
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -175,12 +176,19 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     Args:
         model: a model whose parameters are on the ``meta`` device.
         device: where to put parameters and buffers.
+
+    Raises:
+        CheckpointError: there is not enough memory.
     """
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    try:
+        made = {parameter: nn.Parameter(torch.empty_like(parameter, device=device)) for parameter in model.parameters()}
+    except (RuntimeError, MemoryError):
+        size = memory_footprint(model) / 1e9
+        raise CheckpointError(
+            f"the model takes {size:.1f} GB, for which {device} has no room; take a smaller number format or model"
+        ) from None
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if parameter not in made:
-                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
             setattr(module, name, made[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.to(device))

@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the reader
-from seqgen.config import GenerationConfig
+from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.loading import LoadedModel, load_model, load_models
 from seqgen.models.huggingface_checkpoint import save_pretrained
@@ -289,6 +289,13 @@ def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:
     assert (values["beam"], values["max_len"], values["lenpen"]) == (4, 14, 2.0)
 
 
+def test_reading_keys_are_not_for_folders(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    assert load_model(folder, reading=ReadingConfig(dictionary="x")).notes == [
+        f"{folder}: reading.dictionary plays no part here; all that such a model needs is in its folder"
+    ]
+
+
 def test_the_start_symbol(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     assert load_model(folder).model.start_symbol(1) == 0
@@ -496,6 +503,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
         ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
         ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
+        ({"d_ff": 1 << 50}, "GB, for which cpu has no room; take a smaller number format or model"),
         ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
     ):
         (folder / "config.json").write_text(original)
@@ -504,6 +512,19 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
     (folder / "config.json").write_text(original)
     change_config(folder, "generation_config.json", suppress_tokens=[40])
     assert "suppress_tokens has the id 40, but there are only 40 ids" in refusal(folder)
+    for values, words in (
+        ({"bad_words_ids": [5]}, "bad_words_ids has 5, which should be ids from 0 to 39"),
+        ({"bad_words_ids": [["dog"]]}, "bad_words_ids has ['dog'], which should be ids"),
+        (
+            {"sequence_bias": [[[5], "much"]]},
+            "sequence_bias has [[5], 'much'], which should be a pair ending in a number",
+        ),
+        ({"exponential_decay_length_penalty": ["a", 1]}, "exponential_decay_start='a' should be"),
+        ({"stop_strings": 5}, "stop_strings is 5, not a list"),
+    ):
+        change_config(folder, "generation_config.json", suppress_tokens=None, **values)
+        assert words in refusal(folder)
+        change_config(folder, "generation_config.json", **dict.fromkeys(values))
     change_config(folder, "generation_config.json", suppress_tokens=None, num_beams=0)
     assert "generation_config.json: beam=0 is below its minimum, 1" in refusal(folder)
     change_config(folder, "generation_config.json", num_beams=1, early_stopping="soon")
@@ -544,7 +565,7 @@ assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} 
     subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
 
 
-def test_presets_are_written_and_read(tmp_path: Path) -> None:
+def test_a_config_is_written_and_read(tmp_path: Path) -> None:
     """A config here says all that a file there says."""
     cfg = T5Config(vocab_size=50, d_model=8, d_kv=2, d_ff=12, num_layers=3, num_decoder_layers=1, num_heads=2)
     model = T5Model(cfg, padding_idx=0)

@@ -15,6 +15,7 @@ from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
 from seqgen.modules.inspection import first_overflow, freeze, memory_footprint, num_parameters
 from seqgen.modules.relative_positions import relative_position_bucket
+from seqgen.modules.rms_norm import RMSNorm
 from seqgen.structures import Batch, Source
 
 CFG = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3)
@@ -174,6 +175,30 @@ def test_another_vocabulary(cfg: T5Config) -> None:
     torch.testing.assert_close(run(model), wanted)
     with pytest.raises(ValueError, match="0 rows are too few"):
         model.resize_token_embeddings(0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+def test_root_mean_square_norm(shape: tuple[int, ...]) -> None:
+    """By its formula, and by its gradient as differences give it; training and evaluation agree."""
+    norm = RMSNorm(4, eps=1e-3).double()
+    torch.manual_seed(0)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    wanted = norm.weight * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    torch.testing.assert_close(norm(x), wanted, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x), wanted, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x, _: norm(x), (x, norm.weight))
+    assert torch.equal(RMSNorm(2, eps=0.0)(torch.tensor([3.0, 3.0])), torch.ones(2))
+
+
+def test_root_mean_square_norm_in_few_bits() -> None:
+    """The mean is taken in float32: squares of 300 are beyond float16's range."""
+    norm = RMSNorm(4).half()
+    out = norm(torch.full((2, 4), 300.0).half())
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out, torch.ones(2, 4).half())
+    assert norm(torch.full((2, 4), 1e6)).dtype == torch.float16, "a residual stream in float32"
 
 
 def test_buckets_by_hand() -> None:
