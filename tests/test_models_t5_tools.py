@@ -189,7 +189,8 @@ def test_root_mean_square_norm(shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         torch.testing.assert_close(norm(x), wanted, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda x, _: norm(x), (x, norm.weight))
-    assert torch.equal(RMSNorm(2, eps=0.0)(torch.tensor([3.0, 3.0])), torch.ones(2))
+    by_hand = RMSNorm(4, eps=0.0)(torch.tensor([3.0, 4.0, 0.0, 0.0]))  # the root of 25 / 4 is 2.5
+    torch.testing.assert_close(by_hand, torch.tensor([1.2, 1.6, 0.0, 0.0]))
 
 
 def test_root_mean_square_norm_in_few_bits() -> None:
