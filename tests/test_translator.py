@@ -233,8 +233,11 @@ def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> N
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
     translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
     assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
-    assert "model 2 alone would be decoded with another generation.beam" in translator.prepare().notes[1]
+    assert "model 2 by itself would be decoded with other settings (beam, lenpen)" in translator.prepare().notes[1]
     assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
+    mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
+    assert mixed.settings().semantics == "fairseq"
+    assert "(semantics); those of model 1 count" in mixed.prepare().notes[0]
 
 
 def test_what_a_run_takes_from_its_configuration() -> None:

@@ -8,7 +8,7 @@ the default value.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.compose import from_dict, to_dict
@@ -28,10 +28,13 @@ SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
 """Keys that leave each token the log-probability that the models give it."""
 
 
+NEUTRAL = to_dict(GenerationConfig())
+"""The defaults."""
+
+
 def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
     """What a model takes from the ``generation`` group of its run: values that are not the defaults."""
-    neutral = to_dict(GenerationConfig())
-    return {key: value for key, value in to_dict(cfg).items() if value != neutral[key] and key not in OF_THE_COMMAND}
+    return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key not in OF_THE_COMMAND}
 
 
 def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
@@ -48,27 +51,19 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type, is out of its range or does not go with another.
     """
-    chosen = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
-    taken = {key: value for key, value in own[0].items() if key not in chosen}
-    for _ in taken:  # each round leaves something out, or is the last one
-        cfg = _made({**taken, **chosen})
-        if not (vain := [key for key in _without_effect(cfg) if key in taken]):
-            break
+    given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
+    taken = {key: value for key, value in own[0].items() if key not in given}
+    while vain := _without_effect(_made({**taken, **given})) & set(taken):
         taken = {key: value for key, value in taken.items() if key not in vain}
-    cfg = _made({**taken, **chosen})
+    cfg = _made({**taken, **given})
     check_combinations(cfg, cfg.semantics)
-    neutral = to_dict(GenerationConfig())
-    shown = ", ".join(f"{key}={_text(value)}" for key, value in taken.items() if value != neutral[key])
+    shown = ", ".join(f"{key}={_text(value)}" for key, value in taken.items() if value != NEUTRAL[key])
     notes = [f"decoded as the model says where you do not: generation.{shown}"] if shown else []
     for number, other in enumerate(own[1:], start=2):
-        differing = sorted(
-            key
-            for key in {*own[0], *other} - set(chosen)
-            if own[0].get(key, neutral[key]) != other.get(key, neutral[key])
-        )
-        if differing:
+        if differing := _differing(own[0], other) - set(given):
+            keys = ", ".join(sorted(differing))
             notes.append(
-                f"model {number} alone would be decoded with another generation.{differing[0]}; the first counts"
+                f"model {number} by itself would be decoded with other settings ({keys}); those of model 1 count"
             )
     return cfg, notes
 
@@ -78,11 +73,15 @@ def _made(values: Mapping[str, Any]) -> GenerationConfig:
     return dataclasses.replace(cfg, semantics=cfg.semantics or "fairseq")
 
 
-def _without_effect(cfg: GenerationConfig) -> Iterator[str]:
+def _without_effect(cfg: GenerationConfig) -> set[str]:
     """The keys that ``check_combinations`` would refuse."""
-    neutral = to_dict(GenerationConfig())
-    for need in NEEDS:
-        yield from (k for k in need.keys if getattr(cfg, k) != neutral[k] and not need.met(cfg, cfg.semantics))
+    refused = (need for need in NEEDS if not need.met(cfg, cfg.semantics))
+    return {key for need in refused for key in need.keys if getattr(cfg, key) != NEUTRAL[key]}
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """The keys of which two models have different values."""
+    return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
 
 
 def _text(value: Any) -> str:
@@ -91,7 +90,4 @@ def _text(value: Any) -> str:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may be others than the models themselves give it; true where in doubt."""
-    neutral = to_dict(GenerationConfig())
-    return draws(cfg) or any(
-        value != neutral[key] for key, value in to_dict(cfg).items() if key not in SCORES_STAY and value != neutral[key]
-    )
+    return draws(cfg) or any(value != NEUTRAL[key] for key, value in to_dict(cfg).items() if key not in SCORES_STAY)
