@@ -14,7 +14,7 @@ import seqgen
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
-from tests.huggingface_t5 import tiny_folder
+from tests.huggingface_t5 import tiny_folder, tiny_model, tiny_tokenizer
 
 SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 STDIN = "".join(line + "\n" for line in SOURCES).encode()
@@ -190,15 +190,20 @@ def test_the_python_that_the_documentation_shows_runs(
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "t5", "t5", generation={"num_beams": 3, "max_new_tokens": 8})
-    outcome = generate(folder, "format=json")
+    outcome = generate(folder, "format=json", "generation.max_len=12")
     found = records(outcome)
     assert "semantics=huggingface" in outcome.err
     assert all(record["semantics"] == "huggingface" for record in found)
     translator = seqgen.Translator(folder)
     settings = translator.settings()
     assert (settings.beam, settings.max_len, settings.semantics) == (3, 8, "huggingface")
-    assert [t.text for t in translator.translate(SOURCES, max_len_b=12)] == [
+    assert [t.text for t in translator.translate(SOURCES, max_len=12, max_len_b=12)] == [
         record["hypotheses"][0]["text"] if record["hypotheses"] else "" for record in found
     ]
+    original, tokenizer = tiny_model("t5"), tiny_tokenizer()
+    for text, record in zip(SOURCES, found, strict=True):
+        if text:
+            ids = original.generate(**tokenizer(text, return_tensors="pt"), num_beams=3, max_new_tokens=12)
+            assert record["hypotheses"][0]["text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
     command("convert", f"path={folder}", f"run_dir={tmp_path}/run")
     assert seqgen.Translator(tmp_path / "run").settings() == settings, "the run is decoded as the folder is"
