@@ -20,8 +20,9 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.speculative import SpeculativeDecoding
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
-from tests.huggingface_t5 import VOCAB as T5_VOCAB
-from tests.huggingface_t5 import seqgen_model, tiny_model
+from tests.huggingface_decoding import dictionary as t5_dictionary
+from tests.huggingface_decoding import sharp_model
+from tests.huggingface_t5 import seqgen_model
 from tests.model_zoo import VOCAB, ZOO, registered
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
@@ -107,8 +108,8 @@ def test_with_all_that_changes_scores(names: list[str], options: dict[str, objec
 
 
 def test_alone_equals_batched_and_prefixes_are_kept() -> None:
-    model, batch = build("transformer_tiny"), batch_of(SOURCES)
-    drafter = ModelDrafter(near(model, "transformer_tiny"))
+    model, batch = build("transformer_shared"), batch_of(SOURCES)
+    drafter = ModelDrafter(near(model, "transformer_shared"))
     prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
     for options in ({}, {"search_strategy": Sampling(seed=3), "beam_size": 3}):
         generator = SequenceGenerator(
@@ -129,8 +130,8 @@ def test_alone_equals_batched_and_prefixes_are_kept() -> None:
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(semantics: str) -> None:
-    model, batch = build("fconv_tiny"), batch_of(SOURCES)
-    draft = near(model, "fconv_tiny")
+    model, batch = build("fconv_shared"), batch_of(SOURCES)
+    draft = near(model, "fconv_shared")
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2, "semantics": semantics}
     wanted = decode([model], batch, SpeculativeDecoding(ModelDrafter(draft), 4), **options)
     for count, cache in ((1, True), (9, True), (3, False)):
@@ -237,55 +238,36 @@ def test_what_is_looked_up() -> None:
     assert propose([], []) == [[], []]
 
 
-@pytest.mark.parametrize("variant", ["t5", "t5_v1_1", "umt5"])
-def test_equals_transformers(variant: str) -> None:
+@pytest.mark.parametrize(("variant", "seed"), [("t5", 0), ("t5_v1_1", 1), ("umt5", 2)])
+def test_equals_transformers(variant: str, seed: int) -> None:
     """Assisted generation and prompt lookup, sentence by sentence as there, token for token."""
-
-    class T5Dictionary:
-        def __len__(self) -> int:
-            return T5_VOCAB
-
-        def pad(self) -> int:
-            return 0
-
-        def eos(self) -> int:
-            return 1
-
-        def unk(self) -> int:
-            return 2
-
-    sources = [(5, 9, 12, 33, 1), (6, 1), (4, 4, 21, 4, 6, 13, 8, 1), (1,)]
-    for seed in range(2):
-        original, assistant = tiny_model(variant, seed), tiny_model(variant, seed)
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for parameter in assistant.parameters():
-                parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
-        model, draft = seqgen_model(original), seqgen_model(assistant)
-        asked = (
-            (ModelDrafter(draft), 1.2, {"assistant_model": assistant}),
-            (PromptLookup(2), 1.0, {"prompt_lookup_num_tokens": 5}),
+    sources = [(5, 9, 7, 3, 1), (6, 1), (4, 4, 8, 4, 6, 3, 8, 1), (1,)]
+    original, assistant = sharp_model(variant, seed), sharp_model(variant, seed)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
+    cfg = GenerationConfig(semantics="huggingface", beam=1, max_len=19, repetition_penalty=1.2, draft_tokens=5)
+    asked = (
+        ({"draft": "assistant"}, seqgen_model(assistant), {"assistant_model": assistant}),
+        ({"prompt_lookup": 2}, None, {"prompt_lookup_num_tokens": 5}),
+    )
+    for keys, draft, further in asked:
+        generator = SequenceGenerator.from_config(
+            [seqgen_model(original)], t5_dictionary(), replace(cfg, **keys), draft=draft
         )
-        for drafter, penalty, further in asked:
-            procedure = SpeculativeDecoding(drafter)
-            generator = SequenceGenerator(
-                [model],
-                T5Dictionary(),
-                semantics="huggingface",
-                search_strategy=Greedy(),
-                max_len=19,
-                min_len=0,
-                logits_processors=[RepetitionPenalty(penalty)],
-                procedure=procedure,
+        for source, [hypothesis] in zip(sources, generator.generate(batch_of(sources, pad=0)), strict=True):
+            wanted = original.generate(
+                torch.tensor([source]),
+                do_sample=False,
+                max_length=20,
+                min_new_tokens=1,
+                repetition_penalty=1.2,
+                **further,
             )
-            batch = batch_of(sources, pad=0)
-            for source, [hypothesis] in zip(sources, generator.generate(batch), strict=True):
-                wanted = original.generate(
-                    torch.tensor([source]), do_sample=False, max_length=20, repetition_penalty=penalty, **further
-                )
-                # its prompt lookup may write beyond the maximum
-                assert hypothesis.tokens.tolist() == wanted[0, 1:20].tolist()
-            assert procedure.judged > 0
+            # its prompt lookup may write beyond the maximum
+            assert hypothesis.tokens.tolist() == wanted[0, 1:20].tolist()
+        assert generator.procedure.accepted > 0
 
 
 def test_up_to_the_last_position_of_a_table() -> None:
