@@ -20,7 +20,7 @@ from seqgen.translator import ModelInMemory, Translator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
-ARCHITECTURES = ("transformer_tiny", "fconv_tiny")
+ARCHITECTURES = ("transformer_tiny", "fconv_tiny", "t5_tiny")
 SHORT = {"max_len_b": 12}
 
 
