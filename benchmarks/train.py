@@ -1,6 +1,7 @@
-"""Training speed: target tokens a second for fairseq's iwslt_de_en shapes, data loading included.
+"""Training speed: target tokens a second for fairseq's iwslt_de_en shapes, data loading included, and for T5-small.
 
     python -m benchmarks.train [--models fconv_iwslt_de_en ...] [--seconds 40] [--threads 2] [--bf16] [--profile]
+    python -m benchmarks.train --models t5_small      # float32 and bfloat16, by turns with transformers
 
 Trains on Multi30k en-de where it is found (``$SEQGEN_SHARED/data/multi30k``, else ``../shared/data/multi30k``), with a
 joint SentencePiece vocabulary of 8,000, otherwise on random words of like lengths; float32, batches of 4,096 tokens.
@@ -28,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
+from benchmarks import t5_training
 from seqgen.compose import compose
 from seqgen.config import TrainConfig
 from seqgen.registry import TASKS
@@ -36,6 +38,7 @@ from seqgen.training.distributed import Peers
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
+T5 = "t5_small"
 FAIRSEQ = {"fconv_iwslt_de_en": 4200, "transformer_iwslt_de_en": 800}
 OPTIONS = {"fconv_iwslt_de_en": ["optimizer=nag"], "transformer_iwslt_de_en": ["model.share_all_embeddings=true"]}
 KINDS = {
@@ -147,7 +150,7 @@ def shares(run: TrainingRun, updates: int = 3) -> dict[str, float]:
 def main() -> None:
     """Measure, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(FAIRSEQ))
+    parser.add_argument("--models", nargs="+", default=[*FAIRSEQ, T5])
     parser.add_argument("--seconds", type=float, default=40.0, help="how long to measure each model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 autocast")
@@ -158,12 +161,14 @@ def main() -> None:
     gflops = matrix_speed(arguments.bf16)
     results: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "threads": arguments.threads}
     results |= {"torch": torch.__version__, "matrix_gflops": gflops, "bf16": arguments.bf16, "models": {}}
-    print(f"matrix products: {gflops:.0f} GFLOP/s on {arguments.threads} threads\n")
-    print(f"{'model':26} {'tokens/s':>9} {'fairseq':>8} {'ratio':>6} {'padding':>8} {'products':>9}")
+    print(f"matrix products: {gflops:.0f} GFLOP/s on {arguments.threads} threads")
+    models = [model for model in arguments.models if model != T5]
+    if models:
+        print(f"\n{'model':26} {'tokens/s':>9} {'fairseq':>8} {'ratio':>6} {'padding':>8} {'products':>9}")
     with tempfile.TemporaryDirectory() as root:
         cache = Path(root) / "cache"
         cache.mkdir()
-        for model in arguments.models:
+        for model in models:
             run = prepare(model, Path(root) / model, cache, arguments.bf16)
             row = measure(run, arguments.seconds)
             row["product_share"] = product_share(run, row["seconds_per_update"], gflops)
@@ -175,6 +180,8 @@ def main() -> None:
                 row["shares"] = shares(run)
                 print("".join(f"    {share:6.1%}  {name}\n" for name, share in row["shares"].items()))
             results["models"][model] = row
+    if T5 in arguments.models:
+        results["models"][T5] = t5_training.compare(arguments.seconds, arguments.profile)
     Path(arguments.output).write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -135,10 +135,16 @@ class T5Decoder(IncrementalDecoder):
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to logits ``(..., V)``."""
-        # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
-        scaled = features * self.cfg.d_model**-0.5 if self.cfg.tie_word_embeddings else features
-        logits: Tensor = self.output_projection(scaled)
+        logits: Tensor = self.output_projection(self._scaled(features))
         return logits
+
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as features and a weight; see ``Decoder.output_product``."""
+        return self._scaled(features), self.output_projection.matrix()
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
+        return features * self.cfg.d_model**-0.5 if self.cfg.tie_word_embeddings else features
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""

@@ -218,6 +218,10 @@ class TransformerDecoder(IncrementalDecoder):
         logits: Tensor = self.output_projection(features)
         return logits
 
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as features and a weight; see ``Decoder.output_product``."""
+        return features, self.output_projection.matrix()
+
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""
         return self.embed_positions.max_positions

@@ -70,6 +70,20 @@ class Decoder(nn.Module):
         """
         raise NotImplementedError
 
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The output layer as a matrix product, if it is one; training can then compute the loss with less memory.
+
+        Where a class overrides ``output_layer``, what it inherits of this does not count.
+
+        Args:
+            features: ``(..., C)``.
+
+        Returns:
+            Features ``(..., C)`` and a weight ``(V, C)`` whose product ``output_layer`` gives; ``None`` where it is
+            something else.
+        """
+        return None
+
     def get_normalized_probs(self, logits: Tensor, log_probs: bool = True) -> Tensor:
         """Normalize logits over the vocabulary, in float32 or wider.
 

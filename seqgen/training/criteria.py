@@ -19,6 +19,7 @@ from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
+from seqgen.training.projected_cross_entropy import projected_cross_entropy, projection_of
 
 if TYPE_CHECKING:
     from seqgen.task import Task
@@ -92,9 +93,15 @@ class CrossEntropyCriterion(Criterion):
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
         """Compute the loss; see ``Criterion``."""
-        logits, target = target_logits(model, batch, self.task.target_dictionary.pad())
-        z_loss = self.cfg.z_loss if model.training else 0.0
-        loss, nll, correct = cross_entropy(logits, target, self.label_smoothing, z_loss)
+        kept = TargetPositions(batch, self.task.target_dictionary.pad())
+        target, options = kept.target, (self.label_smoothing, self.cfg.z_loss if model.training else 0.0)
+        features = kept.features(model) if _has_default_forward(model) else None
+        product = None if features is None else projection_of(model.decoder, features)
+        if product is not None:
+            loss, nll, correct = projected_cross_entropy(*product, target, *options)
+        else:
+            logits = kept.logits(model) if features is None else model.decoder.output_layer(features)
+            loss, nll, correct = cross_entropy(logits, target, *options)
         ntokens = target.numel()
         logging: dict[str, Tensor | float] = {"nll_loss": nll, "correct": correct, "ntokens": ntokens}
         logging["nsentences"] = batch.ids.numel()
@@ -124,20 +131,45 @@ def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[T
     Raises:
         ValueError: the batch has no target.
     """
-    if batch.target is None or batch.prev_output_tokens is None:
-        raise ValueError("a criterion needs a batch with a target; this one has only a source")
-    target = batch.target.flatten()
-    kept = (target != pad).nonzero().squeeze(1)
-    source = batch.source
+    kept = TargetPositions(batch, pad)
     if _has_default_forward(model):
         # The same as model(...), but that padding is left out before the projection rather than after it.
-        packed: dict[str, Any] = {} if batch.segments is None else {"segments": batch.segments}
-        encoder_out = model.encoder(source.src_tokens, source.src_lengths, **packed)
-        features, _ = model.decoder.extract_features(batch.prev_output_tokens, encoder_out, **packed)
-        logits = model.decoder.output_layer(_rows(features, kept))
-    else:
-        logits = _rows(model(source.src_tokens, source.src_lengths, batch.prev_output_tokens).logits, kept)
-    return logits, target if kept.numel() == target.numel() else target[kept]
+        return model.decoder.output_layer(kept.features(model)), kept.target
+    return kept.logits(model), kept.target
+
+
+class TargetPositions:
+    """The positions of a batch that have a target, row by row.
+
+    Args:
+        batch: a batch with a target.
+        pad: id of padding in the target.
+
+    Attributes:
+        target: ``(M,)`` int64 ids.
+
+    Raises:
+        ValueError: the batch has no target.
+    """
+
+    def __init__(self, batch: Batch, pad: int):
+        if batch.target is None or batch.prev_output_tokens is None:
+            raise ValueError("a criterion needs a batch with a target; this one has only a source")
+        target = batch.target.flatten()
+        self.kept = (target != pad).nonzero().squeeze(1)
+        self.target = target if self.kept.numel() == target.numel() else target[self.kept]
+        self.source, self.previous, self.segments = batch.source, batch.prev_output_tokens, batch.segments
+
+    def features(self, model: EncoderDecoderModel) -> Tensor:
+        """The decoder's last features ``(M, C)``."""
+        packed: dict[str, Any] = {} if self.segments is None else {"segments": self.segments}
+        encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
+        features, _ = model.decoder.extract_features(self.previous, encoder_out, **packed)
+        return _rows(features, self.kept)
+
+    def logits(self, model: EncoderDecoderModel) -> Tensor:
+        """The model's logits ``(M, V)``."""
+        return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
 
 
 def _has_default_forward(model: EncoderDecoderModel) -> bool:
