@@ -145,9 +145,17 @@ class Task:
             models: one or more models over the target vocabulary.
             cfg: how to decode.
             further: constructor arguments of ``SequenceGenerator`` that the configuration does not have.
+
+        Raises:
+            ConfigError: the configuration contradicts itself, or asks for what the task does not have.
         """
         from seqgen.generation.sequence_generator import SequenceGenerator
 
+        if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
+            raise ConfigError(
+                f"generation.prompt_lookup={cfg.prompt_lookup} looks for the output's words in the source, which has "
+                "another vocabulary; leave it out, or train with one vocabulary for both"
+            )
         return SequenceGenerator.from_config(
             models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further
         )

@@ -20,6 +20,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.speculative import SpeculativeDecoding
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
+from seqgen.task import Task
 from tests.huggingface_decoding import dictionary as t5_dictionary
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import seqgen_model
@@ -337,9 +338,16 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
     narrow = ScriptedModel(random_rule(VOCAB - 1, 1))
     with pytest.raises(ConfigError, match="writes 22 symbols, and the models that it drafts for 23"):
         decode([model], batch, SpeculativeDecoding(ModelDrafter(narrow)))
+    wide = ScriptedModel(random_rule(VOCAB + 1, 1))  # for greedy search no more than a guess
+    assert_same(decode([model], batch, SpeculativeDecoding(ModelDrafter(wide))), decode([model], batch))
+    with pytest.raises(ConfigError, match="writes 24 symbols, and the models that it drafts for 23"):
+        decode([model], batch, SpeculativeDecoding(ModelDrafter(wide)), search_strategy=Sampling())
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
     with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
         decode([model], batch, SpeculativeDecoding(ModelDrafter(short)))
+    task = SimpleNamespace(source_dictionary=dictionary(3), target_dictionary=dictionary(4), target_tokenizer=None)
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        Task.build_generator(task, [model], GenerationConfig(beam=1, prompt_lookup=2))
     with pytest.raises(ConfigError, match="draft_tokens=0"):
         SpeculativeDecoding(PromptLookup(), 0)
     with pytest.raises(ConfigError, match="prompt_lookup=0"):

@@ -135,9 +135,9 @@ class ContrastiveDecoding(Decoding):
         streamer: Streamer | None,
     ):
         self.alpha = contrastive.penalty_alpha
-        self.width = min(contrastive.contrastive_topk, len(generator.tgt_dict))
+        self.topk = min(contrastive.contrastive_topk, len(generator.tgt_dict))
         super().__init__(generator, sample, prefix_tokens, constraints, streamer)
-        start = self.history.matrix().expand(-1, self.width, -1)
+        start = self.history.matrix().expand(-1, self.topk, -1)
         features, self.out = self._read(start)
         self.features = _normalized(features[:, :1])
         """``(live, positions, C)`` features of unit length of all that each sentence has read."""
@@ -147,7 +147,7 @@ class ContrastiveDecoding(Decoding):
     def member(self, model: EncoderDecoderModel, source: Source, start_symbol: int | None) -> Member:
         """A model with a row for each candidate; see ``Decoding.member``."""
         generator = self.generator
-        return FeaturesMember(model, source, self.width, start_symbol, generator.use_cache, generator.beam_table)
+        return FeaturesMember(model, source, self.topk, start_symbol, generator.use_cache, generator.beam_table)
 
     def _read(self, tokens: Tensor) -> tuple[Tensor, DecoderOut]:
         """Let the rows read their newest token.
@@ -166,7 +166,7 @@ class ContrastiveDecoding(Decoding):
 
     def _by_sentence(self, rows: Tensor) -> Tensor:
         """``(live * k, X)`` as ``(live, k, X)``."""
-        return rows.view(-1, self.width, rows.size(-1))
+        return rows.view(-1, self.topk, rows.size(-1))
 
     def _logits(self) -> tuple[list[Tensor], Tensor | None]:
         """What the row that read the last token gave; see ``Decoding``."""
@@ -182,7 +182,7 @@ class ContrastiveDecoding(Decoding):
         possible = candidates.scores > -torch.inf
         # A table of positions may have no place for a token after the last: then the likeliest is taken.
         if step + 1 < self.generator.models[0].decoder.max_positions():
-            written = self.history.matrix().expand(-1, self.width, -1)
+            written = self.history.matrix().expand(-1, self.topk, -1)
             features, self.out = self._read(torch.cat([written, candidates.tokens.unsqueeze(-1)], dim=-1))
             features = _normalized(features)
             likeness = (features @ self.features.transpose(1, 2)).amax(-1)
@@ -207,7 +207,7 @@ class ContrastiveDecoding(Decoding):
     def advance(self, going_on: Candidates, attention: Tensor | None) -> None:
         """Let all rows go on from the one that read the chosen token; see ``Decoding.advance``."""
         super().advance(going_on, attention)
-        self.members[0].reorder_beams(self.chosen.expand(-1, self.width))
+        self.members[0].reorder_beams(self.chosen.expand(-1, self.topk))
 
 
 def _normalized(features: Tensor) -> Tensor:

@@ -168,11 +168,8 @@ class ModelDraft:
         """
         decoding, generator = self.decoding, self.decoding.generator
         logits = self.member.next_logits(tokens.flatten(0, 1), need_attention=False).logits
-        if logits.size(-1) != len(generator.tgt_dict):
-            raise ConfigError(
-                f"the draft model writes {logits.size(-1)} symbols, and the models that it drafts for "
-                f"{len(generator.tgt_dict)}; a draft needs the same target vocabulary"
-            )
+        if logits.size(-1) < len(generator.tgt_dict):
+            raise other_vocabulary(logits.size(-1), len(generator.tgt_dict))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / generator.temperature
         lprobs = logits if generator.processes_logits else self.member.model.get_normalized_probs(logits)
         context = decoding.context(step, decoding.beam, tokens)
@@ -262,6 +259,14 @@ class LookedUp:
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Draft.select_sentences``: the sources are those of the batch itself."""
+
+
+def other_vocabulary(draft: int, wanted: int) -> ConfigError:
+    """The error of a draft model that writes another number of symbols than the models that it drafts for."""
+    return ConfigError(
+        f"the draft model writes {draft} symbols, and the models that it drafts for {wanted}; a draft needs the same "
+        "target vocabulary"
+    )
 
 
 def normalized(scores: Tensor) -> Tensor:

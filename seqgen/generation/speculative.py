@@ -12,7 +12,16 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.decoding import Decoding, Streamer
-from seqgen.generation.drafting import ACCEPTANCE, REPLACEMENT, Drafter, Drafts, ModelDrafter, PromptLookup
+from seqgen.generation.drafting import (
+    ACCEPTANCE,
+    NOTHING,
+    REPLACEMENT,
+    Drafter,
+    Drafts,
+    ModelDrafter,
+    PromptLookup,
+    other_vocabulary,
+)
 from seqgen.generation.ensemble import Member
 from seqgen.generation.look_ahead import LookAhead
 from seqgen.generation.randomness import draw
@@ -155,7 +164,7 @@ class Speculation(Decoding):
         last = int(self.max_lengths.max())
         self.drafts = self.draft.propose(step, written, min(self.speculative.draft_tokens, last - step + 1))
         count = self.drafts.tokens.size(-1)
-        tokens = torch.cat([written, self.drafts.tokens.clamp(min=0)], dim=-1)[..., : 1 + last].flatten(0, 1)
+        tokens = torch.cat([written, self._read(self.drafts.tokens)], dim=-1)[..., : 1 + last].flatten(0, 1)
         for member in [*self.members, *self.guides]:
             assert isinstance(member, LookAhead)
             member.rewind(step)
@@ -163,6 +172,10 @@ class Speculation(Decoding):
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)
+
+    def _read(self, guesses: Tensor) -> Tensor:
+        """What members read in place of guesses: tokens that all of them know."""
+        return guesses.clamp(0, len(self.generator.tgt_dict) - 1)
 
     def choose(self, lprobs: Tensor, scores: Tensor, step: int) -> Candidates:
         """Judge the guesses that were drawn; otherwise the strategy chooses, see ``Decoding.choose``."""
@@ -189,6 +202,8 @@ class Speculation(Decoding):
         Returns:
             ``(live, beam)`` int64.
         """
+        if lprobs.size(-1) != guessed_with.size(-1):
+            raise other_vocabulary(guessed_with.size(-1), lprobs.size(-1))
         wanted, had = (values.gather(-1, guesses.unsqueeze(-1)).squeeze(-1) for values in (lprobs, guessed_with))
         accepted = self.numbers(ACCEPTANCE, step).log() < wanted - had
         residual = (lprobs.exp() - guessed_with.exp()).clamp(min=0.0).log()
@@ -212,22 +227,23 @@ class Speculation(Decoding):
         return super().compact(going_on, attention)
 
     def advance(self, going_on: Candidates, attention: Tensor | None) -> None:
-        """Compare what was written with what was guessed; see ``Decoding.advance``."""
+        """Compare what was written with what had been read; see ``Decoding.advance``."""
         step = self.history.length
         super().advance(going_on, attention)
         place = step - self.start
         if place >= self.drafts.tokens.size(-1):
             return
         guesses = self.drafts.tokens[..., place]
+        right = going_on.tokens == self._read(guesses)
         goes_on = (going_on.scores > -torch.inf) & ~self.done.unsqueeze(1)
-        right = going_on.tokens == guesses
+        guessed = goes_on & (guesses != NOTHING)
         judged, accepted, wrong = torch.stack(
-            [(goes_on & (guesses >= 0)).sum(), (goes_on & right).sum(), (goes_on & ~right).sum()]
+            [guessed.sum(), (guessed & right).sum(), (goes_on & ~right).sum()]
         ).tolist()
         self.speculative.judged += judged
         self.speculative.accepted += accepted
         if wrong:
-            self.stop = step + 1  # what the members have read since is not what was written
+            self.stop = step + 1  # what has been read behind it is not what was written
 
 
 def speculation_from_config(
