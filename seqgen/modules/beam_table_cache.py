@@ -25,8 +25,8 @@ from torch import Tensor
 
 from seqgen.incremental_state import Slots
 
-_BLOCK = 256
-"""Slots that are free again after a collection, or a quarter of those in use where that is more.
+_BLOCK = 64
+"""Slots that are free again after a collection, or an eighth of those in use where that is more.
 
 Fewer would make attention's products smaller and collections, each a copy of all that is seen, more frequent.
 """
@@ -74,7 +74,7 @@ class BeamTable:
         It does even where each beam goes its own way, as long as there are not many: the products of queries with keys
         that they do not see cost less than copying the keys that they do see.
         """
-        return self.used <= 2 * _BLOCK + _MOST_SLOTS * self.length
+        return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
 
     def _is_first(self, clock: int) -> bool:
         """Whether the layer that has brought ``clock`` changes is the first to bring the next one, which is counted."""
@@ -94,7 +94,7 @@ class BeamTable:
         new = positions * beam
         if self.used + new > self.capacity:
             self._collect()
-            self.capacity = self.used + new + max(_BLOCK, self.used // 4)
+            self.capacity = self.used + new + max(_BLOCK, self.used // 8)
         if self.length + positions > room:
             more = self.table.new_zeros(sentences, beam, positions + max(_BLOCK, room) // beam)
             self.table = torch.cat([self.table, more], dim=2)
