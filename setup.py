@@ -46,6 +46,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11", "transformers==4.53.3"],
+        "benchmarks": ["matplotlib>=3.9"],
     },
     entry_points={
         "console_scripts": [

@@ -1,0 +1,1 @@
+"""What ``benchmarks.decode`` is made of. Workers of peers run in environments without seqgen, and import none of it."""

@@ -1,0 +1,188 @@
+"""Commands that read a text and write one, measured from the outside, start-up included."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.decoding.process import WorkerError, environment
+from seqgen.generation.scores import text_scores
+
+SAME_TEXTS = 0.98
+"""Share of outputs that are the same in float32, below which it is not the same search: ties are fewer."""
+
+
+@dataclass
+class Command:
+    """A command, and how it did.
+
+    Attributes:
+        model: what it decodes with; commands of one model are compared.
+        name: of the toolkit, or of the way it goes.
+        format: number format.
+        argv: makes the command line from the input file and the output file.
+        seconds: of the whole command, of each round.
+        start_up: the same for a text of one line.
+        processor_seconds: of all threads, of each round.
+        peak_bytes: the process's largest size, of each round.
+        same: share of the outputs that are those of the first command of this model.
+        bleu: of the outputs.
+        elsewhere: sentences a second that were measured on another machine, start-up not counted.
+    """
+
+    model: str
+    name: str
+    format: str
+    argv: Callable[[Path, Path], list[str]] = field(repr=False)
+    seconds: list[float] = field(default_factory=list)
+    start_up: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    same: float | None = None
+    bleu: float | None = None
+    elsewhere: float | None = None
+
+    def run(self, source: Path, output: Path, threads: int) -> tuple[float, float, int]:
+        """Decode a file.
+
+        Returns:
+            The seconds, those of the processor, and the largest size in bytes.
+
+        Raises:
+            WorkerError: the command failed.
+        """
+        argv = self.argv(source, output)
+        log = output.with_suffix(".log")
+        start = time.perf_counter()
+        with log.open("w") as file:
+            process = subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT, env=environment(threads))
+            _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said = [line for line in log.read_text().split("\n") if line.strip()]
+            raise WorkerError(f"{' '.join(argv)} failed: {said[-1] if said else 'it said nothing'}")
+        return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+    def starts(self, line: Path, output: Path, threads: int) -> bool:
+        """Whether the command works in its number format; in float32 it must."""
+        try:
+            self.run(line, output, threads)
+        except WorkerError as error:
+            if self.format == "float32":
+                raise
+            print(f"{self.model} by {self.name} in {self.format} is left out: {error}", file=sys.stderr)
+            return False
+        return True
+
+    def measure(self, files: tuple[Path, Path], output: Path, threads: int) -> None:
+        """Decode the whole text and one line of it.
+
+        Args:
+            files: the text, and its first line.
+            output: file to write the one's translation to.
+            threads: of the matrix libraries.
+        """
+        self.start_up.append(self.run(files[1], output.with_name("one.txt"), threads)[0])
+        seconds, processor, peak = self.run(files[0], output, threads)
+        self.seconds.append(seconds)
+        self.processor_seconds.append(processor)
+        self.peak_bytes.append(peak)
+
+    def speed(self, sentences: int, whole: bool) -> float:
+        """Sentences a second; the median of the rounds.
+
+        Args:
+            sentences: how many the text has.
+            whole: whether the start-up, which reading the weights is part of, counts.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere
+        pairs = zip(self.seconds, self.start_up, strict=True)
+        return sentences / statistics.median(total - (0 if whole else start) for total, start in pairs)
+
+    def record(self, sentences: int) -> dict[str, Any]:
+        """Everything, for JSON."""
+        names = ("model", "name", "format", "seconds", "start_up", "processor_seconds", "peak_bytes", "same", "bleu")
+        speeds = {"whole": self.speed(sentences, True), "without_start_up": self.speed(sentences, False)}
+        return {**{name: getattr(self, name) for name in names}, "elsewhere": self.elsewhere, **speeds}
+
+
+def contest(
+    commands: Sequence[Command],
+    lines: Sequence[str],
+    references: Sequence[str],
+    folder: Path,
+    rounds: int,
+    threads: int,
+) -> list[str]:
+    """Let commands of one model decode a text by turns.
+
+    Args:
+        commands: the first is seqgen in float32; they keep their figures.
+        lines: the text.
+        references: its translation.
+        folder: where to write.
+        rounds: how often.
+        threads: of the matrix libraries.
+
+    Returns:
+        Sentences on commands in float32 of whose outputs too many differ from those of the first.
+
+    Raises:
+        WorkerError: a command failed.
+    """
+    files = folder / "text.txt", folder / "line.txt"
+    files[0].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    files[1].write_text(f"{lines[0]}\n", encoding="utf-8")
+    output, first = folder / "output.txt", []
+    able = [command for command in commands if command.starts(files[1], output, threads)]
+    for number in range(rounds):
+        for command in able:
+            command.measure(files, output, threads)
+            print(f"round {number + 1} of {rounds}: {command.model} by {command.name}", file=sys.stderr, flush=True)
+            if number == 0:
+                texts = output.read_text(encoding="utf-8").split("\n")[:-1]
+                first = first or texts
+                command.same = sum(a == b for a, b in zip(texts, first, strict=True)) / len(first)
+                command.bleu = text_scores(texts, references)["BLEU"].value
+    return [
+        f"{command.name} does not agree with seqgen in float32: {command.model}: {command.same:.1%} of the outputs are "
+        "the same"
+        for command in able
+        if command.format == "float32" and (command.same or 0) < SAME_TEXTS
+    ]
+
+
+def table(commands: Sequence[Command], sentences: int) -> str:
+    """What was measured, a line for each command."""
+    lines = [
+        f"{'':<42} {'s':>7} {'start':>6} {'sent./s':>8} {'same':>6} {'BLEU':>6} {'peak MB':>8} | {'whole':>6} "
+        f"{'rest':>6}"
+    ]
+    best = {command.model: command for command in reversed(commands) if command.format == "float32"}
+    for command in commands:
+        cells = [f"{command.model}: {command.name}, {command.format}".ljust(42)]
+        if command.elsewhere is None:
+            cells.append(f"{statistics.median(command.seconds):7.1f} {statistics.median(command.start_up):6.1f}")
+            cells.append(f"{command.speed(sentences, False):8.1f} {command.same or 0:6.1%} {command.bleu or 0:6.2f}")
+            cells.append(f"{max(command.peak_bytes) / 1e6:8.0f} |")
+        else:
+            cells.append(f"{'':7} {'':6} {command.elsewhere:8.1f} {'':6} {'':6} {'':8} |")
+        ours = best[command.model]
+        for whole in (True, False):
+            counted = whole and command.elsewhere is not None
+            ratio = ours.speed(sentences, whole) / command.speed(sentences, whole)
+            cells.append(" " * 6 if counted else f"{ratio:6.2f}")
+        lines.append(" ".join(cells))
+    legend = """
+s: the whole command; start: the same with a text of one line. sent./s: without the start-up. Right of the bar: how many
+times faster than this is seqgen in float32, start-up included, and without it."""
+    return "\n".join(lines) + "\n" + legend

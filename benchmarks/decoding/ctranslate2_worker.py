@@ -1,0 +1,67 @@
+"""CTranslate2 as a worker; it needs ctranslate2, and torch and transformers for converting a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import transformers
+from ctranslate2.converters import TransformersConverter
+
+from benchmarks.decoding.worker import Request, Worker, serve
+
+
+class Converter(TransformersConverter):
+    """The converter, which gives ``from_pretrained`` an argument that older versions of transformers call otherwise."""
+
+    def load_model(self, model_class: Any, name: str, **arguments: Any) -> Any:
+        """Load the model that is converted."""
+        if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56):
+            arguments["torch_dtype"] = arguments.pop("dtype")
+        return super().load_model(model_class, name, **arguments)
+
+
+class CTranslate2(Worker):
+    """A model of a Hugging Face folder, converted beside it.
+
+    Args:
+        arguments: those of ``worker.parser``.
+    """
+
+    version = f"ctranslate2 {ctranslate2.__version__}"
+
+    def __init__(self, arguments: argparse.Namespace):
+        folder = Path(arguments.models[0])
+        converted = folder.with_name(f"{folder.name}-ctranslate2")
+        if not converted.exists():
+            Converter(str(folder)).convert(str(converted))
+        supported = ctranslate2.get_supported_compute_types(arguments.device)
+        if arguments.format not in supported:
+            raise ValueError(f"CTranslate2 does not compute in {arguments.format} here")
+        self.translator = ctranslate2.Translator(
+            str(converted),
+            device=arguments.device,
+            compute_type=arguments.format,
+            inter_threads=1,
+            intra_threads=arguments.threads,
+        )
+        self.symbols: list[str] = json.loads((converted / "shared_vocabulary.json").read_text())
+        self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
+
+    def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
+        """See ``Worker.decode``."""
+        results = self.translator.translate_batch(
+            [[self.symbols[index] for index in source] for source in sources],
+            beam_size=request["beam"],
+            min_decoding_length=request["length"],
+            max_decoding_length=request["length"],
+            max_input_length=0,
+        )
+        return [[self.ids[symbol] for symbol in result.hypotheses[0]] for result in results]
+
+
+if __name__ == "__main__":
+    serve(CTranslate2)

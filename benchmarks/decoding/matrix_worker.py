@@ -1,0 +1,107 @@
+"""The limit: nothing but the matrix products that decoding with T5 cannot do without, as a worker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.decoding.memory import CudaMemory
+from benchmarks.decoding.worker import Answer, Request, Worker, serve
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class MatrixProducts(Worker):
+    """The products of the linear layers of a folder's model, each with weights of its own; see ``decode``.
+
+    Args:
+        arguments: those of ``worker.parser``.
+    """
+
+    version = f"torch {torch.__version__}"
+
+    def __init__(self, arguments: argparse.Namespace):
+        if arguments.format not in FORMATS:
+            raise ValueError(f"torch.mm does not compute in {arguments.format}")
+        torch.set_num_threads(arguments.threads)
+        self.device, self.dtype = arguments.device, FORMATS[arguments.format]
+        if self.device != "cpu":
+            self.memory = CudaMemory(torch)
+        cfg = json.loads((Path(arguments.models[0]) / "config.json").read_text())
+        model, ffn, self.heads, self.head = cfg["d_model"], cfg["d_ff"], cfg["num_heads"], cfg["d_kv"]
+        inner = self.heads * self.head
+        wide = ffn * (2 if cfg["feed_forward_proj"].startswith("gated-") else 1)
+        # (outputs, inputs), as few products as possible: queries, keys and values in one, a gate with what it gates
+        self_attention, feed_forward = [(3 * inner, model), (model, inner)], [(wide, model), (model, ffn)]
+        self.layers = cfg["num_decoder_layers"]
+        self.encoder = self.weights([*self_attention, *feed_forward], cfg["num_layers"])
+        self.memory_keys = self.weights([(2 * inner, model)], self.layers)
+        self.step = self.weights([*self_attention, (inner, model), (model, inner), *feed_forward], self.layers)
+        self.step += self.weights([(cfg["vocab_size"], model)], 1)
+
+    def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[Tensor]:
+        """Random weights, of each layer different ones, so that they come from memory as those of a model do."""
+        return [self.random(*shape) for _ in range(layers) for shape in shapes]
+
+    def random(self, *shape: int) -> Tensor:
+        """Small numbers."""
+        return torch.randn(*shape, device=self.device).mul_(0.01).to(self.dtype)
+
+    def answer(self, request: Request) -> Answer:
+        """See ``Worker.answer``; what is multiplied is made before."""
+        self.decode(request["sources"][: request["batch"]], request, steps=1)
+        return super().answer(request)
+
+    @torch.inference_mode()
+    def decode(self, sources: list[list[int]], request: Request, steps: int = 0) -> list[list[int]]:
+        """Multiply: for the encoder and the keys of its output once, for the decoder at each step.
+
+        With ``attention`` in the request, also what attention multiplies, each row having a history of its own.
+        """
+        sentences, positions = len(sources), sum(map(len, sources))
+        self.multiply(self.encoder + self.memory_keys, positions)
+        for step in range(steps or request["length"]):
+            self.multiply(self.step, sentences * request["beam"])
+            if request.get("attention"):
+                self.attend(sentences, request["beam"], step + 1, request["length"], positions // sentences)
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        return [[0] * request["length"]] * sentences
+
+    def multiply(self, weights: list[Tensor], rows: int) -> None:
+        """Multiply so many rows with each of the weights."""
+        for weight in weights:
+            torch.mm(self.inputs(rows, weight.size(1)), weight.t())
+
+    @lru_cache(maxsize=64)  # noqa: B019  # the worker lives as long as its process
+    def inputs(self, rows: int, width: int) -> Tensor:
+        """What is multiplied."""
+        return self.random(rows, width)
+
+    def attend(self, sentences: int, beam: int, seen: int, length: int, source: int) -> None:
+        """Multiply what attention does in one step: with the ``seen`` positions, and with those of the source."""
+        rows = sentences * beam * self.heads
+        for layer in range(self.layers):
+            own = self.keys(layer, rows, length)[:, :seen]
+            memory = self.keys(layer, sentences * self.heads, source)
+            for keys, queries in ((own, self.queries(rows, 1)), (memory, self.queries(sentences * self.heads, beam))):
+                torch.bmm(torch.bmm(queries, keys.transpose(1, 2)), keys)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def keys(self, layer: int, rows: int, length: int) -> Tensor:
+        """Keys, and values, of a layer."""
+        return self.random(rows, length, self.head)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def queries(self, rows: int, count: int) -> Tensor:
+        """Queries of a step."""
+        return self.random(rows, count, self.head)
+
+
+if __name__ == "__main__":
+    serve(MatrixProducts)

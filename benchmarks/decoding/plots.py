@@ -1,0 +1,102 @@
+"""Plots of what ``benchmarks.decode`` wrote as JSON; matplotlib alone is needed.
+
+python -m benchmarks.decoding.plots FILE.json FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+VARIABLES = {
+    "batch": "sentences in a batch",
+    "length": "tokens of the output",
+    "beam": "beam",
+    "source": "source tokens",
+}
+CONSTANT = ("model", "batch", "length", "beam", "source")
+
+
+def plot(file: Path, folder: Path) -> list[Path]:
+    """Plot speed against each variable that varies, and memory likewise.
+
+    Args:
+        file: what ``benchmarks.decode`` wrote.
+        folder: where to put the images.
+
+    Returns:
+        The images.
+    """
+    content = json.loads(file.read_text())
+    folder.mkdir(parents=True, exist_ok=True)
+    images = []
+    for variable in VARIABLES:
+        for name, rows in curves(content["rows"], variable).items():
+            for figure, label, unit in (
+                ("tokens_per_second", "tokens a second", 1.0),
+                ("bytes_per_hypothesis", "kB for each hypothesis", 1e-3),
+            ):
+                path = folder / f"decode_{content['work']}_{name}_{variable}_{figure.partition('_')[0]}.png"
+                if draw(rows, variable, figure, label, unit, path):
+                    images.append(path)
+    return images
+
+
+def curves(rows: list[Row], variable: str) -> dict[str, list[Row]]:
+    """For each model rows that differ in a variable alone.
+
+    Of all such series it is the one with most values, and of those the one whose other values are the most frequent.
+    """
+    others = [name for name in CONSTANT if name != variable]
+    frequency = Counter((name, row[name]) for row in rows for name in others)
+    series: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        series[tuple(row[name] for name in others)].append(row)
+    best: dict[str, tuple[int, int]] = {}
+    chosen: dict[str, list[Row]] = {}
+    for values, members in series.items():
+        rank = (
+            len({row[variable] for row in members}),
+            sum(frequency[pair] for pair in zip(others, values, strict=True)),
+        )
+        if rank[0] > 2 and rank > best.get(members[0]["model"], (0, 0)):
+            best[members[0]["model"]], chosen[members[0]["model"]] = rank, members
+    return chosen
+
+
+def draw(rows: list[Row], variable: str, figure: str, label: str, unit: float, path: Path) -> bool:
+    """Draw one image, a line for each toolkit and number format; nothing where the figure was not measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in rows:
+        if row[figure]:
+            lines[f"{row['toolkit']}, {row['format']}"].append((row[variable], row[figure] * unit))
+    if not lines:
+        return False
+    axes = pyplot.figure(figsize=(7, 4.5)).gca()
+    for name, points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(VARIABLES[variable])
+    axes.set_ylabel(label)
+    axes.set_title(", ".join(f"{name} {rows[0][name]}" for name in CONSTANT if name != variable and rows[0][name]))
+    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.legend(fontsize="small")
+    axes.figure.savefig(path, dpi=110, bbox_inches="tight")
+    pyplot.close(axes.figure)
+    return True
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    print(*plot(Path(sys.argv[1]), Path(sys.argv[2])), sep="\n")

@@ -1,0 +1,141 @@
+"""Workers as the measuring process sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.decoding.worker import Answer, Request, Worker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class WorkerError(Exception):
+    """A worker could not start, or could not do what it was asked for."""
+
+
+class Answering(Protocol):
+    """What answers requests: a worker, wherever it is.
+
+    Attributes:
+        failed: whether it has failed, and is not asked any more.
+    """
+
+    failed: bool
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked for."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class WorkerInside:
+    """A worker in this process, where a profiler sees it.
+
+    Args:
+        make: makes it.
+
+    Raises:
+        WorkerError: it cannot be made.
+    """
+
+    def __init__(self, make: Callable[[], Worker]):
+        self.failed = False
+        try:
+            self.worker = make()
+        except Exception as error:  # as in a process of its own, whatever it is
+            raise WorkerError(f"{type(error).__name__}: {error}") from None
+
+    def answer(self, request: Request) -> Answer:
+        """See ``Worker.answer``."""
+        return self.worker.answer(request)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class WorkerProcess:
+    """A worker in a process of its own.
+
+    Args:
+        python: the interpreter of the environment that has the toolkit.
+        module: the worker's module in this package.
+        arguments: see ``worker.parser``.
+        threads: of the matrix libraries.
+
+    Raises:
+        WorkerError: it does not start.
+    """
+
+    def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int):
+        self.failed = False
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is closed with the worker
+        command = [python, "-m", f"benchmarks.decoding.{module}", *arguments, "--threads", str(threads)]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.errors,
+                text=True,
+                env=environment(threads),
+            )
+        except OSError as error:
+            raise WorkerError(f"cannot run {python}: {error.strerror or error}") from None
+        try:
+            print(f"{self._read()['ready']} is ready", file=sys.stderr)
+        except WorkerError:
+            self.close()
+            raise
+
+    def answer(self, request: Request) -> Answer:
+        """See ``Worker.answer``.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkerError(self._last_words()) from None
+        return self._read()
+
+    def _read(self) -> Answer:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerError(self._last_words())
+        answer: Answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(answer["error"])
+        return answer
+
+    def _last_words(self) -> str:
+        self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"it ended with exit code {self.process.returncode}: {said}"
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment of a process that is measured: so many threads, no network, and this package."""
+    further = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    return {**os.environ, **further, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}

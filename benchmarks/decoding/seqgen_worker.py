@@ -1,0 +1,106 @@
+"""seqgen as a worker."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.decoding.memory import CudaMemory
+from benchmarks.decoding.models import Vocabulary, random_model
+from benchmarks.decoding.worker import Answer, Request, Worker, serve
+from seqgen.config import GenerationConfig
+from seqgen.data.collate import collate
+from seqgen.data.dictionary import Dictionary
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.loading import load_models
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+
+SCORED_AT_ONCE = 8
+"""Outputs that are scored together, since each token takes as much memory as there are symbols."""
+
+
+class Seqgen(Worker):
+    """A model of a folder, or of a preset with random weights; several are an ensemble.
+
+    Args:
+        arguments: those of ``worker.parser``.
+    """
+
+    version = f"torch {torch.__version__}"
+
+    def __init__(self, arguments: argparse.Namespace):
+        torch.set_num_threads(arguments.threads)
+        self.device = arguments.device
+        if self.device != "cpu":
+            self.memory = CudaMemory(torch)
+        self.models, self.dictionary = _models(arguments)
+        self.models = [_in_format(model, arguments.format).to(self.device) for model in self.models]
+
+    def answer(self, request: Request) -> Answer:
+        """Decode, or find the scores of given ``outputs``."""
+        return {"scores": list(self.scores(request))} if "outputs" in request else super().answer(request)
+
+    def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
+        """See ``Worker.decode``; ``switches`` of a request are further arguments of ``SequenceGenerator``."""
+        hypotheses = self.generator(request).generate(self.batch(sources))
+        return [best.tokens.tolist() for best, *_ in hypotheses]
+
+    def generator(self, request: Request) -> SequenceGenerator:
+        """One that writes outputs of exactly the wanted length, in fairseq's semantics with end-of-sentence."""
+        length: dict[str, Any] = {"min_len": request["length"], "max_len": request["length"]}
+        if request["semantics"] == "fairseq":
+            length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
+        cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
+        switches = request.get("switches", {})
+        return SequenceGenerator.from_config(self.models, self.dictionary, cfg, **switches)
+
+    def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
+        """Put sentences into a batch."""
+        rows = [torch.tensor(source) for source in sources]
+        outputs = [None] * len(rows) if targets is None else [torch.tensor(target) for target in targets]
+        pad, eos = self.dictionary.pad(), self.dictionary.eos()
+        first = self.models[0]
+        return collate(
+            list(zip(range(len(rows)), rows, outputs, strict=True)),
+            source_pad=pad,
+            target_pad=pad,
+            start_symbol=first.start_symbol(eos),
+            left_pad_source=first.left_pad_source,
+        ).to(self.device)
+
+    def scores(self, request: Request) -> Iterator[float]:
+        """The mean log-probability of each token of given outputs."""
+        scorer = SequenceScorer(self.models, self.dictionary.pad(), self.dictionary.eos())
+        pairs = iter(zip(request["sources"], request["outputs"], strict=True))
+        while rows := list(islice(pairs, SCORED_AT_ONCE)):
+            sources, outputs = map(list, zip(*rows, strict=True))
+            scored = scorer.score(self.batch(sources, outputs), [len(output) for output in outputs])
+            yield from (one.hypothesis.score for one in scored)
+
+
+def _models(arguments: argparse.Namespace) -> tuple[list[EncoderDecoderModel], Dictionary]:
+    if Path(arguments.models[0]).exists():
+        loaded = load_models(arguments.models)
+        return [one.model for one in loaded], loaded[0].task.target_dictionary
+    vocabulary = Vocabulary(arguments.vocabulary)
+    return [random_model(name, vocabulary) for name in arguments.models], vocabulary.target_dictionary
+
+
+def _in_format(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
+    if name == "float32":
+        return model
+    from seqgen.modules.number_formats import to_number_format
+
+    converted: EncoderDecoderModel = to_number_format(model, name)
+    return converted
+
+
+if __name__ == "__main__":
+    serve(Seqgen)

@@ -1,0 +1,98 @@
+"""The workers of a measurement, one for each toolkit and number format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from benchmarks.decoding.matrix_worker import MatrixProducts
+from benchmarks.decoding.process import Answering, WorkerError, WorkerInside, WorkerProcess
+from benchmarks.decoding.seqgen_worker import Seqgen
+from benchmarks.decoding.work import SEQGEN, Toolkit
+from benchmarks.decoding.worker import Worker, parser
+
+PEERS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
+
+
+INSIDE: dict[str, Callable[[argparse.Namespace], Worker]] = {"seqgen_worker": Seqgen, "matrix_worker": MatrixProducts}
+"""Those that need no other environment, by their modules."""
+
+
+class Workers:
+    """Starts workers, and ends them.
+
+    Args:
+        options: of the command.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def start(self, python: str, module: str, models: Sequence[str], name: str, vocabulary: int = 0) -> Answering:
+        """Start one.
+
+        Args:
+            python: of its environment.
+            module: the worker's module.
+            models: what it decodes with.
+            name: number format.
+            vocabulary: of presets.
+
+        Raises:
+            WorkerError: it does not start.
+        """
+        given = [*models, "--format", name, "--device", self.options.device, "--vocabulary", str(vocabulary)]
+        worker: Answering
+        if self.options.inside and module in INSIDE:
+            given += ["--threads", str(self.options.threads)]
+            worker = WorkerInside(partial(INSIDE[module], parser().parse_args(given)))
+        else:
+            worker = WorkerProcess(python, module, given, self.options.threads)
+        self.stack.callback(worker.close)
+        return worker
+
+    def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
+        """seqgen in each number format that there is."""
+        start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
+        return [Toolkit(SEQGEN, "float32", start("float32")), *self.attempt(SEQGEN, start, self.options.formats[1:])]
+
+    def peers(self, folder: Path) -> list[Toolkit]:
+        """The other toolkits that the user has, in each number format that they have."""
+        toolkits = []
+        for name, module in PEERS.items():
+            if python := getattr(self.options, name):
+                start = partial(self.start, python, module, [str(folder)])
+                toolkits += self.attempt(name, start, self.options.formats)
+        return toolkits
+
+    def limits(self, folder: Path) -> list[Toolkit]:
+        """The matrix products alone, without and with those of attention."""
+        start = partial(self.start, sys.executable, "matrix_worker", [str(folder)])
+        toolkits = self.attempt("matrix products", start, self.options.formats)
+        with_attention = [
+            replace(toolkit, name="... with attention", options={"attention": True}) for toolkit in toolkits
+        ]
+        return [replace(toolkit, decodes=False) for toolkit in [*toolkits, *with_attention]]
+
+    def attempt(self, name: str, start: Callable[[str], Answering], formats: Sequence[str]) -> list[Toolkit]:
+        """Those number formats of a toolkit that it has here."""
+        toolkits = []
+        for number_format in formats:
+            try:
+                toolkits.append(Toolkit(name, number_format, start(number_format)))
+            except WorkerError as error:
+                print(f"{name} in {number_format} is left out: {error}", file=sys.stderr)
+        return toolkits

@@ -1,0 +1,190 @@
+"""The benchmarks run, and compare what they say they compare."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.decode import main
+from benchmarks.decoding import report
+from benchmarks.decoding.matrix_worker import MatrixProducts
+from benchmarks.decoding.models import random_sources, save_random_t5
+from benchmarks.decoding.plots import curves
+from benchmarks.decoding.process import WorkerError, WorkerProcess
+from benchmarks.decoding.seqgen_worker import Seqgen
+from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
+from seqgen.loading import load_model
+
+WORK = Work("m", sentences=2, batch=1, beam=1, source=4, length=3, semantics="huggingface")
+
+
+class Scripted:
+    """Writes given outputs; the score of an output is the mean of its ids, as a logarithm might be."""
+
+    def __init__(self, outputs: list[list[int]] | None):
+        self.outputs, self.failed, self.asked = outputs, False, 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "outputs" in request:
+            return {"scores": [-sum(output) / len(output) for output in request["outputs"]]}
+        self.asked += 1
+        if self.outputs is None:
+            raise WorkerError("out of order")
+        figures = {"seconds": [0.5, 1.5], "processor_seconds": 2.0, "peak_bytes": 70, "used_bytes": 30}
+        return {"outputs": self.outputs, **figures}
+
+    def close(self) -> None:
+        pass
+
+
+def contest(*toolkits: tuple[str, str, list[list[int]] | None]) -> Contest:
+    return Contest([WORK], [Toolkit(name, form, Scripted(outputs)) for name, form, outputs in toolkits], 10)
+
+
+def arguments(folder: Path) -> argparse.Namespace:
+    return argparse.Namespace(models=[str(folder)], format="float32", device="cpu", threads=1, vocabulary=0)
+
+
+def run_tiny(work: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    file = folder / "figures.json"
+    main([work, "--tiny", "--rounds", "1", "--threads", "1", "--json", str(file), *options])
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
+
+
+def test_all_of_work_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_tiny("a", tmp_path, "--inside")
+    assert [(row["batch"], row["beam"]) for row in rows[::3]] == [(1, 1), (1, 5), (4, 5)]
+    assert [row["toolkit"] for row in rows[:3]] == ["seqgen", "matrix products", "... with attention"]
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(row["sentences"] * row["length"] / sum(row["seconds"][0]))
+    limit = rows[1]
+    assert limit["ratios"]["same format"] == pytest.approx(rows[0]["tokens_per_second"] / limit["tokens_per_second"])
+    assert "t5_tiny, 4 sentences by 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
+
+
+def test_all_of_work_b(tmp_path: Path) -> None:
+    rows = run_tiny("b", tmp_path, "--inside")
+    assert {row["model"] for row in rows} == {"transformer", "fconv", "fconv + transformer"}
+    assert all(row["same"] == 1 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["a", "d"])
+def test_workers_in_processes_of_their_own(work: str, tmp_path: Path) -> None:
+    rows = run_tiny(work, tmp_path)
+    assert rows[0]["toolkit"] == "seqgen"
+    assert rows[0]["peak_bytes"][0] > rows[0]["used_bytes"][0] >= 0
+
+
+def test_outputs_in_float32_must_be_the_same_up_to_ties() -> None:
+    ours = [[1, 2, 3], [4, 5, 6]]
+    compared = contest(
+        ("seqgen", "float32", ours),
+        ("tie", "float32", [[3, 2, 1], [4, 5, 6]]),
+        ("other", "float32", [[1, 2, 3], [4, 5, 9]]),
+        ("coarse", "int8", [[1, 2, 3], [4, 5, 9]]),
+    )
+    seqgen, tie, other, coarse = compared.run(1)
+    assert (seqgen.same, tie.same, other.same, coarse.same) == (1, 0.5, 0.5, 0.5)
+    assert (tie.drift, other.drift, coarse.drift) == (0, 0.5, 0.5)  # (15 - 18) / 3 in one of two sentences
+    assert [line.split(" does not agree")[0] for line in compared.disagreements] == ["other"]
+
+
+def test_a_toolkit_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    compared = contest(("seqgen", "float32", [[1], [1]]), ("broken", "float32", None))
+    assert [one.toolkit for one in compared.run(3)] == ["seqgen"]
+    assert "broken in float32 is left out from here: out of order" in capsys.readouterr().err
+    with pytest.raises(WorkerError):
+        contest(("seqgen", "float32", None)).run(1)
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with pytest.raises(WorkerError, match=r"exit code 1: .*there_is_none"):
+        WorkerProcess(sys.executable, "there_is_none", [], threads=1)
+    with pytest.raises(WorkerError, match="cannot run /no/python"):
+        WorkerProcess("/no/python", "matrix_worker", [], threads=1)
+
+
+def test_figures() -> None:
+    one = Measured(WORK, "seqgen", "float32", seconds=[[1.0, 2.0], [1.0, 1.0], [4.0, 1.0]], used_bytes=[30, 10, 20])
+    assert one.tokens_per_second == 2 * 3 / 3  # the median round takes 3 seconds
+    assert one.sentences_per_second == pytest.approx(2 / 3)
+    assert (one.latency(50), one.latency(95)) == (1.0, 4.0)
+    assert one.bytes_per_hypothesis == 20
+    slow = Measured(WORK, "other", "float32", seconds=[[6.0, 6.0]])
+    quick = Measured(WORK, "seqgen", "int8", seconds=[[0.5, 0.5]])
+    assert report.ratios(slow, [one, quick, slow]) == {"same format": 4, "float32": 4, "best": 12}
+
+
+def test_growth_is_by_the_token() -> None:
+    works = [Work("m", 1, 1, 5, 32, length, "fairseq") for length in (64, 1024)]
+    seconds = [6.4, 204.8]  # 0.1 and 0.2 seconds a token
+    text = report.growth([Measured(w, "seqgen", "float32", seconds=[[s]]) for w, s in zip(works, seconds, strict=True)])
+    assert text.endswith("1024 tokens: 2.00")
+
+
+def test_curves_differ_in_one_variable() -> None:
+    sizes = [(1, 64, 1), (8, 64, 1), (32, 64, 1), (1, 64, 5), (8, 64, 5), (32, 64, 5), (1, 16, 5)]
+    rows = [{"model": "m", "source": 32, "batch": batch, "length": n, "beam": beam} for batch, n, beam in sizes]
+    found = curves(rows, "batch")["m"]
+    assert [(row["batch"], row["length"], row["beam"]) for row in found] == [(1, 64, 5), (8, 64, 5), (32, 64, 5)]
+    assert curves(rows, "source") == {}
+
+
+def test_the_matrix_products_are_those_of_the_model(tmp_path: Path) -> None:
+    save_random_t5("t5_tiny", 200, tmp_path / "t5")
+    sources, length = random_sources([5, 5], 200, eos=1), 7
+    model = load_model(tmp_path / "t5").model
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        tokens = torch.tensor(sources)
+        model(tokens, torch.tensor([6, 6]), torch.zeros(2, length, dtype=torch.long))
+    expected = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    attention = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "bmm" in str(name))
+    with FlopCounterMode(display=False) as counter:
+        MatrixProducts(arguments(tmp_path / "t5")).decode(sources, {"beam": 1, "length": length})
+    assert counter.get_total_flops() == expected - attention
+
+
+def test_outputs_have_exactly_the_length(tmp_path: Path) -> None:
+    save_random_t5("t5_tiny", 200, tmp_path / "t5")
+    worker = Seqgen(arguments(tmp_path / "t5"))
+    request = WORK.request(200)
+    assert [len(source) for source in request["sources"]] == [4, 4]
+    answer = worker.answer(request)
+    assert [len(output) for output in answer["outputs"]] == [3, 3]
+    assert len(answer["seconds"]) == 2
+    plain = worker.answer({**request, "beam": 5, "switches": {"use_cache": False}})
+    assert plain["outputs"] == worker.answer({**request, "beam": 5})["outputs"]
+    scores = worker.answer({**request, "outputs": answer["outputs"]})["scores"]
+    with torch.inference_mode():
+        out = worker.models[0](*_first(worker, request, answer["outputs"][0]))
+        expected = out.logits[0].log_softmax(-1).gather(1, torch.tensor(answer["outputs"][0]).unsqueeze(1)).mean()
+    assert scores[0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[torch.Tensor, ...]:
+    source = torch.tensor(request["sources"][:1])
+    return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["a", "--formats", "int8"], "--formats begins with float32"),
+        (["a", "--plot", "x"], "--plot needs --json"),
+        (["c", "--plot", "x"], "in c nothing varies"),
+        (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(options)
+    assert message in capsys.readouterr().err
