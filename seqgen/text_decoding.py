@@ -152,16 +152,47 @@ class TextDecoding:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
-        for lines_of_batch in self._batches([line for line in lines if line.sources]):
-            batch = self._collate(self.readers, [(line, None) for line in lines_of_batch])
-            demands = self._demands(lines_of_batch)
-            results = self.task.inference_step(self.generator, self.models, batch, **demands)
-            width = batch.source.src_tokens.size(1)
-            for line, hypotheses in zip(lines_of_batch, results, strict=True):
-                self._take(line, hypotheses, width)
-            if self.details.scores or self.details.hidden:
+        readable = [line for line in lines if line.sources]
+        if self._joins(readable):
+            self._roll(readable)
+        else:
+            for lines_of_batch in self._batches(readable):
+                self._decode(lines_of_batch)
+        if self.details.scores or self.details.hidden:
+            for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
         return [line.translation for line in lines]
+
+    def _decode(self, lines: list[_Line]) -> None:
+        """Decode a batch."""
+        batch = self._collate(self.readers, [(line, None) for line in lines])
+        results = self.task.inference_step(self.generator, self.models, batch, **self._demands(lines))
+        width = batch.source.src_tokens.size(1)
+        for line, hypotheses in zip(lines, results, strict=True):
+            self._take(line, hypotheses, width)
+
+    def _joins(self, lines: list[_Line]) -> bool:
+        """Whether waiting lines may join a running batch: nothing is asked for that is said batch by batch."""
+        own_step = type(self.task).inference_step is not Task.inference_step
+        return self.generator.joins and not own_step and not self._demands(lines)
+
+    def _roll(self, lines: list[_Line]) -> None:
+        """Decode lines of which waiting ones join the running batch, the longest first."""
+        by_number = {line.translation.id: line for line in lines}
+        waiting = sorted(lines, key=lambda line: line.length)
+
+        def take(running: int, width: int) -> Batch | None:
+            # Among much longer sources, which all rows are as wide as, short ones would cost what those cost.
+            if not waiting or 2 * waiting[-1].length < width:
+                return None
+            places = min(self.cfg.batch_size, self.cfg.max_tokens // max(width, waiting[-1].length)) - running
+            if places < 1 and running:
+                return None
+            taken = [waiting.pop() for _ in range(min(max(1, places), len(waiting)))]
+            return self._collate(self.readers, [(line, None) for line in taken])
+
+        for number, hypotheses in self.generator.generate_rolling(take):
+            self._take(by_number[number], hypotheses, 0)
 
     def _demands(self, lines: list[_Line]) -> dict[str, Any]:
         """What ``Task.inference_step`` is told besides the batch; nothing that nobody asked for."""

@@ -22,13 +22,13 @@ def sources(count: int, seed: int) -> list[tuple[int, ...]]:
     return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
 
 
-def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int], Batch | None], list[int]]:
-    """What waits, and a record of how many were asked for."""
+def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int, int], Batch | None], list[int]]:
+    """What waits, and a record of how many were running."""
     waiting, asked = list(enumerate(rows)), []
 
-    def take(places: int) -> Batch | None:
-        asked.append(places)
-        taken = [waiting.pop(0) for _ in range(min(places or size, len(waiting)))]
+    def take(running: int, width: int) -> Batch | None:
+        asked.append(running)
+        taken = [waiting.pop(0) for _ in range(min(size - running, len(waiting)))]
         if not taken:
             return None
         batch = batch_of([row for _, row in taken])
@@ -58,7 +58,7 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     take, asked = queue(rows, 5)
     found = dict(generator.generate_rolling(take))
     assert sorted(found) == list(range(17))
-    assert len([places for places in asked if 0 < places < 5]) > 2  # some did join a batch that was running
+    assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
@@ -88,4 +88,4 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
 
 def test_nobody_waits() -> None:
     generator = SequenceGenerator([build("transformer_tiny")], dictionary(VOCAB - 4))
-    assert list(generator.generate_rolling(lambda places: None)) == []
+    assert list(generator.generate_rolling(lambda running, width: None)) == []

@@ -223,6 +223,12 @@ class Decoding:
         """The last step of each sentence, ``(live,)`` int64, in the batch's own count."""
         return self.max_lengths + self.history.starts if self.has_joined else self.max_lengths
 
+    @property
+    def renormalizes(self) -> bool:
+        """Whether what processors leave sums to one again: to draw from it, and in Hugging Face's greedy search."""
+        rows = self.search.independent_rows
+        return rows and (self.generator.semantics == "huggingface" or not self.search.additive)
+
     def next_scores(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Score the next token of every beam.
 
@@ -235,7 +241,7 @@ class Decoding:
         logits, attention = self._logits()
         if generator.adds_logits:
             # processors may work in place
-            normalizer = None if self.search.independent_rows else log_normalizer(logits[0])
+            normalizer = None if self.renormalizes else log_normalizer(logits[0])
             added = self.process(logits[0], step)
             if normalizer is None:
                 normalizer = _normalizer_of_allowed(added)
@@ -246,7 +252,7 @@ class Decoding:
             away = self._combined(self.guides, [guide.next_logits(tokens, False).logits for guide in self.guides])
             lprobs = guide(lprobs.log_softmax(-1), away, generator.guidance_scale)
         lprobs = self.process(lprobs, step)
-        if self.search.independent_rows:
+        if self.renormalizes:
             nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # a row of which everything is forbidden
             lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
         return self._by_beam(lprobs), self.scores, attention
@@ -390,6 +396,11 @@ class Decoding:
         for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.history), strict=True):
             self.results[sentence] = hypotheses
         self.collected += owners
+
+    @property
+    def width(self) -> int:
+        """How many positions the encoded sources of the batch have."""
+        return max(member.encoder_out.encoder_out.size(1) for member in self.members)
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""

@@ -25,26 +25,27 @@ class RollingDecoding:
         waiting: see ``SequenceGenerator.generate_rolling``.
     """
 
-    def __init__(self, generator: SequenceGenerator, waiting: Callable[[int], Batch | None]):
+    def __init__(self, generator: SequenceGenerator, waiting: Callable[[int, int], Batch | None]):
         self.generator = generator
         self.waiting = waiting
 
     def run(self) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Decode until nobody waits and all are done; see ``SequenceGenerator.generate_rolling``."""
-        running = self._next(0)
+        running = self._next(0, 0)
         while running is not None:
             places = len(running.sentences)
             while running.step():
-                free = places - len(running.sentences) + running.num_done
-                if free * _SHARE >= places and (newcomers := self._next(free)) is not None:
+                taken = len(running.sentences) - running.num_done
+                if (places - taken) * _SHARE >= places and (newcomers := self._next(taken, running.width)):
                     yield from self._join(running, newcomers)
+                    places = max(places, len(running.sentences))
                 yield from running.fresh()
             running.collect_all()
             yield from running.fresh()
-            running = self._next(0)
+            running = self._next(0, 0)
 
-    def _next(self, places: int) -> Decoding | None:
-        batch = self.waiting(places)
+    def _next(self, running: int, width: int) -> Decoding | None:
+        batch = self.waiting(running, width)
         return None if batch is None else Decoding(self.generator, batch)
 
     def _join(self, running: Decoding, newcomers: Decoding) -> Iterator[tuple[int, list[Hypothesis]]]:

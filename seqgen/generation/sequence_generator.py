@@ -300,15 +300,15 @@ class SequenceGenerator:
             return self.procedure.decode(self, sample, prefix_tokens, constraints, streamer)
 
     @torch.inference_mode()
-    def generate_rolling(self, waiting: Callable[[int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
+    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Decode any number of sentences, of which waiting ones join the batch as places come free.
 
         The rows of the batch so stay full, whereas a batch by itself empties from its shortest output on. Where
         ``joins`` is false each batch is decoded by itself.
 
         Args:
-            waiting: gives a batch of at most so many of the sentences that wait, 0 asking for as many as make a batch;
-                ``None`` when none is left.
+            waiting: is told how many sentences are being decoded, and how wide their sources are, and gives a batch of
+                those that wait, to be decoded beside them; ``None`` when no more fit, or none is left.
 
         Yields:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
@@ -317,7 +317,7 @@ class SequenceGenerator:
             if self.joins:
                 yield from RollingDecoding(self, waiting).run()
                 return
-            while (batch := waiting(0)) is not None:
+            while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
 
     def max_lengths(self, src_lengths: Tensor) -> Tensor:
