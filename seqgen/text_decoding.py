@@ -255,8 +255,10 @@ class TextDecoding:
     def _encode_prefix(self, line: _Line) -> list[int]:
         """Turn what a line's output begins with into ids, cut to what fits into the longest output."""
         notes, prefix = line.translation.notes, line.translation.prefix
-        ids = self.task.target_tokenizer.encode(prefix) if prefix else []
-        if lacking := self.task.target_tokenizer.unknown(prefix) if ids else []:
+        if not prefix:
+            return []
+        ids = self.task.target_tokenizer.encode(prefix)
+        if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the prefix has what the vocabulary lacks: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = int(self.generator.max_lengths(torch.tensor([len(line.sources[0])]))[0])
         if len(ids) > longest:
