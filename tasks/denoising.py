@@ -92,7 +92,7 @@ class DenoisingTask(RawTextTask):
                 f"the vocabulary has no {SENTINEL.format(0)}, which stands for what is hidden; train or give a "
                 "tokenizer with sentinels (task.tokenizer=t5 or bytes)"
             )
-        special = {*sentinels, dictionary.pad(), dictionary.eos(), dictionary.unk()}
+        special = {*sentinels, dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()}
         words = [index for index in range(len(dictionary)) if index not in special]
         return NoiseSymbols(dictionary.eos(), np.array(sentinels), np.array(words))
 

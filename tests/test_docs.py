@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -58,6 +59,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/text-to-text.md").read_text(), re.MULTILINE | re.DOTALL)
+    (folder / "mixture.yaml").write_text(yaml)
+    (folder / "DATA" / "reviews.tsv").write_text("text\tsize\n" + "".join(f"{x}\t{len(x.split())}\n" for x in lines))
+    articles = [{"title": x.split()[1], "body": x, "subject": "a dog"} for x in lines]
+    (folder / "DATA" / "articles1.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))
     for name in ("a", "b"):
         outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err

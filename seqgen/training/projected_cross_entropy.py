@@ -128,7 +128,8 @@ def loss_and_gradient_(logits: Tensor, target: Tensor, label_smoothing: float, z
     a = 1.0 - label_smoothing - b
     sums = logits.new_zeros(3)
     step = max(1, _CACHED_ELEMENTS // vocab)
-    for z, t in zip(logits.split(step), target.unsqueeze(1).split(step), strict=True):
+    for start in range(0, logits.size(0), step):
+        z, t = logits[start : start + step], target[start : start + step, None]
         at_target, maximum = z.gather(1, t), z.amax(1, keepdim=True)
         logit_sum = z.sum(1, keepdim=True) if b else None
         exp_sum = z.sub_(maximum).exp_().sum(1, keepdim=True)
