@@ -317,7 +317,7 @@ def test_memory_of_long_outputs(shared: bool) -> None:
 
 
 def test_the_table_is_left_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam_table_cache, "_BLOCK", 4)
+    monkeypatch.setattr(beam_table_cache, "_BLOCK", 1)
     monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", 2)
     for beam_table, stays in ((None, False), (True, True)):
         decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS, beam_table=beam_table)

@@ -26,7 +26,7 @@ def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def packs(layer: Projection) -> bool:
     """Whether the layer uses a packed weight; told by its product, which names itself."""
-    return layer.product().__name__ == "packed_product"
+    return layer.product().__name__ == "packed_multiply"
 
 
 @torch.no_grad()

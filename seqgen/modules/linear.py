@@ -35,6 +35,9 @@ class Projection(CachedWeight):
     packs = True
     """Whether to pack; ``Projection.packs = False`` switches it off everywhere, on a module or class only there."""
 
+    int8 = False
+    """Whether to multiply in 8-bit integers instead; see ``int8_product``."""
+
     bias: nn.Parameter
 
     def matrix(self) -> Tensor:
@@ -50,24 +53,19 @@ class Projection(CachedWeight):
         Returns:
             ``(..., out_features)``.
         """
-        if self.training or not self.packs or x.device.type != "cpu" or _is_traced():
+        if self.training or not (self.packs or self.int8) or x.device.type != "cpu" or _is_traced():
             return linear(x, self.matrix(), self.bias)
         return self.kept("product", self.product)(x, self.bias)
 
     def product(self) -> Product:
         """Bring the weight of now into a form that is quick to multiply by."""
-        matrix = self.matrix()
-        if matrix.numel() < _LARGE or matrix.dtype not in _packable():
-            return lambda x, bias: F.linear(x, matrix, bias)
-        # The one kernel that takes packed weights; torch.compile uses it likewise.
-        multiply = torch.ops.mkldnn._linear_pointwise.default
-        packed = torch.ops.mkldnn._reorder_linear_weight.default(matrix.detach().contiguous(), _ROWS)
-
-        def packed_product(x: Tensor, bias: Tensor | None) -> Tensor:
-            out: Tensor = multiply(x, packed, bias, "none", [], "")
-            return out
-
-        return packed_product
+        matrix = self.matrix().detach()
+        if matrix.numel() >= _LARGE:
+            if self.int8:
+                return int8_product(matrix)
+            if self.packs and matrix.dtype in _packable():
+                return packed_product(matrix)
+        return lambda x, bias: F.linear(x, matrix, bias)
 
 
 class Linear(Projection, nn.Linear):
@@ -79,6 +77,58 @@ class Linear(Projection, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``."""
         return self.project(input)
+
+
+def packed_product(matrix: Tensor) -> Product:
+    """Multiply by a matrix in oneDNN's layout.
+
+    Args:
+        matrix: ``(out_features, in_features)``.
+    """
+    # The one kernel that takes packed weights; torch.compile uses it likewise.
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    packed = torch.ops.mkldnn._reorder_linear_weight.default(matrix.contiguous(), _ROWS)
+
+    def packed_multiply(x: Tensor, bias: Tensor | None) -> Tensor:
+        out: Tensor = multiply(x, packed, bias, "none", [], "")
+        return out
+
+    return packed_multiply
+
+
+def int8_product(matrix: Tensor) -> Product:
+    """Multiply by a matrix in 8-bit integers, with a scale for each output of the matrix and for each row of the input.
+
+    A scale for each row rather than for the whole input, so that no row depends on its neighbours. The kernel wants
+    unsigned inputs: the numbers -127 to 127 of a row are stored as 1 to 255, which it takes for numbers around 128.
+
+    Args:
+        matrix: ``(out_features, in_features)``.
+    """
+    scales = _scales(matrix)
+    integers = (matrix / scales).round().to(torch.int8).contiguous()
+    packed = torch.ops.onednn.qlinear_prepack.default(integers, None)
+    multiply = torch.ops.onednn.qlinear_pointwise.default
+    zeros = torch.zeros(matrix.size(0), dtype=torch.int32)
+    middle = torch.full((), 128.5)  # and a half, so that cutting off the fraction rounds
+
+    def int8_multiply(x: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, x.size(-1))
+        row_scales = _scales(rows)
+        unsigned = torch.addcmul(middle, rows, row_scales.reciprocal()).to(torch.uint8)
+        out: Tensor = multiply(
+            unsigned, 1.0, 128, packed, scales.flatten(), zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        out.mul_(row_scales)
+        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], -1)
+
+    return int8_multiply
+
+
+def _scales(rows: Tensor) -> Tensor:
+    """What brings each row ``(N, C)`` into the range -127 to 127: ``(N, 1)``."""
+    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
+    return largest.div_(127).clamp_(min=1e-30)
 
 
 def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> Linear:

@@ -1,0 +1,90 @@
+"""Models in other number formats: near to float32, row by row, and refused where they cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from seqgen.errors import ConfigError
+from seqgen.modules import linear, number_formats
+from seqgen.modules.linear import Linear, int8_product
+from seqgen.modules.number_formats import NUMBER_FORMATS, note_on, to_number_format
+from tests.model_zoo import ZOO, build, expand, inputs
+
+CPU = torch.device("cpu")
+BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
+
+needs_int8 = pytest.mark.skipif(not number_formats._has_int8_units(), reason="no instructions for int8 here")
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> object:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("number_format", NUMBER_FORMATS)
+def test_every_built_in_model_converts(name: str, number_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a decode step by step stay near those of float32, in units of their spread."""
+    if number_format == "int8" and not number_formats._has_int8_units():
+        pytest.skip("no instructions for int8 here")
+    monkeypatch.setattr(linear, "_LARGE", 1)
+    batch = inputs(name, [5, 3, 8], target_length=6, rows_per_sentence=2)
+    wanted = build(name, torch.float32)(
+        batch.src_tokens.repeat_interleave(2, 0), batch.src_lengths.repeat_interleave(2), batch.prev_output_tokens
+    ).logits
+    model = to_number_format(build(name, torch.float32), number_format)
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
+    if not model.decoder.shares_encoder_output:
+        encoder_out = expand(encoder_out, 2)
+    state = model.decoder.new_incremental_state(3, 2)
+    steps = [model.decoder(batch.prev_output_tokens[:, : t + 1], encoder_out, state).logits for t in range(6)]
+    got = torch.cat(steps, dim=1)
+    assert model.get_normalized_probs(got).dtype == torch.float32
+    error = (got.float() - wanted).square().mean().sqrt() / wanted.std()
+    assert error < TOLERANCE[number_format]
+    assert number_format == "float32" or error > 0
+
+
+@needs_int8
+def test_int8_by_hand() -> None:
+    """Weights and inputs that integers hold exactly give the exact product; a row of zeros gives the bias."""
+    matrix = torch.tensor([[127.0, -1.0, 2.0, 0.0], [0.5, 1.0, -63.5, 0.0]])
+    x = torch.tensor([[127.0, 3.0, -2.0, 1.0], [0.0, 0.0, 0.0, 0.0], [-0.127, 0.001, 0.0, 0.1]])
+    bias = torch.tensor([1.0, -1.0])
+    torch.testing.assert_close(int8_product(matrix)(x, bias), F.linear(x, matrix, bias), rtol=1e-5, atol=0.02)
+    assert int8_product(matrix)(x, bias)[1].tolist() == [1.0, -1.0]
+
+
+@needs_int8
+def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
+    torch.manual_seed(0)
+    layer = Linear(600, 512).eval()
+    layer.int8 = True
+    x = torch.randn(7, 600)
+    together = layer(x)
+    x[3] *= 1000  # under one scale for all rows, the others would drown
+    assert torch.equal(layer(x)[[0, 6]], together[[0, 6]])
+    assert torch.equal(layer(x[6:]), together[6:])
+    error = (together - F.linear(x, layer.weight, layer.bias))[[0, 6]]
+    assert 0 < error.abs().max() < 0.05
+    layer.train()
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Linear(4, 4)
+    with pytest.raises(ConfigError, match="no number format 'int4'; there are: float32, bfloat16, float16, int8"):
+        to_number_format(layer, "int4")
+    assert note_on("float32", CPU) is None
+    assert "slower" in str(note_on("float16", CPU))
+    assert note_on("bfloat16", torch.device("cuda")) is None
+    monkeypatch.setattr(number_formats, "_supports", lambda question: False)
+    assert "will not pay" in str(note_on("bfloat16", CPU))
+    with pytest.raises(ConfigError, match="VNNI"):
+        to_number_format(layer, "int8")
+    monkeypatch.setattr(number_formats, "_supports", lambda question: True)
+    assert note_on("bfloat16", CPU) is None
