@@ -115,7 +115,7 @@ class _CompleteFinished(FirstFinished):
         super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
         self.search = search
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """See ``FinishedHypotheses.take``."""
         scores = candidates.scores.masked_fill(ends & self.search.lacking(candidates), -torch.inf)
         return super().take(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)

@@ -152,9 +152,12 @@ class SequenceGenerator:
         self.add_logits, self.compact_at = add_logits, compact_at
         self.procedure = procedure or self.search
         if processors is None:
-            processors = _usual_processors(
-                tgt_dict, semantics, self.max_len if match_source_len else min_len, unk_penalty, tokens_to_suppress
+            shortest = MinimumLength(
+                self.max_len if match_source_len else min_len,
+                self.end_tokens[1:],
+                yields=semantics == "fairseq" or match_source_len,
             )
+            processors = _usual_processors(tgt_dict, semantics, shortest, unk_penalty, tokens_to_suppress)
             processors += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
         self.processors = [*processors, *logits_processors]
 
@@ -335,9 +338,9 @@ class SequenceGenerator:
 
 
 def _usual_processors(
-    dictionary: Dictionary, semantics: str, min_len: int, unk_penalty: float, suppress: Sequence[str]
+    dictionary: Dictionary, semantics: str, shortest: MinimumLength, unk_penalty: float, suppress: Sequence[str]
 ) -> list[LogitsProcessor]:
-    free: list[LogitsProcessor] = [MinimumLength(min_len)] if min_len else []
+    free: list[LogitsProcessor] = [shortest] if shortest.min_len else []
     if suppress:
         free.append(Forbid([_known_symbol(dictionary, symbol) for symbol in suppress]))
     penalty: list[LogitsProcessor] = [UnknownPenalty(dictionary.unk(), unk_penalty)] if unk_penalty else []

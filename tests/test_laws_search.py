@@ -1,0 +1,416 @@
+"""The laws of every registered search strategy, by the rules of either toolkit, and what must not break it.
+
+A strategy joins by one entry in ``STRATEGIES``; a test fails for one that is registered and has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor
+from seqgen.generation.search import Phrases, Search
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import SEARCHES
+from seqgen.structures import Batch, Hypothesis
+from tests.model_zoo import VOCAB, build
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary, random_rule
+
+EOS, PAD, UNK = 2, 1, 3
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
+ENDS = [EOS, 4, 13, 17, 21]
+"""Several symbols that end an output, so that those of random models end at different times."""
+PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What is asked of a strategy.
+
+    Attributes:
+        values: values of its configuration.
+        phrases: whether it is given constraints.
+        reads_features: whether it reads hidden features, which an ensemble does not have.
+        scores_are_the_models: whether neutral settings give the model's own scores.
+        differ: whether the hypotheses of a sentence differ.
+        plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
+        longest: outputs that the laws ask of it.
+    """
+
+    values: dict[str, Any]
+    phrases: bool = False
+    reads_features: bool = False
+    scores_are_the_models: bool = True
+    differ: bool = True
+    plenty: bool = True
+    longest: int = 7
+
+
+STRATEGIES = {
+    "beam": Strategy({}),
+    "greedy": Strategy({}),
+    "sampling": Strategy({"seed": 3}, differ=False),
+    "beam_sampling": Strategy({"seed": 3}),
+    "stochastic_beam": Strategy({"seed": 3}),
+    "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False, plenty=False),
+    "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
+    "constrained": Strategy({}, phrases=True, plenty=False),
+    "contrastive": Strategy({}, reads_features=True),
+    "exact": Strategy({"at_once": 100}, longest=3),
+}
+names = pytest.mark.parametrize("name", list(STRATEGIES))
+semantics = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+
+
+class ReadableDecoder(ScriptedDecoder):
+    """A scripted decoder whose hidden features are its logits."""
+
+    def extract_features(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return ScriptedDecoder.forward(self, *args, **kwargs)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        return features
+
+
+class Readable(EncoderDecoderModel):
+    def __init__(self, rule: Rule):
+        super().__init__(ScriptedEncoder(), ReadableDecoder(rule, longest=1000))
+
+    def max_positions(self) -> tuple[int, int]:
+        return 1000, 1000
+
+
+def strategy(name: str) -> Search:
+    entry = SEARCHES.entry(name)
+    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values))  # type: ignore[attr-defined]
+    return search
+
+
+def decode(
+    name: str, models: Sequence[EncoderDecoderModel], batch: Batch, words: int, phrases: Any = None, **options: Any
+) -> list[list[Hypothesis]]:
+    if STRATEGIES[name].phrases:
+        phrases = phrases or [[]] * batch.num_sentences
+    prefix = options.pop("prefix_tokens", None)
+    values = {"beam_size": 4, "max_len": STRATEGIES[name].longest, "min_len": 0, **options}
+    generator = SequenceGenerator(models, dictionary(words), search_strategy=strategy(name), **values)
+    return generator.generate(batch, prefix, phrases)
+
+
+def lines(rows: Sequence[int] = range(len(SOURCES))) -> Batch:
+    """Some of the sources, each with the number of its line."""
+    batch = batch_of([SOURCES[row] for row in rows])
+    batch.ids = torch.tensor(list(rows))
+    return batch
+
+
+def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
+    assert len(one) == len(two)
+    for first, second in zip(one, two, strict=True):
+        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
+        for h, k in zip(first, second, strict=True):
+            assert h.score == pytest.approx(k.score, abs=tolerance)
+            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0)
+
+
+def sharp(name: str, seed: int = 0) -> EncoderDecoderModel:
+    """A model of the zoo with peaked predictions, so that hypotheses end at different times."""
+    model = build(name, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.6)
+    return model
+
+
+def test_no_registered_strategy_is_forgotten() -> None:
+    own = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
+    assert own == set(STRATEGIES)
+
+
+# -- what must make no difference --------------------------------------------------------------------------------------
+
+
+@names
+@semantics
+@pytest.mark.parametrize("model", ["transformer_tiny", "t5_tiny"])
+def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: str, name: str) -> None:
+    """Alone equals batched; nor do the cache, the places of beams, logits and finished sentences matter."""
+    models, phrases = [sharp(model)], PHRASES if STRATEGIES[name].phrases else None
+    common: dict[str, Any] = {"semantics": semantics, "end_tokens": ENDS, "beam_size": 2 if name == "exact" else 4}
+    together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
+    if name == "beam":
+        assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 1
+    for options in ({"use_cache": False}, {"beam_table": False}, {"add_logits": False}, {"compact_at": 0}):
+        assert_same(decode(name, models, lines(), VOCAB - 4, phrases, **common, **options), together)
+    for row in range(len(SOURCES)):
+        own = None if phrases is None else [phrases[row]]
+        assert_same(decode(name, models, lines([row]), VOCAB - 4, own, **common), [together[row]])
+    order = [3, 0, 2, 1]
+    moved = None if phrases is None else [phrases[row] for row in order]
+    shuffled = decode(name, models, lines(order), VOCAB - 4, moved, **common)
+    assert_same(shuffled, [together[row] for row in order])
+
+
+@names
+@semantics
+def test_ensembles(semantics: str, name: str) -> None:
+    """A model with itself is that model, and members may come in any order; or an ensemble is refused."""
+    one, other = sharp("transformer_tiny"), sharp("fconv_tiny")
+    phrases = PHRASES if STRATEGIES[name].phrases else None
+    if STRATEGIES[name].reads_features:
+        with pytest.raises(ConfigError, match="ensemble"):
+            decode(name, [one, one], lines(), VOCAB - 4, phrases, semantics=semantics)
+        return
+    alone = decode(name, [one], lines(), VOCAB - 4, phrases, semantics=semantics)
+    assert_same(decode(name, [one, one], lines(), VOCAB - 4, phrases, semantics=semantics), alone)
+    both = decode(name, [one, other], lines(), VOCAB - 4, phrases, semantics=semantics, ensemble_weights=[3.0, 1.0])
+    swapped = decode(name, [other, one], lines(), VOCAB - 4, phrases, semantics=semantics, ensemble_weights=[1.0, 3.0])
+    assert_same(swapped, both)
+
+
+@pytest.mark.parametrize("name", ["beam", "beam_sampling", "stochastic_beam", "diverse_siblings", "exact"])
+@semantics
+def test_a_wide_beam_finds_everything(semantics: str, name: str) -> None:
+    """A beam that covers all prefixes finds every output, with the model's score of it."""
+    rule, longest, vocab = random_rule(6, seed=5), 3, 6
+    ends_truncated = semantics == "huggingface"  # the last token may be any; else it is end-of-sentence
+    tokens = [t for t in range(vocab) if t != EOS and (ends_truncated or t != PAD)]
+    outputs = [
+        (*history, EOS)
+        for length in range(longest if ends_truncated else longest + 1)
+        for history in itertools.product(tokens, repeat=length)
+    ]
+    if ends_truncated:
+        outputs += list(itertools.product(tokens, repeat=longest))
+    size = longest if ends_truncated else longest + 1
+    found = decode(
+        name,
+        [Readable(rule)],
+        batch_of([(4, 2)]),
+        vocab - 4,
+        beam_size=len(outputs),
+        max_len=size,
+        normalize_scores=False,
+        semantics=semantics,
+        early_stopping="never",
+    )[0]
+    assert {tuple(h.tokens.tolist()) for h in found} == set(outputs)
+    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+    if STRATEGIES[name].scores_are_the_models:
+        for h in found:
+            assert h.score == pytest.approx(sum(model_scores(rule, (4, 2), h.tokens.tolist())), abs=1e-10)
+
+
+def model_scores(rule: Rule, source: tuple[int, ...], output: Sequence[int]) -> list[float]:
+    return [float(rule(source, tuple(output[:i])).log_softmax(-1)[token]) for i, token in enumerate(output)]
+
+
+# -- degenerate cases --------------------------------------------------------------------------------------------------
+
+
+class Nothing(LogitsProcessor):
+    """Forbids everything from some step on."""
+
+    shift_invariant = True
+
+    def __init__(self, step: int, sentence: int):
+        self.step, self.sentence = step, sentence
+
+    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        if context.step < self.step:
+            return lprobs
+        return lprobs.masked_fill((context.sentences == self.sentence).unsqueeze(1), -torch.inf)
+
+
+@names
+@semantics
+@pytest.mark.parametrize("add_logits", [True, False])
+@pytest.mark.parametrize("step", [0, 2])
+def test_everything_forbidden_gives_no_hypothesis(step: int, add_logits: bool, semantics: str, name: str) -> None:
+    """Of that sentence, none that goes on past the step; the others are what they were."""
+    models = [sharp("transformer_tiny")]
+    options = {"semantics": semantics, "add_logits": add_logits}
+    found = decode(name, models, lines(), VOCAB - 4, logits_processors=[Nothing(step, 2)], **options)
+    usual = decode(name, models, lines(), VOCAB - 4, **options)
+    assert_same(found[:2] + found[3:], usual[:2] + usual[3:])
+    assert all(len(h.tokens) <= step and math.isfinite(h.score) for h in found[2])
+
+
+@names
+@semantics
+def test_a_beam_larger_than_the_vocabulary(semantics: str, name: str) -> None:
+    rule = random_rule(5, seed=2)
+    found = decode(name, [Readable(rule)], batch_of([(4, 2), (2,)]), 1, beam_size=12, semantics=semantics)
+    for hypotheses in found:
+        assert hypotheses
+        assert all(math.isfinite(h.score) and h.tokens.max() < 5 for h in hypotheses)
+        if STRATEGIES[name].differ:
+            assert len({tuple(h.tokens.tolist()) for h in hypotheses}) == len(hypotheses)
+
+
+@names
+@semantics
+def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
+    """Nothing is free but the last token, which by fairseq's rules is end-of-sentence."""
+    rule = random_rule(9, seed=4)
+    prefix = torch.tensor([[4, 5, 6, 7], [8, 8, 8, 1], [5, 1, 1, 1]])
+    sources = [(4, 2), (5, 6, 2), (2,)]
+    found = decode(
+        name,
+        [Readable(rule)],
+        batch_of(sources),
+        5,
+        prefix_tokens=prefix,
+        max_len=5,
+        min_len=1,
+        semantics=semantics,
+    )
+    for row, hypotheses in zip(prefix.tolist(), found, strict=True):
+        wanted = [token for token in row if token != PAD]
+        assert hypotheses
+        for h in hypotheses:
+            assert h.tokens.tolist()[: len(wanted)] == wanted
+            assert len(h.tokens) <= 5
+    if semantics == "fairseq":
+        assert {tuple(h.tokens.tolist()) for h in found[0]} == {(4, 5, 6, 7, EOS)}
+
+
+@names
+@semantics
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("add_logits", [True, False])
+def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: float, semantics: str, name: str) -> None:
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        logits = torch.zeros(9, dtype=torch.float64)
+        logits[EOS] = -8.0
+        if len(history) == 2 and source == (6, 2):
+            logits[5] = value
+        return logits
+
+    with pytest.raises(DecodingError, match=r"step 2 in sentence 1\b"):
+        decode(
+            name,
+            [Readable(rule)],
+            batch_of([(4, 5, 2), (6, 2)]),
+            5,
+            semantics=semantics,
+            add_logits=add_logits,
+            min_len=3,
+        )
+
+
+@names
+@semantics
+def test_an_empty_batch(semantics: str, name: str) -> None:
+    empty = batch_of([(4, 2)])
+    empty.source.src_tokens, empty.source.src_lengths = empty.source.src_tokens[:0], empty.source.src_lengths[:0]
+    empty.ids = empty.ids[:0]
+    assert decode(name, [Readable(random_rule(9, 0))], empty, 5, semantics=semantics) == []
+
+
+@semantics
+@pytest.mark.parametrize("phrase", [[5, 6, 7, 8, 5], [[5, 6, 7, 8], [6, 6, 6, 6, 6]]])
+def test_phrases_that_do_not_fit_give_no_hypothesis(phrase: Any, semantics: str) -> None:
+    rule = random_rule(12, seed=3)
+    longest = {"max_len": 3} if semantics == "huggingface" else {"max_len": 4}
+    found = decode(
+        "constrained",
+        [Readable(rule)],
+        batch_of([(4, 5, 2), (6, 2)]),
+        8,
+        [[phrase], [[7]]],
+        semantics=semantics,
+        **longest,
+    )
+    assert found[0] == []
+    assert found[1]
+    assert all(7 in h.tokens for h in found[1])
+
+
+# -- whatever comes ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
+    """No crash, no forbidden token, no more and no fewer hypotheses than promised, and the scores that are due."""
+    name = data.draw(st.sampled_from(list(STRATEGIES)))
+    rules = data.draw(st.sampled_from(["fairseq", "huggingface"]))
+    vocab, longest = data.draw(st.integers(6, 9)), data.draw(st.integers(1, 6))
+    beam = 2 * data.draw(st.integers(1, 3)) if name == "diverse_beam" else data.draw(st.integers(1, 6))
+    rule = random_rule(vocab, data.draw(st.integers(0, 50)), data.draw(st.sampled_from([0.5, 2.0, 6.0])))
+    sources = data.draw(st.lists(st.sampled_from([(4, 5, 2), (2,), (4, 4, 5, 4, 2)]), min_size=1, max_size=3))
+    min_len = data.draw(st.integers(0, longest))
+    suppressed = data.draw(st.lists(st.sampled_from(["w0", "w1", "<unk>"]), max_size=1))
+    prefix = data.draw(st.lists(st.integers(3, 5), max_size=longest - 1))
+    phrases = data.draw(st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=2), max_size=2))
+    repeats = data.draw(st.sampled_from([0, 0, 2]))
+    options: dict[str, Any] = {
+        "beam_size": beam,
+        "max_len": longest,
+        "min_len": min_len,
+        "tokens_to_suppress": suppressed,
+        "no_repeat_ngram_size": repeats,
+        "len_penalty": data.draw(st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
+        "semantics": rules,
+        "early_stopping": data.draw(st.sampled_from(["true", "false", "never"])) if rules == "huggingface" else "false",
+        "use_cache": data.draw(st.booleans()),
+        "prefix_tokens": torch.tensor([prefix] * len(sources)) if prefix else None,
+    }
+    model = Readable(rule)
+    given_phrases = [phrases] * len(sources) if STRATEGIES[name].phrases else None
+    found = decode(name, [model], batch_of(sources), vocab - 4, given_phrases, **options)
+    assert len(found) == len(sources)
+    special = {"w0": 4, "w1": 5, "<unk>": 3}
+    for source, hypotheses in zip(sources, found, strict=True):
+        assert len(hypotheses) <= beam
+        for h in hypotheses:
+            tokens = h.tokens.tolist()
+            assert tokens[: len(prefix)] == prefix
+            assert 1 <= len(tokens) <= longest
+            assert EOS not in tokens[:-1]
+            assert tokens[-1] == EOS or (rules == "huggingface" and len(tokens) == longest)
+            assert not {special[symbol] for symbol in suppressed} & set(tokens[len(prefix) :])
+            if rules == "fairseq":
+                assert PAD not in tokens
+            if len(tokens) < longest or (rules == "huggingface" and tokens[-1] == EOS):
+                assert len(tokens) - 1 >= min_len
+            if repeats:
+                pairs = list(itertools.pairwise(tokens[len(prefix) :]))
+                assert len(pairs) == len(set(pairs))
+            own = model_scores(rule, source, tokens)
+            neutral = rules == "huggingface" and not (min_len or prefix or suppressed or repeats)
+            if STRATEGIES[name].scores_are_the_models and (neutral or not renormalized(name, rules)):
+                assert h.positional_scores.tolist() == pytest.approx(own, abs=1e-9)
+                assert h.score == pytest.approx(sum(own) / len(own) ** options["len_penalty"], abs=1e-9)
+        if STRATEGIES[name].differ:
+            assert len({tuple(h.tokens.tolist()) for h in hypotheses}) == len(hypotheses)
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+        if STRATEGIES[name].plenty and not repeats:
+            free = vocab - 1 - len(suppressed) - (rules == "fairseq")
+            most = possible(free, longest, min_len, len(prefix), rules) if STRATEGIES[name].differ else beam
+            assert len(hypotheses) == min(strategy(name).rows(beam), most)
+
+
+def renormalized(name: str, rules: str) -> bool:
+    """Whether scores are those of the distribution that processors leave."""
+    return strategy(name).independent_rows and (rules == "huggingface" or not strategy(name).additive)
+
+
+def possible(free: int, longest: int, min_len: int, prefix: int, rules: str) -> int:
+    """How many outputs there are of ``free`` words, the first ``prefix`` words being given."""
+    if rules == "fairseq":  # an output of the greatest length ends, however long it should be
+        return sum(free ** (length - prefix) for length in range(max(min(min_len, longest - 1), prefix), longest))
+    ended = sum(free ** (length - prefix) for length in range(max(min_len, prefix), longest))
+    return int(ended + free ** (longest - prefix))
