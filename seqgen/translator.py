@@ -28,6 +28,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.settings import resolve_settings
 from seqgen.generation.streamers import IteratorStreamer, StreamedText
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.number_formats import note_on, to_number_format
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text_decoding import Details, TextDecoding, TextModel
@@ -47,27 +48,6 @@ class ModelInMemory:
     task: Task
     model: EncoderDecoderModel
     generation: Mapping[str, Any] = field(default_factory=dict)
-
-
-NUMBER_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Values of ``generation.dtype`` for which weights are simply kept in another format."""
-
-
-def in_number_format(member: TextModel, dtype: str) -> TextModel:
-    """Convert a model to the number format that it is to compute in.
-
-    Args:
-        member: the model, whose weights are converted in place.
-        dtype: see ``generation.dtype``; nothing is converted where it is empty.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
-    if dtype and dtype not in NUMBER_FORMATS:
-        raise ConfigError(f"generation.dtype={dtype} is none of: {', '.join(NUMBER_FORMATS)}")
-    if dtype:
-        member.model.to(NUMBER_FORMATS[dtype])
-    return member
 
 
 Model: TypeAlias = str | Path | TextModel
@@ -103,9 +83,8 @@ class Translator:
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
-        if dtype := settings.get("dtype"):
-            self.members = [in_number_format(member, dtype) for member in self.members]
-        self.models = [member.model for member in self.members]
+        self.dtype = str(settings.get("dtype", ""))
+        self.models = [self._in_number_format(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
         for number, member in enumerate(self.members[1:], start=2):
@@ -113,17 +92,22 @@ class Translator:
         self._generators: dict[str, SequenceGenerator] = {}
         self._drafts: dict[str, TextModel] = {}
 
+    def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
+        return to_number_format(model, self.dtype) if self.dtype else model
+
     def settings(self, **settings: Any) -> GenerationConfig:
         """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
         return self._settings(settings)[0]
 
     def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
         given = {**self.given, **settings}
-        if given.get("dtype", "") != self.given.get("dtype", ""):
+        if given.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
             )
-        return resolve_settings([member.generation for member in self.members], given)
+        cfg, notes = resolve_settings([member.generation for member in self.members], given)
+        note = note_on(self.dtype, self.device) if self.dtype else None
+        return cfg, [*notes, *([note] if note else [])]
 
     def translate(
         self,
@@ -224,7 +208,8 @@ class Translator:
         if path not in self._drafts:
             draft: TextModel = seqgen.load_model(path, self.device, torch.float32)
             self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
-            self._drafts[path] = in_number_format(draft, self.given.get("dtype", ""))
+            self._in_number_format(draft.model)
+            self._drafts[path] = draft
         return self._drafts[path]
 
     def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:

@@ -92,6 +92,8 @@ class Decoding:
         self.sentences = torch.arange(count, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.num_done = 0
+        # attention to another member's pieces of the source cannot be averaged with that to the first one's
+        self.read_alike = [torch.equal(source.src_tokens, sources[0].src_tokens) for source in sources]
         self.src_tokens: Tensor | None = sources[0].src_tokens
         self.src_padding = _padding(sources[0], generator.models[0].left_pad_source)
         self.prefix_tokens = prefix_tokens
@@ -262,11 +264,11 @@ class Decoding:
         generator = self.generator
         tokens = self._decoder_input()
         logits, weights = [], []
-        for member in self.members:
+        for member, reads_alike in zip(self.members, self.read_alike, strict=True):
             out = member.next_logits(tokens, generator.need_attention)
             own = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
             logits.append(own / generator.temperature if generator.temperature != 1.0 else own)
-            weights.append(out.attention)
+            weights.append(out.attention if reads_alike else None)
         attention = generator.ensemble.combine_attention(weights) if generator.need_attention else None
         return logits, None if attention is None else self._by_beam(attention)
 
