@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,6 +49,20 @@ def test_every_built_in_model_converts(name: str, number_format: str, monkeypatc
     error = (got.float() - wanted).square().mean().sqrt() / wanted.std()
     assert error < TOLERANCE[number_format]
     assert number_format == "float32" or error > 0
+
+
+@pytest.mark.parametrize("name", ["fconv_tiny", "fconv_shared", "transformer_shared"])
+def test_a_copy_converts_alone(name: str) -> None:
+    """The original goes on as it was, and tied weights stay tied."""
+    model = build(name, torch.float32)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    twin = to_number_format(copy.deepcopy(model), "bfloat16")
+    assert len(list(twin.parameters())) == len(list(model.parameters()))
+    batch = inputs(name, [5, 3], target_length=4)
+    for one in (model, twin):
+        assert one(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits.isfinite().all()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
 
 
 @needs_int8

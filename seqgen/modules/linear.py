@@ -40,6 +40,11 @@ class Projection(CachedWeight):
 
     bias: nn.Parameter
 
+    def current_weight(self) -> Tensor:
+        """The weight in the number format of the bias; what it is computed from may have a wider one."""
+        weight = super().current_weight()
+        return weight if self.bias is None else weight.to(self.bias.dtype)
+
     def matrix(self) -> Tensor:
         """The weight as a matrix ``(out_features, in_features)``."""
         return self.current_weight()

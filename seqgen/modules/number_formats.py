@@ -19,10 +19,10 @@ NUMBER_FORMATS = ("float32", "bfloat16", "float16", "int8")
 def to_number_format(model: M, number_format: str) -> M:
     """Convert a model for decoding, in place.
 
-    In ``bfloat16`` and ``float16`` weights and features have that format, while parameters of norms stay float32, and
-    so does what norms, softmax and log-probabilities compute inside. Weights that are computed from others, such as
-    normalized ones, are computed first, so that nothing but the result is rounded. ``int8`` leaves the model float32
-    and multiplies by large matrices in 8-bit integers.
+    In ``bfloat16`` and ``float16`` weights and features have that format, while the parameters of layer norms stay
+    float32, and so does what norms, softmax and log-probabilities compute inside. What other weights are computed from,
+    such as direction and length, stays float32 as well, so that only the result is rounded. ``int8`` leaves the model
+    float32 and multiplies by large matrices in 8-bit integers.
 
     Args:
         model: the model, no longer to be trained.
@@ -44,11 +44,10 @@ def to_number_format(model: M, number_format: str) -> M:
         raise ConfigError(
             "generation.dtype=int8 needs a CPU with instructions for it (VNNI); take float32, or bfloat16 on a GPU"
         )
-    if number_format in ("bfloat16", "float16"):
-        _compute_weights(model)
-    model.to(torch.float32 if integers else getattr(torch, number_format))
-    _keep_norms(model)
+    dtype = torch.float32 if integers else getattr(torch, number_format)
     for module in model.modules():
+        wide = isinstance(module, nn.LayerNorm | parametrize.ParametrizationList)
+        _convert(module, torch.float32 if wide else dtype)
         if isinstance(module, Projection):
             module.int8 = integers
     return model.eval()
@@ -70,18 +69,9 @@ def note_on(number_format: str, device: torch.device) -> str | None:
     return None
 
 
-def _compute_weights(model: nn.Module) -> None:
-    """Replace weights that are computed from others by what they are now."""
-    for module in model.modules():
-        if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[arg-type]
-                parametrize.remove_parametrizations(module, name)
-
-
-def _keep_norms(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.float()
+def _convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert what belongs to a module itself; tied parameters stay tied."""
+    module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 
 def _has_bfloat16_units() -> bool:
