@@ -148,7 +148,9 @@ def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] =
         steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
         scores = [float(row[: len(tokens)].sum()) / len(tokens) for row, tokens in zip(steps, rows, strict=True)]
     found = list(zip(rows, scores, strict=True))
-    return [found[start : start + count] for start in range(0, len(found), count)]
+    # in places that nothing filled there are remains of dead beams, with a score of -1e9 divided by a length
+    places = [found[start : start + count] for start in range(0, len(found), count)]
+    return [[pair for pair in own if not pair[1] < -1e6] for own in places]
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> tuple[int, ...]:

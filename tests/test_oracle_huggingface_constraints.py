@@ -73,7 +73,7 @@ def wanted(
         values = {"constraints": constraints(phrases), "num_return_sequences": 1, "output_scores": False, **options}
         original(model, [source], max_new_tokens=max_new_tokens, **values)
     best = sorted(((tuple(tokens[1:].tolist()), score) for score, tokens, _ in held), key=lambda pair: -pair[1])
-    found = [((*own, EOS)[:max_new_tokens], score) for own, score in best if score > -1e8]
+    found = [((*own, EOS)[:max_new_tokens], score) for own, score in best if score > -1e6]
     whole = [pair for pair in found if contains(pair[0], phrases)]
     return whole, len(whole) < len(found)
 
