@@ -402,7 +402,7 @@ class Decoding:
     @property
     def width(self) -> int:
         """How many positions the encoded sources of the batch have."""
-        return max(member.encoder_out.encoder_out.size(1) for member in self.members)
+        return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""

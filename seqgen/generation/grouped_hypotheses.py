@@ -95,10 +95,10 @@ class GroupedHypotheses(FinishedHypotheses):
 
     def _content(self, length: int | Tensor) -> Tensor:
         """Which groups expect nothing better, their best candidate having ``length`` tokens: ``(live, groups)``."""
-        full = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
+        full: Tensor = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
         if self.early_stopping == "true":
             return full
-        worst = self.scores.unflatten(1, (self.groups, -1))[..., -1]
+        worst: Tensor = self.scores.unflatten(1, (self.groups, -1))[..., -1]
         return full & (self.ranking.score(self._best, length) <= worst)
 
     def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:

@@ -254,13 +254,13 @@ class DrawnHypotheses(FinishedHypotheses):
         self.search = search
         self.perturbed = search.ended
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int, bonus: Tensor | None = None) -> Candidates:
+    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
         """See ``FinishedHypotheses.take``."""
         self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
         scores = self.ranking.score(candidates.scores, step + 1)
         new = {
-            "lengths": torch.where(finished, step + 1, 0),
+            "lengths": torch.where(finished, step + 1, torch.zeros_like(candidates.tokens)),
             "beams": candidates.beams,
             "tokens": candidates.tokens,
             "sums": candidates.scores,
@@ -275,7 +275,7 @@ class DrawnHypotheses(FinishedHypotheses):
         chosen = candidates.gather(columns)
         return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
 
-    def done(self, going_on: Candidates, step: int, max_lengths: Tensor) -> Tensor:
+    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """No beam goes on."""
         return (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)
 
