@@ -30,6 +30,10 @@ def outputs(seed: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_a_trie_is_the_originals_function(early_stopping: bool, beam: int, count: int) -> None:
+    """Where fewer than ``beam`` outputs are left, the original's finished ones go on as ghosts with a score of -1e9.
+
+    They end a second time and fill places, so that it may stop at once when it is to stop early; here nothing is lost.
+    """
     for seed in range(3):
         model = sharp("t5", seed)
         allowed = outputs(seed, count)
@@ -44,8 +48,9 @@ def test_a_trie_is_the_originals_function(early_stopping: bool, beam: int, count
             keys = {"beam": beam, "early_stopping": str(early_stopping).lower()}
             results = decode(decoded, SOURCES, processors=[TrieConstraint(trie)], **keys)
             for got, wanted in zip(results, found, strict=True):
-                assert_same(got, wanted)
-                assert got
+                fewer = early_stopping and count < beam
+                assert_same([pair for pair in got if not fewer or pair[0] in dict(wanted)], wanted)
+                assert len(got) == min(beam, count)
                 assert all(list(tokens) in allowed for tokens, _ in got)
 
 
