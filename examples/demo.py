@@ -1,4 +1,4 @@
-"""The demo: train two models on the built-in example, decode with each and with both together, print the scores.
+"""The demo: train three models on the built-in example, decode with each and with all together, print the scores.
 
 It types the commands that a user would type; ``make demo`` runs it.
 """
@@ -28,6 +28,14 @@ OPTIONS = {
         "optimization.max_update=800",
         "model.encoder_normalize_before=true",
         "model.decoder_normalize_before=true",
+    ),
+    "t5_tiny": (
+        "optimization.lr=[3e-3]",
+        "optimization.max_update=800",
+        "lr_scheduler.warmup_updates=150",
+        "model.feed_forward_proj=gated-gelu",
+        "model.tie_word_embeddings=false",
+        "model.dropout_rate=0",
     ),
 }
 COMMANDS = {f"seqgen-{name}": f"seqgen.cli.{name}" for name in ("train", "generate", "score")}
@@ -63,11 +71,11 @@ def main() -> None:
     rows, seconds = [], {}
     for model in OPTIONS:
         start = time.perf_counter()
-        run("seqgen-train", f"run_dir={folder / model}", f"model={model}", *OPTIONS[model], *RECIPE)
+        run("seqgen-train", f"run_dir={folder / model}", f"model={model}", *RECIPE, *OPTIONS[model])
         seconds[model] = time.perf_counter() - start
         rows.append(decode(model, str(folder / model), folder / f"{model}.txt", reference))
-    both = ",".join(str(folder / model) for model in OPTIONS)
-    rows.append(decode("ensemble of both", f"[{both}]", folder / "ensemble.txt", reference))
+    members = ",".join(str(folder / model) for model in OPTIONS)
+    rows.append(decode("ensemble of all", f"[{members}]", folder / "ensemble.txt", reference))
 
     table = Table(title="number_names, English to German, 1,000 numbers that no model has seen, beam 5")
     for column in ("model", "trained in", "exact match", "BLEU (characters)", "sentences/s", "run folder"):
