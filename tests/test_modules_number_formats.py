@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from seqgen.errors import ConfigError
 from seqgen.modules import linear, number_formats
-from seqgen.modules.linear import Linear, int8_product
+from seqgen.modules.linear import Linear, Projection, int8_product
 from seqgen.modules.number_formats import NUMBER_FORMATS, note_on, to_number_format
 from tests.model_zoo import ZOO, build, expand, inputs
 
@@ -34,10 +34,12 @@ def test_every_built_in_model_converts(name: str, number_format: str, monkeypatc
     if number_format == "int8" and not number_formats._has_int8_units():
         pytest.skip("no instructions for int8 here")
     monkeypatch.setattr(linear, "_LARGE", 1)
+    monkeypatch.setattr(Projection, "packs", False)
     batch = inputs(name, [5, 3, 8], target_length=6, rows_per_sentence=2)
     wanted = build(name, torch.float32)(
         batch.src_tokens.repeat_interleave(2, 0), batch.src_lengths.repeat_interleave(2), batch.prev_output_tokens
     ).logits
+    monkeypatch.setattr(Projection, "packs", True)
     model = to_number_format(build(name, torch.float32), number_format)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
     if not model.decoder.shares_encoder_output:

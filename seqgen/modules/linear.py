@@ -16,7 +16,7 @@ from seqgen.modules.matrix_product import linear
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
 
-_LARGE = 512 * 512
+_LARGE = 256 * 256
 """From so many weights on, packing them pays: below, the kernel's own start (15 µs) costs more than it saves."""
 
 _ROWS = 160

@@ -18,6 +18,9 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
     new position costs one linear layer: the linearized weight is the kernel laid out as
     ``(kernel_width * in_channels, out_channels)``, computed once per evaluation (see ``CachedWeight``).
 
+    The inputs are put together anew at each step, in the order in which the weight wants them. Writing them in a ring
+    would save less than it costs: that copy is 4 % of a step with one sentence and 1 % with 16.
+
     Slots:
         input_buffer: ``(N, kernel_width - 1, in_channels)``, the last inputs, zeros where there were none; as many more
             as ``IncrementalState.max_truncation`` says.
