@@ -287,14 +287,14 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
 
 @names
 @semantics
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("add_logits", [True, False])
 def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: float, semantics: str, name: str) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         logits = torch.zeros(9, dtype=torch.float64)
         logits[EOS] = -8.0
         if len(history) == 2 and source == (6, 2):
-            logits[5] = value
+            logits[slice(None) if value == -math.inf else 5] = value
         return logits
 
     with pytest.raises(DecodingError, match=r"step 2 in sentence 1\b"):

@@ -241,13 +241,17 @@ class Decoding:
         """
         generator = self.generator
         logits, attention = self._logits()
+        scores = self.scores
+        if self.renormalizes:  # processors may leave nothing of a row, a model may not
+            nothing = logits[0].amax(1) == -torch.inf
+            scores = torch.where(nothing.view_as(scores), torch.nan, scores)
         if generator.adds_logits:
             # processors may work in place
             normalizer = None if self.renormalizes else log_normalizer(logits[0])
             added = self.process(logits[0], step)
             if normalizer is None:
                 normalizer = _normalizer_of_allowed(added)
-            return self._by_beam(added), self.scores - normalizer.view_as(self.scores), attention
+            return self._by_beam(added), scores - normalizer.view_as(scores), attention
         lprobs = logits[0] if generator.processes_logits else self._combined(self.members, logits)
         if self.guides:
             tokens = self._decoder_input()
@@ -257,7 +261,7 @@ class Decoding:
         if self.renormalizes:
             nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # a row of which everything is forbidden
             lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
-        return self._by_beam(lprobs), self.scores, attention
+        return self._by_beam(lprobs), scores, attention
 
     def _logits(self) -> tuple[list[Tensor], Tensor | None]:
         """Logits ``(live * beam, V)`` of each member, in float32 or wider, and their common attention."""

@@ -212,7 +212,8 @@ class StochasticBeam(RandomSearch):
         scores, tokens, beams = (
             values.flatten(1).gather(1, order) for values in (found.scores, found.tokens, found.beams)
         )
-        self.candidates = Candidates(scores.masked_fill(dropped, -torch.inf), tokens, beams)
+        # NaN stays, so that a model's damage is seen
+        self.candidates = Candidates(scores.masked_fill(dropped & ~scores.isnan(), -torch.inf), tokens, beams)
         self.candidate_lprobs = lprobs.flatten(1).gather(1, order)
         self.candidate_perturbed = best.masked_fill(dropped, -torch.inf)
         return self.candidates
