@@ -14,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.decode import main
 from benchmarks.decoding import report
+from benchmarks.decoding.command import Command
+from benchmarks.decoding.command import contest as contest_of_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import random_sources, save_random_t5
 from benchmarks.decoding.plots import curves
@@ -122,6 +124,27 @@ def test_figures() -> None:
     slow = Measured(WORK, "other", "float32", seconds=[[6.0, 6.0]])
     quick = Measured(WORK, "seqgen", "int8", seconds=[[0.5, 0.5]])
     assert report.ratios(slow, [one, quick, slow]) == {"same format": 4, "float32": 4, "best": 12}
+
+
+def test_commands_are_measured_from_the_outside(tmp_path: Path) -> None:
+    texts = {"en": ["a b c d e", "f g h i j"], "de": ["a b c d e", "f g h i j"]}
+
+    def script(name: str, form: str, code: str) -> Command:
+        argv = [sys.executable, "-S", "-c", f"import sys; a, b = sys.argv[1:]; {code}"]
+        return Command("m", name, form, lambda source, output: [*argv, str(source), str(output)])
+
+    copies = script("seqgen", "float32", "open(b, 'w').write(open(a).read())")
+    other = script("other", "float32", "open(b, 'w').write(open(a).read().replace('j', 'k'))")
+    broken = script("broken", "int8", "sys.exit('no int8 here')")
+    lines = contest_of_commands([copies, other, broken], *texts.values(), tmp_path, rounds=2, threads=1)
+    assert [line.split(" does not agree")[0] for line in lines] == ["other"]
+    assert (copies.same, other.same, broken.seconds) == (1, 0.5, [])
+    assert copies.bleu == pytest.approx(100)
+    assert copies.peak_bytes[1] > 1e6
+    copies.seconds, copies.start_up = [5.0, 3.0, 9.0], [1.0, 2.0, 1.0]
+    assert (copies.speed(8, whole=True), copies.speed(8, whole=False)) == (1.6, 2.0)
+    copies.start_up = [6.0, 6.0, 6.0]
+    assert copies.speed(8, whole=False) is None
 
 
 def test_growth_is_by_the_token() -> None:

@@ -96,17 +96,20 @@ class Command:
         self.processor_seconds.append(processor)
         self.peak_bytes.append(peak)
 
-    def speed(self, sentences: int, whole: bool) -> float:
-        """Sentences a second; the median of the rounds.
+    def speed(self, sentences: int, whole: bool) -> float | None:
+        """Sentences a second, by the medians of the rounds.
 
         Args:
             sentences: how many the text has.
             whole: whether the start-up, which reading the weights is part of, counts.
+
+        Returns:
+            The speed; ``None`` where it was not measured, or the text is so short that the start-up is all of it.
         """
         if self.elsewhere is not None:
-            return self.elsewhere
-        pairs = zip(self.seconds, self.start_up, strict=True)
-        return sentences / statistics.median(total - (0 if whole else start) for total, start in pairs)
+            return None if whole else self.elsewhere
+        seconds = statistics.median(self.seconds) - (0 if whole else statistics.median(self.start_up))
+        return sentences / seconds if seconds > 0 else None
 
     def record(self, sentences: int) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -152,7 +155,7 @@ def contest(
                 texts = output.read_text(encoding="utf-8").split("\n")[:-1]
                 first = first or texts
                 command.same = sum(a == b for a, b in zip(texts, first, strict=True)) / len(first)
-                command.bleu = text_scores(texts, references)["BLEU"].value
+                command.bleu = text_scores(texts, references)["bleu"].value
     return [
         f"{command.name} does not agree with seqgen in float32: {command.model}: {command.same:.1%} of the outputs are "
         "the same"
@@ -167,22 +170,31 @@ def table(commands: Sequence[Command], sentences: int) -> str:
         f"{'':<42} {'s':>7} {'start':>6} {'sent./s':>8} {'same':>6} {'BLEU':>6} {'peak MB':>8} | {'whole':>6} "
         f"{'rest':>6}"
     ]
-    best = {command.model: command for command in reversed(commands) if command.format == "float32"}
+    first = {command.model: command for command in reversed(commands)}
     for command in commands:
-        cells = [f"{command.model}: {command.name}, {command.format}".ljust(42)]
-        if command.elsewhere is None:
-            cells.append(f"{statistics.median(command.seconds):7.1f} {statistics.median(command.start_up):6.1f}")
-            cells.append(f"{command.speed(sentences, False):8.1f} {command.same or 0:6.1%} {command.bleu or 0:6.2f}")
-            cells.append(f"{max(command.peak_bytes) / 1e6:8.0f} |")
-        else:
-            cells.append(f"{'':7} {'':6} {command.elsewhere:8.1f} {'':6} {'':6} {'':8} |")
-        ours = best[command.model]
-        for whole in (True, False):
-            counted = whole and command.elsewhere is not None
-            ratio = ours.speed(sentences, whole) / command.speed(sentences, whole)
-            cells.append(" " * 6 if counted else f"{ratio:6.2f}")
-        lines.append(" ".join(cells))
+        ours = first[command.model]
+        ratios = [_ratio(ours.speed(sentences, whole), command.speed(sentences, whole)) for whole in (True, False)]
+        cells = [
+            f"{command.model}: {command.name}, {command.format}".ljust(42),
+            _cell(statistics.median(command.seconds) if command.seconds else None, 7, 1),
+            _cell(statistics.median(command.start_up) if command.start_up else None, 6, 1),
+            _cell(command.speed(sentences, False), 8, 1),
+            " " * 6 if command.same is None else f"{command.same:6.1%}",
+            _cell(command.bleu, 6, 2),
+            _cell(max(command.peak_bytes) / 1e6 if command.peak_bytes else None, 8, 0),
+            "|",
+            *(_cell(ratio, 6, 2) for ratio in ratios),
+        ]
+        lines.append(" ".join(cells).rstrip())
     legend = """
 s: the whole command; start: the same with a text of one line. sent./s: without the start-up. Right of the bar: how many
 times faster than this is seqgen in float32, start-up included, and without it."""
     return "\n".join(lines) + "\n" + legend
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours and theirs else None
+
+
+def _cell(value: float | None, width: int, digits: int) -> str:
+    return " " * width if value is None else f"{value:{width}.{digits}f}"

@@ -20,6 +20,7 @@ from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.loading import load_models
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.number_formats import to_number_format
 from seqgen.structures import Batch
 
 SCORED_AT_ONCE = 8
@@ -41,7 +42,7 @@ class Seqgen(Worker):
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
         self.models, self.dictionary = _models(arguments)
-        self.models = [_in_format(model, arguments.format).to(self.device) for model in self.models]
+        self.models = [to_number_format(model, arguments.format).to(self.device) for model in self.models]
 
     def answer(self, request: Request) -> Answer:
         """Decode, or find the scores of given ``outputs``."""
@@ -91,15 +92,6 @@ def _models(arguments: argparse.Namespace) -> tuple[list[EncoderDecoderModel], D
         return [one.model for one in loaded], loaded[0].task.target_dictionary
     vocabulary = Vocabulary(arguments.vocabulary)
     return [random_model(name, vocabulary) for name in arguments.models], vocabulary.target_dictionary
-
-
-def _in_format(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
-    if name == "float32":
-        return model
-    from seqgen.modules.number_formats import to_number_format
-
-    converted: EncoderDecoderModel = to_number_format(model, name)
-    return converted
 
 
 if __name__ == "__main__":
