@@ -233,6 +233,20 @@ def test_phrases_that_do_not_fit_give_no_output() -> None:
     assert all(found[1:])
 
 
+@pytest.mark.parametrize(
+    ("phrases", "words"),
+    [
+        ([[[A]]], "constraints for 1 sentences, but the batch has 4"),
+        ([[[A]], [], [[B, 12]], []], "sentence 2 has 12, which is no id"),
+        ([[[[A], [B, -1]]], [], [], []], "sentence 0 has -1"),
+        ([["word"], [], [], []], "sentence 0 has 'w'"),
+    ],
+)
+def test_constraints_that_do_not_fit_are_refused(phrases: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        decode(random_rule(vocab=12, seed=3), 8, ConstrainedSearch(), constraints=phrases)
+
+
 def test_banks_take_turns() -> None:
     banks = torch.tensor([[2, 2, 2, 1, 1, 0]])
     scores = torch.tensor([[-1.0, -2.0, -3.0, -0.5, -0.6, -0.1]])

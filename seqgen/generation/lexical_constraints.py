@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from seqgen.errors import ConfigError
 from seqgen.generation.beam_allocation import NONE
 from seqgen.generation.search import Phrase, Phrases
 
@@ -227,6 +228,33 @@ class Tree:
         self.height = max(len(node) for node in self.nodes)
         self.num_nodes, self.num_letters = len(self.nodes), max(len(self.alphabet), 1)
         self.num_children = max(1, *(len(own) for own in self.children))
+
+
+def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
+    """Refuse constraints that do not fit a batch or a vocabulary.
+
+    Args:
+        phrases: the phrases of each sentence.
+        sentences: sentences of the batch.
+        vocab: size of the vocabulary.
+
+    Raises:
+        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
+    """
+    if len(phrases) != sentences:
+        raise ConfigError(
+            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
+            "phrases for each sentence, an empty one for none"
+        )
+    for sentence, own in enumerate(phrases):
+        items: Iterable[Any] = (item for phrase in own for item in phrase)
+        tokens = [token for item in items for token in ([item] if isinstance(item, int) else item)]
+        wrong = [token for token in tokens if not isinstance(token, int) or not 0 <= token < vocab]
+        if wrong:
+            raise ConfigError(
+                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
+                "symbols; a phrase is a list of ids, or a list of such lists for alternatives"
+            )
 
 
 def alternatives(phrase: Phrase) -> list[Node]:

@@ -16,6 +16,7 @@ from seqgen.generation.combinations import check_combinations
 from seqgen.generation.decoding import Streamer
 from seqgen.generation.ensemble import Ensemble
 from seqgen.generation.hypotheses import Ranking
+from seqgen.generation.lexical_constraints import check_phrases
 from seqgen.generation.logits_processors import (
     Forbid,
     ForceEndAtMaximum,
@@ -289,7 +290,7 @@ class SequenceGenerator:
             fewer only where fewer continuations are possible at all, or where beams lack a phrase when they must end.
 
         Raises:
-            ConfigError: the search strategy does not suit the beam size, or does not take constraints.
+            ConfigError: the search strategy does not suit the beam size, or does not take constraints or these.
             DecodingError: a model gave NaN or infinity.
         """
         if streamer is not None and self.beam_size > 1 and not self.search.independent_rows:
@@ -299,6 +300,8 @@ class SequenceGenerator:
             )
         if sample.num_sentences == 0:
             return []
+        if constraints is not None:
+            check_phrases(constraints, sample.num_sentences, len(self.tgt_dict))
         with self.ensemble.evaluating():
             return self.procedure.decode(self, sample, prefix_tokens, constraints, streamer)
 
