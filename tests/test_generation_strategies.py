@@ -208,6 +208,25 @@ def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool) -> 
     assert_same(pairs(together[1]), pairs(without[0]))
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_constraints_hold_by_hugging_faces_rules(ordered: bool) -> None:
+    rule = random_rule(vocab=40, seed=3, sharpness=3)
+    constraints = [[[A, B, C], [20]], [[21], [A]], [[30], [30], [7, 8]], [[[9, 11], [12, 13, 14], [15]], [[16], [17]]]]
+    options = {"beam_size": 6, "max_len": 30, "semantics": "huggingface"}
+    found = decode(rule, 36, ConstrainedSearch(ordered), constraints=constraints, **options)
+    for phrases, hypotheses in zip(constraints, found, strict=True):
+        assert hypotheses
+        assert all(satisfies(tuple(h.tokens.tolist()), phrases, ordered) for h in hypotheses)
+    if not ordered:
+        return
+    backwards = [list(reversed(own)) for own in constraints]
+    for phrases, hypotheses in zip(
+        backwards, decode(rule, 36, ConstrainedSearch(True), constraints=backwards, **options), strict=True
+    ):
+        assert hypotheses
+        assert all(satisfies(tuple(h.tokens.tolist()), phrases, True) for h in hypotheses)
+
+
 def test_a_prefix_counts_towards_the_constraints() -> None:
     rule = random_rule(vocab=12, seed=3)
     prefix = torch.tensor([[A, B]])
