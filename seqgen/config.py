@@ -239,7 +239,6 @@ class GenerationConfig:
     dtype: str = option(
         "", "number format to compute in; empty for float32", choices=("", "float32", "bfloat16", "float16", "int8")
     )
-    compile: bool = option(False, "compile the decoder's step, with caches of fixed shape; pays after some warm-up")
 
 
 @dataclass

@@ -35,7 +35,7 @@ class Member:
         beam_size: int,
         start_symbol: int | None,
         use_cache: bool = True,
-        beam_table: bool = True,
+        beam_table: bool | None = None,
     ):
         self.model = model
         self.beam_size = beam_size

@@ -82,7 +82,8 @@ class SequenceGenerator:
         stopping: further rules that end an output.
         guidance_scale: above 1 for classifier-free guidance, see ``guide``.
         use_cache: whether decoding goes on from a state rather than computing all positions at every step.
-        beam_table: whether self-attention may keep keys and values in place rather than move them with the beams.
+        beam_table: whether self-attention keeps keys and values in place rather than moves them with the beams; by
+            default where that pays.
         add_logits: whether the search may add logits where nothing needs normalized scores, rather than
             log-probabilities of the whole vocabulary.
         compact_at: sentences that are done are moved away when their number times this reaches that of the batch.
@@ -122,7 +123,7 @@ class SequenceGenerator:
         stopping: Sequence[StoppingRule] = (),
         guidance_scale: float = 1.0,
         use_cache: bool = True,
-        beam_table: bool = True,
+        beam_table: bool | None = None,
         add_logits: bool = True,
         compact_at: int = 8,
         procedure: Procedure | None = None,

@@ -16,7 +16,7 @@ from seqgen.config import GenerationConfig
 from seqgen.generation.combinations import NEEDS, check_combinations, draws
 
 OF_THE_COMMAND = frozenset(
-    {"max_tokens", "batch_size", "buffer_size", "dtype", "compile", "max_time", "draft", "prefix_trie"}
+    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie"}
     | {"replace_unknown", "ensemble_average", "ensemble_weights"}
 )
 """Keys that are never a model's own: how fast, which other files, and what an ensemble does."""
