@@ -19,11 +19,14 @@ $(VENV)/installed: setup.py constraints.txt
 demo: install
 	$(BIN)/python -m examples.demo
 
+# a process for each core, in which PyTorch has one thread
+TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(TESTS) -m "not slow"
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 # mypy sees models/, tasks/ and cli/ as parts of seqgen only where the package is installed plainly
 lint: install
