@@ -33,7 +33,7 @@ def test_group_beam_search(
     beam: int, groups: int, strength: float, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     """In batches on either side."""
-    for variant, seed in (("t5", 1), ("t5", 3), ("umt5", 0)):
+    for variant, seed in (("t5", 3), ("umt5", 0)):
         model = sharp(variant, seed)
         values = {"num_beams": beam, "num_beam_groups": groups, "diversity_penalty": strength, **theirs}
         wanted = original(model, SOURCES, **values)
