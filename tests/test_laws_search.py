@@ -27,7 +27,7 @@ from seqgen.structures import Batch, Hypothesis
 from tests.model_zoo import VOCAB, build
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary, random_rule
 
-EOS, PAD, UNK = 2, 1, 3
+EOS, PAD = 2, 1
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
 ENDS = [EOS, 4, 13, 17, 21]
 """Several symbols that end an output, so that those of random models end at different times."""
@@ -45,7 +45,7 @@ class Strategy:
         scores_are_the_models: whether neutral settings give the model's own scores.
         differ: whether the hypotheses of a sentence differ.
         plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
-        longest: outputs that the laws ask of it.
+        longest: tokens of the longest output that is asked of it.
     """
 
     values: dict[str, Any]
