@@ -69,7 +69,24 @@ class IncrementalState(dict[StateKey, Slots]):
         self.beam_table: bool | None = None
         self.max_truncation = 0
         self.shared: dict[str, Any] = {}
-        self.starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
+        self._starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
+        self._late: bool | None = False
+
+    @property
+    def starts(self) -> Tensor:
+        """See the class."""
+        return self._starts
+
+    @starts.setter
+    def starts(self, starts: Tensor) -> None:
+        self._starts, self._late = starts, None
+
+    @property
+    def has_late_starts(self) -> bool:
+        """Whether any sentence started late; the device is asked once after ``starts`` has changed."""
+        if self._late is None:
+            self._late = bool(self._starts.any())
+        return self._late
 
 
 def beam_size_of(incremental_state: StateDict) -> int:

@@ -65,7 +65,7 @@ class EncoderOut:
         widths = self.encoder_out.size(1), other.encoder_out.size(1)
 
         def merge_tensors(ours: Tensor, theirs: Tensor) -> Tensor:
-            if widths[0] != widths[1] and (ours.size(1), theirs.size(1)) == widths:
+            if widths[0] != widths[1] and ours.dim() > 1 and (ours.size(1), theirs.size(1)) == widths:
                 ours, theirs = (_padded(tensor, max(widths)) for tensor in (ours, theirs))
             return torch.cat([ours, theirs])
 

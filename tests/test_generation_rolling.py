@@ -9,7 +9,7 @@ import torch
 
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch
-from tests.model_zoo import VOCAB, ZOO
+from tests.model_zoo import VOCAB, ZOO, registered
 from tests.scripted_model import batch_of, dictionary
 from tests.test_laws_generation import assert_same, build, words
 
@@ -59,6 +59,34 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     found = dict(generator.generate_rolling(take))
     assert sorted(found) == list(range(17))
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 2, "max_len_a": 0.3, "max_len_b": 0},
+        {"beam_size": 1, "semantics": "huggingface", "max_len_a": 0.3, "max_len_b": 0},
+    ],
+    ids=str,
+)
+def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -> None:
+    rows = sources(40, seed=5)
+    generator = SequenceGenerator([build("transformer_tiny")], words(), **options)
+    take, asked = queue(rows, 6)
+    found = dict(generator.generate_rolling(take))
+    assert sorted(found) == list(range(40))
+    assert all(0 <= running <= 6 for running in asked)
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+def test_dead_weight_may_outlive_the_table_of_positions() -> None:
+    model = registered("transformer_tiny", max_target_positions=12)().double().eval()
+    rows = sources(60, seed=6)
+    generator = SequenceGenerator([model], words(), beam_size=2, max_len_a=1.0, max_len_b=0)
+    found = dict(generator.generate_rolling(queue(rows, 24)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 

@@ -12,7 +12,7 @@ from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates, log_normalizer
 from seqgen.generation.ensemble import Member
 from seqgen.generation.guidance import guide
-from seqgen.generation.history import History
+from seqgen.generation.history import History, gather_beams
 from seqgen.generation.hypotheses import BestFinished, EachRow, FinishedHypotheses, FirstFinished
 from seqgen.generation.logits_processors import DecodingContext, apply_all
 from seqgen.generation.search import Phrases, SearchBatch
@@ -92,8 +92,7 @@ class Decoding:
         self.sentences = torch.arange(count, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
         self.num_done = 0
-        # attention to another member's pieces of the source cannot be averaged with that to the first one's
-        self.read_alike = [torch.equal(source.src_tokens, sources[0].src_tokens) for source in sources]
+        self.read_alike = generator.ensemble.read_alike(sources)
         self.src_tokens: Tensor | None = sources[0].src_tokens
         self.src_padding = _padding(sources[0], generator.models[0].left_pad_source)
         self.prefix_tokens = prefix_tokens
@@ -200,6 +199,7 @@ class Decoding:
         self.has_joined = True
         self.src_tokens = self.src_padding = None  # no processor that reads them is in use
         self.sentences = torch.cat([self.sentences, other.sentences + len(self.ids)])
+        self.collected += [sentence + len(self.ids) for sentence in other.collected]
         self.ids = torch.cat([self.ids, other.ids])
         self.results += other.results
         for name in ("done", "max_lengths", "scores"):
@@ -218,7 +218,6 @@ class Decoding:
         """Take the results of all sentences that are done, and forget their rows, between two steps."""
         if self.num_done:
             self.compact(Candidates(self.scores, self.history.last_tokens(), self.history.last_tokens()), None)
-            self.num_done = 0
 
     @property
     def last_steps(self) -> Tensor:
@@ -338,7 +337,7 @@ class Decoding:
         if self.stopping:
             rows = candidates.tokens.size(1)
             tokens = torch.cat(
-                [_gather_beams(self.history.matrix(), candidates.beams), candidates.tokens.unsqueeze(-1)], dim=-1
+                [gather_beams(self.history.matrix(), candidates.beams), candidates.tokens.unsqueeze(-1)], dim=-1
             )
             context = self.context(step, rows, tokens[..., :-1])
             for rule in self.stopping:
@@ -351,7 +350,7 @@ class Decoding:
         if not weight or attention is None:
             return None
         covered = attention if self.coverage is None else self.coverage + attention
-        logs = _gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
+        logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
         if self.src_padding is not None and self.src_padding.size(1) == logs.size(-1):
             logs = logs.masked_fill(self.src_padding.unsqueeze(1), 0.0)
         return weight * logs.sum(-1)
@@ -388,6 +387,7 @@ class Decoding:
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.index_select(0, keep))
         self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+        self.num_done = 0
         self.history.select(keep)
         self.first_end = int(self.last_steps.min()) if len(keep) else 0
         self.finished.select(keep)
@@ -423,7 +423,7 @@ class Decoding:
         """Move everything to the next step: histories, scores and decoding states."""
         if self.generator.ranking.coverage and attention is not None:
             covered = attention if self.coverage is None else self.coverage + attention
-            self.coverage = _gather_beams(covered, going_on.beams)
+            self.coverage = gather_beams(covered, going_on.beams)
         self.history.append(going_on)
         self.scores = going_on.scores
         self.search.advance(going_on)
@@ -447,9 +447,3 @@ def _padding(source: Source, left: bool) -> Tensor | None:
     columns = torch.arange(width, device=source.src_tokens.device)
     lengths = source.src_lengths.unsqueeze(1)
     return columns < width - lengths if left else columns >= lengths
-
-
-def _gather_beams(values: Tensor, beams: Tensor) -> Tensor:
-    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
-    index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
-    return values.gather(1, index)

@@ -150,6 +150,10 @@ class Ensemble:
             raise ValueError(f"the batch has {len(sample.member_sources)} sources for {len(self.models)} models")
         return sample.member_sources
 
+    def read_alike(self, sources: Sequence[Source]) -> list[bool]:
+        """Which members read the same pieces of the source as the first, so that their attention can be averaged."""
+        return [torch.equal(source.src_tokens, sources[0].src_tokens) for source in sources]
+
     def combine(self, lprobs: Sequence[Tensor]) -> Tensor:
         """Average log-probabilities.
 

@@ -68,7 +68,7 @@ class History:
         self.sums = _written(self.sums, self.length, going_on.scores)
         self.length += 1
         if self._matrix is not None:
-            rows = _gather(self._matrix, going_on.beams)
+            rows = gather_beams(self._matrix, going_on.beams)
             self._matrix = torch.cat([rows, going_on.tokens.unsqueeze(-1)], dim=-1)
 
     def select(self, keep: Tensor) -> None:
@@ -150,7 +150,7 @@ class History:
         weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
         for step in reversed(range(longest + 1)):
             if weights is not None and attention is not None:
-                weights[:, :, step] = _gather(attention[:, step], live)
+                weights[:, :, step] = gather_beams(attention[:, step], live)
             if step == 0:
                 break
             inside = lengths >= step
@@ -184,7 +184,7 @@ def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:
     return memory.gather(1, steps.view(*steps.shape, *[1] * (memory.dim() - 2)).expand(-1, -1, *memory.shape[2:]))
 
 
-def _gather(values: Tensor, beams: Tensor) -> Tensor:
+def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
     """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
     index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
     return values.gather(1, index)

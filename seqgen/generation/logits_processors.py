@@ -114,6 +114,9 @@ def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: De
     return lprobs
 
 
+_FEW = 4
+
+
 class Forbid(LogitsProcessor):
     """Some tokens are never written.
 
@@ -130,7 +133,10 @@ class Forbid(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        lprobs[:, self.tokens] = -torch.inf
+        for token in self.tokens[:_FEW]:  # one by one, without a table that must first go to the device
+            lprobs[:, token] = -torch.inf
+        if len(self.tokens) > _FEW:
+            lprobs[:, self.tokens[_FEW:]] = -torch.inf
         return lprobs
 
 
@@ -212,8 +218,7 @@ class MinimumLength(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        latest = context.step if context.starts is None else context.step - context.starts.max()
-        if latest >= self.min_len:
+        if context.starts is None and context.step >= self.min_len:
             return lprobs
         short = context.steps < self.min_len
         if self.yields:

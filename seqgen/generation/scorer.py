@@ -87,11 +87,13 @@ class SequenceScorer:
         target, _ = _targets(sample)
         lprobs, weights = [], []
         with self.ensemble.evaluating():
-            for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
+            sources = self.ensemble.sources(sample)
+            alike = self.ensemble.read_alike(sources)
+            for model, source, reads_alike in zip(self.ensemble.models, sources, alike, strict=True):
                 decoder_input = self._decoder_input(model, sample)
                 out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=self.need_attention)
                 lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
-                weights.append(out.attention)
+                weights.append(out.attention if reads_alike else None)
         members = [_of_tokens(scores, target) for scores in lprobs]
         positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combine(lprobs), target)
         attention = self.ensemble.combine_attention(weights) if self.need_attention else None

@@ -202,6 +202,7 @@ class SequenceGenerator:
             and not self.need_attention
             and self.guidance_scale == 1
             and all(getattr(model.decoder, "joins", False) for model in self.models)
+            and not any(_adjusts_logits(model) for model in self.models)
             and all(processor.joins for processor in self.processors)
         )
 
@@ -351,6 +352,11 @@ def _usual_processors(
     if semantics == "huggingface":
         return [*penalty, ForcePrefix(otherwise=free)]
     return [Forbid([dictionary.pad()]), *penalty, ForceEndAtMaximum(), ForcePrefix(otherwise=free)]
+
+
+def _adjusts_logits(model: EncoderDecoderModel) -> bool:
+    own = type(model).adjust_logits_during_generation
+    return own is not EncoderDecoderModel.adjust_logits_during_generation
 
 
 def _known_symbol(dictionary: Dictionary, symbol: str) -> int:

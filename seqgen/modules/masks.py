@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.incremental_state import StateDict
+from seqgen.incremental_state import IncrementalState, StateDict
 
 
 def starts_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | None:
@@ -18,9 +18,9 @@ def starts_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | N
     Returns:
         ``(rows,)`` int64; ``None`` where all sentences entered at step 0, which a plain dict implies.
     """
-    starts: Tensor | None = getattr(incremental_state, "starts", None)
-    if starts is None or not bool(starts.any()):
+    if not isinstance(incremental_state, IncrementalState) or not incremental_state.has_late_starts:
         return None
+    starts = incremental_state.starts
     if rows % starts.numel():
         raise ValueError(f"{rows} rows do not belong to {starts.numel()} sentences of equally many rows")
     return starts.repeat_interleave(rows // starts.numel())

@@ -46,7 +46,8 @@ def to_number_format(model: M, number_format: str) -> M:
         )
     dtype = torch.float32 if integers else getattr(torch, number_format)
     for module in model.modules():
-        wide = isinstance(module, nn.LayerNorm | parametrize.ParametrizationList)
+        # Only a CPU takes features of one format and a norm's parameters of another.
+        wide = isinstance(module, parametrize.ParametrizationList) or (on_cpu and isinstance(module, nn.LayerNorm))
         _convert(module, torch.float32 if wide else dtype)
         if isinstance(module, Projection):
             module.int8 = integers
