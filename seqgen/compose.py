@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 import types
 import typing
@@ -35,6 +36,11 @@ GROUPS: dict[str, Registry] = {
 }
 _ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
 _NAME = "_name"  # under which a chosen component's name is saved beside its values
+_ITEM = re.compile(  # of a list of texts: in quotes as a whole, or up to the next comma
+    r"""\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)')\s*(?:,|\Z)|(?P<bare>[^,]*)(?:,|\Z)""",
+    re.DOTALL,
+)
+_ESCAPES = {"n": "\n", "t": "\t"}
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -156,7 +162,10 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
         else:
             values[key] = float(value) if hints[key] is float else value
     config = schema(**values)
-    check_ranges(config)
+    try:
+        check_ranges(config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
     return config
 
 
@@ -180,7 +189,7 @@ def check_ranges(config: Any, prefix: str = "") -> None:
         prefix: what its keys begin with, for messages.
 
     Raises:
-        ConfigError: a value is not among the choices or out of range.
+        ConfigError: a value is not among the choices, out of range, or no finite number.
     """
     for field in dataclasses.fields(config):
         value, key = getattr(config, field.name), prefix + field.name
@@ -194,6 +203,8 @@ def _check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
         raise ConfigError(f"{key}={value} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value} is not a finite number")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if minimum is not None and not value >= minimum:
             raise ConfigError(f"{key}={value} is below its minimum, {minimum}")
@@ -300,11 +311,21 @@ def _is_text(annotation: Any) -> bool:
 def _parse_text(value: str, annotation: Any) -> str | list[str] | None:
     if typing.get_origin(annotation) is list:
         if value.startswith("[") and value.endswith("]"):
-            return [part.strip() for part in value[1:-1].split(",") if part.strip()]
+            return list(_parse_items(value[1:-1]))
         return [value] if value else []
     if value == "null" and annotation is not str:
         return None
     return value
+
+
+def _parse_items(text: str) -> Iterator[str]:
+    """Separate the items of a list: of ``a b, "c, d ", 's`` they are ``a b``, ``c, d `` and ``'s``."""
+    for found in _ITEM.finditer(text):
+        quoted = found["double"] if found["double"] is not None else found["single"]
+        if quoted is not None:
+            yield re.sub(r"\\([nt\"'\\])", lambda escape: _ESCAPES.get(escape[1], escape[1]), quoted)
+        elif bare := found["bare"].strip():
+            yield bare
 
 
 def _sweep_values(override: str) -> list[str]:

@@ -31,7 +31,7 @@ class SourceConfig:
     columns: list[str] = option([], "names of the columns of TSV files; empty where the first line has them")
     input: str = option("{source}", "template of the input")
     target: str = option("{target}", "template of the target")
-    rate: float = option(0.0, "how often it is drawn from, relative to the others (task.mixing=rates)")
+    rate: float | None = option(None, "how often it is drawn from, relative to the others (task.mixing=rates)")
 
 
 @dataclass(frozen=True)

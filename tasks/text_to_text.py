@@ -79,7 +79,7 @@ class TextToTextTask(RawTextTask):
         """The inputs and targets of all sources; see ``RawTextTask``."""
         return chain.from_iterable(
             _read_side(side)
-            for source in _with(_read(folder / MIXTURE_FILE), "train")
+            for source in _with(_read(folder / MIXTURE_FILE, cfg.mixture), "train")
             for side in source.records("train")
         )
 
@@ -118,7 +118,7 @@ class TextToTextTask(RawTextTask):
             cfg.mixing,
             size_limit=cfg.size_limit,
             temperature=cfg.temperature,
-            rates=[source.cfg.rate for source in sources],
+            rates=[source.cfg.rate or 0.0 for source in sources],
         )
         mixture = self.datasets[split] = MixtureDataset(parts, rates, cfg.epoch_size)
         return mixture
@@ -159,12 +159,13 @@ class TextToTextTask(RawTextTask):
         return chain.from_iterable(_read_side(source.records(split)[1]) for source in _with(self.sources, split))
 
 
-def _read(path: Path) -> list[MixtureSource]:
+def _read(path: Path, name: str = "") -> list[MixtureSource]:
+    """Read a mixture's file; messages call it by ``name``, such as that of the file that it is a copy of."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"task.mixture={path} cannot be read: {error.strerror or error}") from None
-    return read_mixture(content, str(path))
+    return read_mixture(content, name or str(path))
 
 
 def _read_side(side: Records) -> Iterator[str]:
@@ -186,14 +187,18 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
 
 
 def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """See that rates are given where they are asked for, and only there.
+    """See that rates are given where they are asked for, and only there, and that each is above zero.
 
     Raises:
         ConfigError: they are not.
     """
     for source in _with(sources, "train"):
         rate = source.cfg.rate
-        if cfg.mixing == "rates" and not 0 < rate < float("inf"):
-            raise ConfigError(f"{source.where}.rate is {rate}; with task.mixing=rates every rate must be above zero")
-        if cfg.mixing != "rates" and rate:
+        if rate is None:
+            if cfg.mixing == "rates":
+                raise ConfigError(f"{source.where} has no rate; with task.mixing=rates every source needs one")
+            continue
+        if rate <= 0:
+            raise ConfigError(f"{source.where}.rate is {rate}; every rate must be above zero")
+        if cfg.mixing != "rates":
             raise ConfigError(f"{source.where}.rate={rate} is for task.mixing=rates, but task.mixing={cfg.mixing}")

@@ -43,6 +43,23 @@ def test_lists_of_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ('["Hund"]', ["Hund"]),
+        ("[' a, b ' , c d ,e]", [" a, b ", "c d", "e"]),
+        (r'["\n","a\tb","say \"x\"","\\n"]', ["\n", "a\tb", 'say "x"', "\\n"]),
+        ('[""]', [""]),
+        ("[]", []),
+        ("[a,,b,]", ["a", "b"]),
+        ("['s,'t,\"]", ["'s", "'t", '"']),  # quotes that are not around an item are text
+        ('["a"b,don\'t]', ['"a"b', "don't"]),
+    ],
+)
+def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
+    assert compose(GenerateConfig, [f"generation.stop_strings={text}"]).generation.stop_strings == items
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
         ("optimization.max_updates=3", ["optimization.max_updates", "did you mean 'optimization.max_update'"]),
@@ -53,6 +70,9 @@ def test_lists_of_text() -> None:
         ("generation.beam=five", ["generation.beam=five"]),
         ("generation.beam=2.5", ["generation.beam=2.5"]),
         ("generation.beam=0", ["generation.beam=0", "minimum"]),
+        ("generation.temperature=nan", ["generation.temperature=nan", "finite"]),
+        ("optimization.clip_norm=inf", ["optimization.clip_norm=inf", "finite"]),
+        ("optimization.lr=[1e-3,nan]", ["optimization.lr=nan", "finite"]),
         ("optimization.lr=3", ["optimization.lr=3"]),
         ("common.device=gpu", ["common.device=gpu", "cpu, cuda"]),
         ("+common.seed=3", ["+common.seed"]),
@@ -105,6 +125,7 @@ def test_bad_plain_values_are_refused() -> None:
         {"nothere": 1},
         {"optimization": {"lr": ["a"]}},
         {"common": {"seed": True}},
+        {"model": {"_name": "transformer", "dropout": float("nan")}},
     ):
         with pytest.raises(ConfigError, match=r"config\.yaml"):
             from_dict(TrainConfig, change, "config.yaml")

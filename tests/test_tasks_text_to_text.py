@@ -187,10 +187,30 @@ def test_mixtures_that_make_no_sense(data: Path, tmp_path: Path, settings: dict[
         task(data, tmp_path / "run", changed(data, **settings)).load_dataset("train")
 
 
-@pytest.mark.parametrize("rate", [0, -2, float("nan")])
-def test_rates_of_zero_or_below(data: Path, tmp_path: Path, rate: float) -> None:
-    with pytest.raises(ConfigError, match=r"sources\.de\.rate is .*every rate must be above zero"):
-        task(data, tmp_path / "run", changed(data, rate=rate), mixing="rates")
+@pytest.mark.parametrize("mixing", ["rates", "proportional"])
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (0, r"sources\.de\.rate is 0; every rate must be above zero"),
+        (-2.5, r"sources\.de\.rate is -2\.5; every rate must be above zero"),
+        (float("nan"), r"sources\.de: rate=nan is not a finite number"),
+    ],
+)
+def test_rates_of_zero_or_below(data: Path, tmp_path: Path, mixing: str, rate: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(data, tmp_path / "run", changed(data, rate=rate), mixing=mixing)
+
+
+def test_rates_that_are_not_given(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sources\.de has no rate; with task\.mixing=rates"):
+        task(data, tmp_path / "run", changed(data), mixing="rates")
+
+
+def test_a_wrong_template_ends_the_training_of_a_tokenizer_in_one_sentence(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        task(data, tmp_path / "run", changed(data, of="count", input="{word}"))
+    assert str(error.value).startswith(f"{tmp_path / 'files' / 'mixture.yaml'}: sources.count.input: the template")
+    assert "SentencePiece" not in str(error.value)
 
 
 @pytest.mark.parametrize(

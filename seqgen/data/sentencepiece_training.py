@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import sentencepiece
 
-from seqgen.errors import DataError
+from seqgen.errors import DataError, UserError
 
 THREADS = 8
 """Fixed, because the sums of the threads are added up and another number of them gives slightly different pieces."""
@@ -52,6 +52,7 @@ def train_sentencepiece(
 
     Raises:
         DataError: the text cannot be read, has no words, or does not suit the vocabulary's size.
+        UserError: whatever else ``lines`` raise of this kind.
     """
     model = io.BytesIO()
     reader = _Reader(lines)
@@ -82,14 +83,14 @@ class _Reader:
 
     def __init__(self, lines: Iterable[str]):
         self.lines = lines
-        self.error: DataError | None = None
+        self.error: UserError | None = None
 
     def __iter__(self) -> Iterator[str]:
         try:
             for line in self.lines:
                 for start in range(0, len(line), MAX_CHARACTERS):
                     yield line[start : start + MAX_CHARACTERS]
-        except DataError as error:
+        except UserError as error:
             self.error = error
             raise
 
