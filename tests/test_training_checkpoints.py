@@ -268,6 +268,17 @@ def test_missing_checksums_are_refused(tmp_path: Path) -> None:
         read_weights(resolve(tmp_path))
 
 
+def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> None:
+    for name, reason in [
+        ("model-00001-of-00002.safetensors", "Hugging Face's layout it would need a config.json"),
+        ("model.safetensors", "config.json is missing"),
+        ("config.json", "make it a run by seqgen-convert"),
+    ]:
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(CheckpointError, match=reason):
+            resolve(tmp_path)
+
+
 class Bomb:
     """Leaves a file behind if it is ever unpickled."""
 

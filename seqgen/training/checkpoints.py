@@ -27,6 +27,7 @@ from seqgen.errors import CheckpointError, UserError
 from seqgen.files import disk_errors, sync
 from seqgen.training.run_lock import run_lock as run_lock
 from seqgen.training.serialization import (
+    CHECKSUMS,
     pack,
     read_json,
     read_tensors,
@@ -41,6 +42,7 @@ MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
 STATE = "training_state.json"
 FOLDER = "checkpoints"
+_HUGGINGFACE = "config.json"  # what makes a folder one in Hugging Face's layout
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
 
 
@@ -147,7 +149,7 @@ def resolve(path: str | Path) -> Path:
     given = Path(path)
     if given.is_file():
         if given.name == MODEL:
-            return given.parent
+            return _checked(given.parent)
         if given.suffix in _CODE_SUFFIXES or _looks_like_code(given):
             raise CheckpointError(
                 f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or make it a "
@@ -157,7 +159,7 @@ def resolve(path: str | Path) -> Path:
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
         for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # see the head of this file
             if (place / MODEL).is_file():
-                return place
+                return _checked(place)
     if not given.exists():
         raise CheckpointError(f"{given}: there is no such file or folder")
     if (given / FOLDER).is_dir():
@@ -168,7 +170,21 @@ def resolve(path: str | Path) -> Path:
         )
     codes = sorted(p.name for p in given.iterdir() if p.suffix in _CODE_SUFFIXES) if given.is_dir() else []
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
+    if given.is_dir() and any(given.glob("*.safetensors")):
+        hint += f"; as a folder in Hugging Face's layout it would need a {_HUGGINGFACE}"
     raise CheckpointError(f"{given}: neither a run folder nor a checkpoint: no {MODEL} in it{hint}")
+
+
+def _checked(folder: Path) -> Path:
+    """The folder of a ``model.safetensors``, if it is a checkpoint rather than a folder in Hugging Face's layout."""
+    if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
+        return folder
+    if (folder / _HUGGINGFACE).is_file():
+        raise CheckpointError(f"{folder}: a folder in Hugging Face's layout; make it a run by seqgen-convert")
+    raise CheckpointError(
+        f"{folder}: {_HUGGINGFACE} is missing, which a folder in Hugging Face's layout needs; and it is no checkpoint "
+        f"of a run, which has {CHECKSUMS}"
+    )
 
 
 def run_of(checkpoint: Path) -> Path:
