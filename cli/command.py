@@ -19,6 +19,7 @@ from seqgen import __version__
 from seqgen.cli.help import help_text
 from seqgen.compose import compose
 from seqgen.config import CommonConfig
+from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError
 
 C = TypeVar("C")
@@ -170,13 +171,7 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
     """
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if cfg.device == "auto":
-        return torch.device(next(name for name, there in present.items() if there))
-    if not present[cfg.device]:
-        there = ", ".join(name for name, ok in present.items() if ok)
-        raise ConfigError(f"common.device={cfg.device} is not there; there is: {there}")
-    return torch.device(cfg.device)
+    return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")
 
 
 def log(message: str, **values: Any) -> None:

@@ -24,8 +24,10 @@ from seqgen.compose import from_dict, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizer import load_tokenizer
+from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.files import write_atomically
+from seqgen.generation.combinations import check_combinations
 from seqgen.generation.settings import own_settings
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS, register_task
@@ -33,6 +35,7 @@ from seqgen.task import Task
 from seqgen.training.checkpoints import load_weights, resolve
 
 CONFIG_FILE = "config.yaml"
+WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def load_models(
     paths: Sequence[str],
     device: torch.device | str = "cpu",
     reading: ReadingConfig | None = None,
-    dtype: torch.dtype | None = torch.float32,
+    dtype: torch.dtype | str | None = torch.float32,
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -172,11 +175,12 @@ def load_models(
         paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
-        dtype: number format of the weights; ``None`` for as saved.
+        dtype: number format of the weights, or its name; ``None`` for as saved.
 
     Raises:
         CheckpointError: one cannot be loaded.
-        ConfigError: ``reading`` says something, but all models are seqgen's own.
+        ConfigError: ``reading`` says something, but all models are seqgen's own; or the device or number format is not
+            there.
     """
     separate = [part for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
@@ -196,7 +200,7 @@ def split_path(path: str) -> list[str]:
 def load_model(
     path: str | Path,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
 ) -> LoadedModel:
     """Load a trained model.
@@ -204,7 +208,7 @@ def load_model(
     Args:
         path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
         device: where to put it.
-        dtype: number format of the weights; as saved if not given.
+        dtype: number format of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
 
     Returns:
@@ -212,12 +216,26 @@ def load_model(
 
     Raises:
         CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
+        ConfigError: the device or number format is not there.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    reader, placement = reader_of(Path(path)), Placement(torch.device(device), dtype)
+    reader, placement = reader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
     loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig(), placement)
-    loaded.model.to(device=device, dtype=dtype).eval()
+    loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
     return loaded
+
+
+def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The number format that is meant.
+
+    Raises:
+        ConfigError: weights cannot have it.
+    """
+    known = {str(number_format).removeprefix("torch."): number_format for number_format in WEIGHT_FORMATS}
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in WEIGHT_FORMATS:
+        raise ConfigError(f"dtype={dtype} is no number format that weights can have; there are: {', '.join(known)}")
+    return found
 
 
 def _load_run(path: Path) -> LoadedModel:
@@ -265,13 +283,19 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
 
     Args:
         run: the run folder.
-        cfg: how to decode.
+        cfg: how to decode; where its ``semantics`` is empty, the run keeps its own.
 
     Raises:
         CheckpointError: it is no run folder.
+        ConfigError: a value does not fit, or settings exclude each other.
     """
     path = Path(run) / CONFIG_FILE
-    plain = {**read_yaml(path), "generation": to_dict(cfg)}
+    plain = read_yaml(path)
+    before = plain.get("generation")
+    semantics = cfg.semantics or (before.get("semantics", "") if isinstance(before, dict) else "")
+    cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
+    check_combinations(cfg)
+    plain["generation"] = to_dict(cfg)
     write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
 
 

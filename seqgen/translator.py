@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import seqgen
+from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.decoding import Streamer
@@ -65,7 +66,7 @@ class Translator:
 
     Raises:
         CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
-        ConfigError: a key is unknown, or a value does not fit.
+        ConfigError: a key is unknown, a value does not fit, settings exclude each other, or the device is not there.
     """
 
     def __init__(
@@ -78,11 +79,12 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
-        resolve_settings([{}], settings)  # what is misspelt is known before anything is loaded
+        from_dict(GenerationConfig, settings, "generation")  # what is misspelt is known before anything is loaded
         self.given = settings
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+        resolve_settings([member.generation for member in self.members], settings)  # and here what does not go together
         self.dtype = str(settings.get("dtype", ""))
         self.models = [self._in_number_format(member.model) for member in self.members]
         self.task = self.members[0].task
@@ -236,6 +238,8 @@ class Translator:
         Raises:
             DataError: the numbers of lines differ, or a line is longer than a model can read or write.
         """
+        if isinstance(sources, str) or isinstance(references, str):
+            raise DataError("sources and references are lists of texts, not one text; write [text]")
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         cfg = self.settings(**settings)

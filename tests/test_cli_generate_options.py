@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
@@ -174,6 +175,30 @@ def test_a_run_says_how_it_is_decoded(runs: Path, tmp_path: Path) -> None:
     refused(generate(run), "lenpem", "did you mean 'lenpen'")
 
 
+def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+    before = (run / "config.yaml").read_text()
+    for cfg, message in (
+        (GenerationConfig(nbest=9), "nbest=9 hypotheses are more than"),
+        (GenerationConfig(early_stopping="never"), "belongs to Hugging Face's rules"),
+        (GenerationConfig(beam=0), "below its minimum"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            seqgen.save_generation(run, cfg)
+    assert (run / "config.yaml").read_text() == before
+    seqgen.save_generation(run, GenerationConfig(semantics="huggingface"))
+    seqgen.save_generation(run, GenerationConfig(early_stopping="never"))
+    assert seqgen.load_model(run).generation == {"semantics": "huggingface", "early_stopping": "never"}
+    seqgen.save_generation(run, GenerationConfig(semantics="fairseq"))
+    assert seqgen.load_model(run).generation == {"semantics": "fairseq"}
+
+
+def test_a_number_format_by_its_name(runs: Path) -> None:
+    parameters = seqgen.load_model(runs / "fconv", dtype="bfloat16").model.parameters()
+    assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
+
+
 def test_the_python_that_the_documentation_shows_runs(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +218,10 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
     outcome = generate(folder, "format=json", "generation.max_len=12")
     found = records(outcome)
     assert "semantics=huggingface" in outcome.err
+    assert "max_len_b" not in outcome.err
+    assert "min_len" not in outcome.err
+    assert "model_score" not in found[0]["hypotheses"][0], "it would say nothing new"
+    records(generate(folder, "format=json", "generation.max_len=12", "generation.early_stopping=never"))
     assert all(record["semantics"] == "huggingface" for record in found)
     translator = seqgen.Translator(folder)
     settings = translator.settings()

@@ -15,7 +15,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizer import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.settings import OF_THE_COMMAND, own_settings, resolve_settings
+from seqgen.generation.settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
 from seqgen.translator import ModelInMemory, Translator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
@@ -176,6 +176,23 @@ def test_misuse_is_said_in_a_sentence() -> None:
         Translator([text_model(), text_model(task=task_of(words=dictionary(20)))])
     with pytest.raises(DataError, match="2 sources"):
         list(translator.score(["w1", "w2"], ["w1"]))
+    for sources, references in (("w1", ["w1", "w2"]), (["w1", "w2"], "w1"), ("w1", "w2")):
+        with pytest.raises(DataError, match="not one text"):
+            list(translator.score(sources, references))
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cuda:99", None])
+def test_a_device_that_is_not_there(device: Any) -> None:
+    with pytest.raises(ConfigError, match=r"device=.* is not there; there is: .*cpu"):
+        seqgen.load_model("nothere", device)
+    with pytest.raises(ConfigError, match="is not there"):
+        Translator("nothere", device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16", torch.int8, 16])
+def test_weights_have_floating_numbers(dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no number format .* there are: float64, float32, bfloat16, float16"):
+        seqgen.load_model("nothere", dtype=dtype)
 
 
 def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
@@ -228,6 +245,43 @@ def test_a_models_settings_yield_where_they_mean_nothing_beside_the_users() -> N
     assert (cfg.sampling, cfg.sampling_topk, cfg.early_stopping) == (True, 50, "false")
     with pytest.raises(ConfigError, match="sampling_topk"):
         resolve_settings([own], {"search": "beam", "sampling_topk": 5})
+
+
+@pytest.mark.parametrize(
+    ("own", "given"),
+    [
+        ({"semantics": "huggingface"}, {"early_stopping": "never"}),
+        ({"semantics": "huggingface"}, {"forced_last": "w1"}),
+        ({"sampling": True}, {"sampling_topk": 5}),
+        ({"beam": 12}, {"nbest": 8}),
+    ],
+)
+def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], given: dict[str, Any]) -> None:
+    assert vars(Translator(with_settings(**own), **given).settings()).items() >= {**own, **given}.items()
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Translator(text_model(), **given)  # already here, before there is a text
+
+
+def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
+    lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
+    said = "decoded as the model says where you do not: generation.semantics=huggingface"
+    assert resolve_settings([lifted], {})[1] == [f"{said}, max_len=9"]
+    assert resolve_settings([{**lifted, "max_len_b": 5, "min_len": 2}], {})[1][0].endswith("max_len_b=5, min_len=2")
+    assert resolve_settings([{"max_len_b": 50, "min_len": 0}], {"max_len": 9}) == (
+        GenerationConfig(semantics="fairseq", max_len=9, max_len_b=50, min_len=0),
+        [],
+    )
+
+
+def test_which_settings_change_scores() -> None:
+    assert not changes_scores(GenerationConfig(min_len=0, semantics="huggingface", beam=3))
+    assert changes_scores(GenerationConfig(min_len=2))
+    assert changes_scores(GenerationConfig(temperature=0.5))
+
+
+def test_contrastive_search_has_nothing_to_choose_from() -> None:
+    with pytest.raises(ConfigError, match=r"mbr=chrf compares hypotheses.*contrastive"):
+        Translator(text_model(), mbr="chrf", search="contrastive")
 
 
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:

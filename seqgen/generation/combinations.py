@@ -88,8 +88,9 @@ NEEDS = (
     ),
     Need(
         ("mbr",),
-        lambda cfg, semantics: cfg.beam > 1 and cfg.search != "greedy",
-        "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy search",
+        lambda cfg, semantics: cfg.beam > 1 and cfg.search not in ("greedy", "contrastive"),
+        "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
+        "search, which write one whatever the beam",
     ),
     Need(
         ("exponential_decay_start",),

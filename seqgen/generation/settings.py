@@ -57,7 +57,8 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         taken = {key: value for key, value in taken.items() if key not in vain}
     cfg = _made({**taken, **given})
     check_combinations(cfg, cfg.semantics)
-    shown = ", ".join(f"{key}={_text(value)}" for key, value in taken.items() if value != NEUTRAL[key])
+    worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
+    shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
     notes = [f"decoded as the model says where you do not: generation.{shown}"] if shown else []
     for number, other in enumerate(own[1:], start=2):
         if differing := _differing(own[0], other) - set(given):
@@ -79,6 +80,11 @@ def _without_effect(cfg: GenerationConfig) -> set[str]:
     return {key for need in refused for key in need.keys if getattr(cfg, key) != NEUTRAL[key]}
 
 
+def _lifted(cfg: GenerationConfig, key: str) -> bool:
+    """Whether a value only takes away a limit that is seqgen's own."""
+    return (key == "max_len_b" and 0 < cfg.max_len <= cfg.max_len_b) or (key == "min_len" and cfg.min_len == 0)
+
+
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """The keys of which two models have different values."""
     return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
@@ -90,4 +96,5 @@ def _text(value: Any) -> str:
 
 def changes_scores(cfg: GenerationConfig) -> bool:
     """Whether the scores of an output may be others than the models themselves give it; true where in doubt."""
-    return draws(cfg) or any(value != NEUTRAL[key] for key, value in to_dict(cfg).items() if key not in SCORES_STAY)
+    plain = {**to_dict(cfg), "min_len": max(cfg.min_len, NEUTRAL["min_len"])}  # one that forbids less changes nothing
+    return draws(cfg) or any(value != NEUTRAL[key] for key, value in plain.items() if key not in SCORES_STAY)
