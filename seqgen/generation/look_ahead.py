@@ -39,7 +39,7 @@ class LookAhead(Member):
         beam_size: int,
         start_symbol: int | None,
         use_cache: bool,
-        beam_table: bool,
+        beam_table: bool | None,
         reach: int,
     ):
         super().__init__(model, source, beam_size, start_symbol, use_cache, beam_table)
