@@ -45,7 +45,14 @@ setup(
         "num2words>=0.5.13",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6", "mypy>=1.11", "transformers==4.53.3"],
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.100",
+            "ruff>=0.6",
+            "mypy>=1.11",
+            "transformers==4.53.3",
+        ],
         "benchmarks": ["matplotlib>=3.9"],
     },
     entry_points={
