@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = [
     {"errors", "structures", "files"},
-    {"registry", "config"},
+    {"registry", "config", "devices"},
     {"compose", "conf"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules", "data"},

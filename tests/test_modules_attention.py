@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
@@ -218,14 +219,16 @@ def test_step_masks() -> None:
 
 
 def test_starts_of_rows() -> None:
-    class State(dict):
-        starts = torch.tensor([0, 3])
-
+    state = IncrementalState(2)
     assert starts_of_rows(None, 4) is None
     assert starts_of_rows({}, 4) is None
-    assert starts_of_rows(State(), 4).tolist() == [0, 0, 3, 3]
+    assert starts_of_rows(state, 4) is None
+    state.starts = torch.tensor([0, 3])
+    assert starts_of_rows(state, 4).tolist() == [0, 0, 3, 3]
     with pytest.raises(ValueError, match="3 rows do not belong to 2 sentences"):
-        starts_of_rows(State(), 3)
+        starts_of_rows(state, 3)
+    state.starts = state.starts * 0
+    assert starts_of_rows(state, 4) is None
 
 
 def test_padding_masks() -> None:
