@@ -54,6 +54,8 @@ def generation_config(setting: str) -> GenerationConfig:
     """The configuration of a setting: its keys have the same names in fairseq and here."""
     theirs = RUNS[setting]["generation"]
     ours = {field.name for field in fields(GenerationConfig)} - {"constraints"}
+    if not theirs.get("sampling"):
+        ours -= {"sampling_topk", "sampling_topp"}  # -1 there says that there is no cut-off
     cfg = GenerationConfig(**{key: value for key, value in theirs.items() if key in ours})
     for key, value in (G2 if "g2_" in setting else {}).items():
         setattr(cfg, key, value)
