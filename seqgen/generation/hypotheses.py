@@ -147,6 +147,13 @@ class FinishedHypotheses:
         if self.sums.dtype != dtype:
             self.sums, self.scores = self.sums.to(dtype), self.scores.to(dtype)
 
+    def _first_going_on(self, candidates: Candidates, ends: Tensor) -> Candidates:
+        """The first ``beam`` candidates that have not ended, in their order."""
+        # a stable sort of [no, yes, no, no] by "ends" gives the columns [0, 2, 3, 1]
+        columns = ends.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
+        chosen = candidates.gather(columns)
+        return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
+
     def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int | Tensor) -> None:
         """Put the candidates that are ``taken`` into their places, ``(live, K)`` int64 each."""
         # what is not taken goes to a place behind the last, which is cut off again
@@ -195,10 +202,7 @@ class FirstFinished(FinishedHypotheses):
         scores = self.ranking.score(candidates.scores, step + 1)
         scores = scores if bonus is None else scores + bonus
         self._place(places, finished & (places < self.beam), candidates, scores, step)
-        # a stable sort of [no, yes, no, no] by "ends" gives the columns [0, 2, 3, 1]
-        columns = ends.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
-        chosen = candidates.gather(columns)
-        return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
+        return self._first_going_on(candidates, ends)
 
     def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All places are filled, the maximum is reached, or no beam can give one."""

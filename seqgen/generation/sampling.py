@@ -272,9 +272,7 @@ class DrawnHypotheses(FinishedHypotheses):
         best = merged["perturbed"].topk(self.beam, dim=1).indices
         for name, values in merged.items():
             setattr(self, name, values.gather(1, best))
-        columns = ends.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]  # what goes on stands first
-        chosen = candidates.gather(columns)
-        return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
+        return self._first_going_on(candidates, ends)
 
     def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """No beam goes on."""

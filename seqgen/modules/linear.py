@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.matrix_product import linear
+from seqgen.modules.matrix_product import has_onednn, linear
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
@@ -158,9 +158,7 @@ def _is_traced() -> bool:
 
 def _packable() -> tuple[torch.dtype, ...]:
     """Number formats that this processor multiplies from packed weights."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
-        return ()
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not has_onednn():
         return ()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.float32, torch.bfloat16

@@ -43,11 +43,12 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and _has_onednn()
+        and has_onednn()
     )
 
 
-def _has_onednn() -> bool:
+def has_onednn() -> bool:
+    """Whether oneDNN's product with a matrix is there and switched on."""
     mkldnn = torch.backends.mkldnn
     available = mkldnn.is_available() and mkldnn.enabled  # type: ignore[no-untyped-call]
     return bool(available) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -55,7 +56,7 @@ def _has_onednn() -> bool:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b.T`` of matrices in any layout, without gradients, by the library that is quickest at it."""
-    if a.dtype == torch.float32 and a.device.type == "cpu" and _has_onednn():
+    if a.dtype == torch.float32 and a.device.type == "cpu" and has_onednn():
         return _multiply(a, b)
     return a @ b.t()
 
