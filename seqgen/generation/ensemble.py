@@ -132,10 +132,14 @@ class Ensemble:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put every model into evaluation mode, and afterwards back into the mode that it was in."""
+        """Put every model into evaluation mode, and afterwards back into the mode that it was in.
+
+        A model that is in evaluation already stays as it is, so that it keeps what it has made of its weights.
+        """
         training = [model for model in self.models if model.training]
         for model in self.models:
-            model.eval()
+            if any(module.training for module in model.modules()):
+                model.eval()
         try:
             yield
         finally:

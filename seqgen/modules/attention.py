@@ -79,7 +79,7 @@ def _attend_plainly(
         # The lowest finite number rather than -inf: a row in which everything is masked must not become NaN.
         scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
-        scores = mask + scores
+        scores = scores.add_(mask) if mask.dtype == scores.dtype else scores + mask
     weights = scores.softmax(-1)
     out = torch.matmul(weights if dropout is None else dropout(weights), value)
     return out, weights if need_weights else None
@@ -88,12 +88,31 @@ def _attend_plainly(
 def _scores(query: Tensor, key: Tensor) -> Tensor:
     """The product of each query with each key, ``(B, H, Q, K)``.
 
-    Few queries are quicker as the second factor: 5 queries and 160 keys in 256 rows take 1.8 ms rather than 2.8, in
-    bfloat16 1.5 rather than 2.9.
+    In bfloat16 few queries are quicker as the second factor, unless the keys are laid out for them: 5 queries and 200
+    keys in 256 rows take 1.0 ms rather than 2.4.
     """
-    if query.size(-2) <= _FEW and query.device.type == "cpu":
-        return torch.matmul(key, query.transpose(-1, -2)).transpose(-1, -2)
+    few = query.size(-2) <= _FEW and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    if few and key.stride(-1) == 1:
+        return torch.matmul(key, query.transpose(-1, -2)).transpose(-1, -2).contiguous()
     return torch.matmul(query, key.transpose(-1, -2))
+
+
+def by_channel(keys: Tensor) -> Tensor:
+    """A copy of keys ``(..., K, D)`` that on a CPU lies channel by channel in memory, where few queries read it quickly.
+
+    Measured with cold caches, 5 queries in 256 rows, for scores, softmax and average of 200 keys: 2.6 against 3.1 ms,
+    in bfloat16 1.9 against 3.1.
+    """
+    if keys.device.type != "cpu":
+        return keys.contiguous()
+    return keys.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x.index_select(0, rows)``, laid out in memory as before."""
+    if x.dim() == 4 and x.stride(-1) != 1:
+        return x.transpose(-1, -2).index_select(0, rows).transpose(-1, -2)
+    return x.index_select(0, rows)
 
 
 def fold_beams(x: Tensor, key_rows: int) -> Tensor:

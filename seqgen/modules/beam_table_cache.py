@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from seqgen.incremental_state import Slots
+from seqgen.modules.attention import by_channel, take_rows
 
 _BLOCK = 64
 """Slots that are free again after a collection, or an eighth of those in use where that is more.
@@ -197,7 +198,7 @@ class BeamTableCache:
     """Self-attention's keys and values in place, with a table of who sees what.
 
     Slots:
-        keys, values: ``(sentences, H, capacity, D)``.
+        keys, values: ``(sentences, H, capacity, D)``, the keys laid out ``by_channel``.
         beams: the ``BeamTable``, which all layers have in common.
         clock: changes that this layer has brought to it.
     """
@@ -220,7 +221,9 @@ class BeamTableCache:
         for name, added in (("keys", key), ("values", value)):
             # (sentences * beam, T, H, D) -> (sentences, beam, T, H, D) -> (sentences, H, T, beam, D)
             added = added.view(-1, beams.beam_size, *added.shape[1:]).permute(0, 3, 2, 1, 4)
-            memory = _with_room(None if slots is None else slots[name], beams, added)
+            memory = None if slots is None else slots[name]
+            if memory is None or beams.collected is not None:
+                memory = _with_room(memory, beams, added, name == "keys")
             size = added.size(2) * added.size(3)
             memory[:, :, beams.used - size : beams.used].view(added.shape).copy_(added)
             new[name] = memory
@@ -253,7 +256,7 @@ class BeamTableCache:
     def select(self, slots: Slots, keep: Tensor) -> Slots:
         """Keep some sentences."""
         slots["beams"].select(slots["clock"], keep)
-        moved = {name: slots[name].index_select(0, keep) for name in ("keys", "values")}
+        moved = {name: take_rows(slots[name], keep) for name in ("keys", "values")}
         return {**slots, **moved, "clock": slots["clock"] + 1}
 
     def truncate(self, slots: Slots, positions: int) -> Slots:
@@ -272,19 +275,18 @@ class BeamTableCache:
         merged: Slots = {"beams": beams, "clock": beams.clock}
         for name in ("keys", "values"):
             parts = (one[name][:, :, : one["beams"].used] for one in (slots, others))
-            merged[name] = torch.cat([_padded(part, beams.capacity) for part in parts])
+            memory = torch.cat([_padded(part, beams.capacity) for part in parts])
+            merged[name] = by_channel(memory) if name == "keys" else memory
         return merged
 
 
-def _with_room(memory: Tensor | None, beams: BeamTable, added: Tensor) -> Tensor:
-    """The memory with as many slots as the table asks for, its slots where the table has them now."""
-    if memory is not None and beams.collected is None:
-        return memory
+def _with_room(memory: Tensor | None, beams: BeamTable, added: Tensor, are_keys: bool) -> Tensor:
+    """A memory with as many slots as the table asks for, its slots where the table has them now."""
     sentences, heads, dim = added.size(0), added.size(1), added.size(-1)
     larger = added.new_empty(sentences, heads, beams.capacity, dim)
     if memory is not None and beams.collected is not None:
         larger[:, :, : beams.collected.size(1)] = _pick(memory, beams.collected.unsqueeze(1)).squeeze(1)
-    return larger
+    return by_channel(larger) if are_keys else larger
 
 
 def _pick(memory: Tensor, slots: Tensor) -> Tensor:

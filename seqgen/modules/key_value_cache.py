@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.incremental_state import Slots, rows_of_parents, rows_of_sentences
+from seqgen.modules.attention import by_channel, take_rows
 
 _BLOCK = 32
 """Positions, or an eighth of those filled where that is more, that the memory gets at a time."""
@@ -190,9 +191,9 @@ class StaticCache:
         """Remember the keys and values; see ``KeyValueCache.append``."""
         if slots is not None:
             raise ValueError("the keys and values of the encoder's output are remembered already")
-        # Read at every step from now on, so that a contiguous copy pays.
+        # Read at every step from now on, so that a copy pays.
         return {
-            "prev_key": new.keys.contiguous(),
+            "prev_key": by_channel(new.keys),
             "prev_value": new.values.contiguous(),
             "prev_key_padding_mask": new.padding_mask,
             "share": rows // new.keys.size(0),
@@ -236,7 +237,7 @@ class StaticCache:
         parts = [self.view(slots), self.view(others)]
         length = max(part.keys.size(2) for part in parts)
         return {
-            "prev_key": _cat([part.keys for part in parts], length, left=False),
+            "prev_key": by_channel(_cat([part.keys for part in parts], length, left=False)),
             "prev_value": _cat([part.values for part in parts], length, left=False),
             "prev_key_padding_mask": _merge_masks(parts, length, left=False),
             "share": slots["share"],
@@ -248,7 +249,7 @@ class StaticCache:
 
 
 def _index_select(slots: Slots, rows: Tensor) -> Slots:
-    return {name: value.index_select(0, rows) if isinstance(value, Tensor) else value for name, value in slots.items()}
+    return {name: take_rows(value, rows) if isinstance(value, Tensor) else value for name, value in slots.items()}
 
 
 def _after(x: Tensor, positions: int) -> Tensor:
