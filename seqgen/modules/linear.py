@@ -110,30 +110,30 @@ def int8_product(matrix: Tensor) -> Product:
     Args:
         matrix: ``(out_features, in_features)``.
     """
-    scales = _scales(matrix)
+    scales = _largest(matrix) / 127
     integers = (matrix / scales).round().to(torch.int8).contiguous()
     packed = torch.ops.onednn.qlinear_prepack.default(integers, None)
     multiply = torch.ops.onednn.qlinear_pointwise.default
     zeros = torch.zeros(matrix.size(0), dtype=torch.int32)
+    scales = scales.flatten()
     middle = torch.full((), 128.5)  # and a half, so that cutting off the fraction rounds
 
     def int8_multiply(x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
-        row_scales = _scales(rows)
-        unsigned = torch.addcmul(middle, rows, row_scales.reciprocal()).to(torch.uint8)
+        largest = _largest(rows)
+        unsigned = torch.addcmul(middle, rows, largest.reciprocal(), value=127).to(torch.uint8)
         out: Tensor = multiply(
-            unsigned, 1.0, 128, packed, scales.flatten(), zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            unsigned, 1 / 127, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        out.mul_(row_scales)
+        out.mul_(largest)
         return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], -1)
 
     return int8_multiply
 
 
-def _scales(rows: Tensor) -> Tensor:
-    """What brings each row ``(N, C)`` into the range -127 to 127: ``(N, 1)``."""
-    largest: Tensor = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
-    return largest.div_(127).clamp_(min=1e-30)
+def _largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row of ``(N, C)``, and never zero: ``(N, 1)``."""
+    return rows.abs().amax(1, keepdim=True).clamp_(min=1e-30)
 
 
 def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> Linear:
