@@ -100,7 +100,7 @@ def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     sizes = (
         [(2, 1, 1), (2, 1, 5), (4, 4, 5)]
         if options.tiny
-        else [(8, 1, 1), (8, 1, 5), *((n, n, 5) for n in (8, 32, 128))]
+        else [(4, 1, 1), (4, 1, 5), *((n, n, 5) for n in (8, 32, 128))]
     )
     source, length = (6, 5) if options.tiny else (32, 64)
     works = [Work(preset, *size, source, length, "huggingface") for size in sizes]

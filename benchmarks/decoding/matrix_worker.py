@@ -8,10 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
+from seqgen.modules.linear import Product, packed_product
+from seqgen.modules.matrix_product import has_onednn
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,7 +30,7 @@ class MatrixProducts(Worker):
 
     def __init__(self, arguments: argparse.Namespace):
         if arguments.format not in FORMATS:
-            raise ValueError(f"torch.mm does not compute in {arguments.format}")
+            raise ValueError(f"the products of PyTorch do not compute in {arguments.format}")
         torch.set_num_threads(arguments.threads)
         self.device, self.dtype = arguments.device, FORMATS[arguments.format]
         if self.device != "cpu":
@@ -44,9 +47,18 @@ class MatrixProducts(Worker):
         self.step = self.weights([*self_attention, (inner, model), (model, inner), *feed_forward], self.layers)
         self.step += self.weights([(cfg["vocab_size"], model)], 1)
 
-    def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[Tensor]:
-        """Random weights, of each layer different ones, so that they come from memory as those of a model do."""
-        return [self.random(*shape) for _ in range(layers) for shape in shapes]
+    def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[tuple[int, Product]]:
+        """Random weights, of each layer different ones, so that they come from memory as those of a model do.
+
+        Returns:
+            For each the width of its inputs, and its product in the way that is quickest on this device.
+        """
+        weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
+        packs = self.device == "cpu" and has_onednn()
+        return [
+            (weight.size(1), packed_product(weight) if packs else _plain_product(weight))
+            for weight in weights
+        ]
 
     def random(self, *shape: int) -> Tensor:
         """Small numbers."""
@@ -73,10 +85,10 @@ class MatrixProducts(Worker):
             torch.cuda.synchronize()
         return [[0] * request["length"]] * sentences
 
-    def multiply(self, weights: list[Tensor], rows: int) -> None:
+    def multiply(self, weights: list[tuple[int, Product]], rows: int) -> None:
         """Multiply so many rows with each of the weights."""
-        for weight in weights:
-            torch.mm(self.inputs(rows, weight.size(1)), weight.t())
+        for width, product in weights:
+            product(self.inputs(rows, width), None)
 
     @lru_cache(maxsize=64)  # noqa: B019  # the worker lives as long as its process
     def inputs(self, rows: int, width: int) -> Tensor:
@@ -101,6 +113,10 @@ class MatrixProducts(Worker):
     def queries(self, rows: int, count: int) -> Tensor:
         """Queries of a step."""
         return self.random(rows, count, self.head)
+
+
+def _plain_product(weight: Tensor) -> Product:
+    return lambda x, bias: F.linear(x, weight, bias)
 
 
 if __name__ == "__main__":

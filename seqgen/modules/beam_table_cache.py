@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from seqgen.incremental_state import Slots
-from seqgen.modules.attention import by_channel, take_rows
+from seqgen.modules.attention import as_keys, empty_keys, take_rows
 
 _BLOCK = 64
 """Slots that are free again after a collection, or an eighth of those in use where that is more.
@@ -198,7 +198,7 @@ class BeamTableCache:
     """Self-attention's keys and values in place, with a table of who sees what.
 
     Slots:
-        keys, values: ``(sentences, H, capacity, D)``, the keys laid out ``by_channel``.
+        keys, values: ``(sentences, H, capacity, D)``, the keys as ``empty_keys`` lays them out.
         beams: the ``BeamTable``, which all layers have in common.
         clock: changes that this layer has brought to it.
     """
@@ -276,17 +276,25 @@ class BeamTableCache:
         for name in ("keys", "values"):
             parts = (one[name][:, :, : one["beams"].used] for one in (slots, others))
             memory = torch.cat([_padded(part, beams.capacity) for part in parts])
-            merged[name] = by_channel(memory) if name == "keys" else memory
+            merged[name] = as_keys(memory) if name == "keys" else memory
         return merged
 
 
 def _with_room(memory: Tensor | None, beams: BeamTable, added: Tensor, are_keys: bool) -> Tensor:
     """A memory with as many slots as the table asks for, its slots where the table has them now."""
-    sentences, heads, dim = added.size(0), added.size(1), added.size(-1)
-    larger = added.new_empty(sentences, heads, beams.capacity, dim)
+    shape = (added.size(0), added.size(1), beams.capacity, added.size(-1))
+    larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
     if memory is not None and beams.collected is not None:
-        larger[:, :, : beams.collected.size(1)] = _pick(memory, beams.collected.unsqueeze(1)).squeeze(1)
-    return by_channel(larger) if are_keys else larger
+        larger[:, :, : beams.collected.size(1)] = _collected(memory, beams.collected)
+    return larger
+
+
+def _collected(memory: Tensor, slots: Tensor) -> Tensor:
+    """Slots of a memory ``(sentences, H, capacity, D)`` by number ``(sentences, n)``: ``(sentences, H, n, D)``."""
+    if memory.stride(-1) == 1:
+        return _pick(memory, slots.unsqueeze(1)).squeeze(1)
+    channels = memory.transpose(2, 3)
+    return channels.gather(3, slots[:, None, None, :].expand(*channels.shape[:3], -1)).transpose(2, 3)
 
 
 def _pick(memory: Tensor, slots: Tensor) -> Tensor:

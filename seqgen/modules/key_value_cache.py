@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.incremental_state import Slots, rows_of_parents, rows_of_sentences
-from seqgen.modules.attention import by_channel, take_rows
+from seqgen.modules.attention import as_keys, take_rows
 
 _BLOCK = 32
 """Positions, or an eighth of those filled where that is more, that the memory gets at a time."""
@@ -193,7 +193,7 @@ class StaticCache:
             raise ValueError("the keys and values of the encoder's output are remembered already")
         # Read at every step from now on, so that a copy pays.
         return {
-            "prev_key": by_channel(new.keys),
+            "prev_key": as_keys(new.keys),
             "prev_value": new.values.contiguous(),
             "prev_key_padding_mask": new.padding_mask,
             "share": rows // new.keys.size(0),
@@ -237,7 +237,7 @@ class StaticCache:
         parts = [self.view(slots), self.view(others)]
         length = max(part.keys.size(2) for part in parts)
         return {
-            "prev_key": by_channel(_cat([part.keys for part in parts], length, left=False)),
+            "prev_key": as_keys(_cat([part.keys for part in parts], length, left=False)),
             "prev_value": _cat([part.values for part in parts], length, left=False),
             "prev_key_padding_mask": _merge_masks(parts, length, left=False),
             "share": slots["share"],
