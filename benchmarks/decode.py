@@ -5,8 +5,8 @@
 
 a: a T5 of the shape of t5-small with random weights, source 32, exactly 64 tokens: 1 sentence greedy; 1, 8, 32 and 128
    sentences with beam 5. Beside it stands the time of the matrix products alone.
-b: the shapes of fairseq's fconv_iwslt_de_en and transformer_iwslt_de_en, and both as an ensemble: vocabulary 8,000,
-   200 sentences of natural lengths, exactly 41 steps, beam 5, batches of 1, 16 and 64.
+b: the shapes of fairseq's fconv_iwslt_de_en and transformer_iwslt_de_en, and ensembles of two of them: vocabulary 8,000,
+   200 sentences of natural lengths, exactly 41 steps, beam 5, batches of 1, 16 and 64 (ensembles: 16).
 c: trained models by the commands, text in and text out: the 1,000 sentences of Multi30k test_2016_flickr by a T5
    (--t5) and by the fairseq checkpoints of the shared folder.
 d: growth with the length of the output, the beam and the length of the source, for T5 and transformer, beside seqgen's
@@ -44,7 +44,8 @@ FAIRSEQ = {
     ("fconv", 1): 289.0,
     ("fconv", 16): 1628.0,
     ("fconv", 64): 2336.0,
-    ("fconv + transformer", 16): 189.0,
+    ("transformer + transformer", 16): 189.0,
+    ("fconv + fconv", 16): 734.0,
 }
 """Tokens a second of work b by fairseq on another machine: 2 cores of a Xeon with 315 GFLOP/s in float32."""
 
@@ -113,9 +114,11 @@ def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     """The shapes that fairseq was measured with."""
     ending, vocabulary = ("tiny", 200) if options.tiny else ("iwslt_de_en", 8000)
     count, length, batches = (4, 5, [1, 4]) if options.tiny else (200, 41, [1, 16, 64])
-    for names in (["transformer"], ["fconv"], ["fconv", "transformer"]):
+    ensembles = [["transformer"] * 2, ["fconv"] * 2, ["fconv", "transformer"]]
+    for names in (["transformer"], ["fconv"], *ensembles):
         name = " + ".join(names)
-        works = [Work(name, count, size, 5, 0, length, "fairseq") for size in batches]
+        sizes = batches if len(names) == 1 else batches[1:2]
+        works = [Work(name, count, size, 5, 0, length, "fairseq") for size in sizes]
         with Workers(options) as workers:
             toolkits = workers.seqgen([f"{part}_{ending}" for part in names], vocabulary)
             measured, disagreements = outcome(Contest(works, toolkits, vocabulary), options.rounds)

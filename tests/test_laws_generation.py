@@ -142,3 +142,18 @@ def test_float32_stays_near_float64(name: str) -> None:
     model, batch = ZOO[name].build().eval(), batch_of(SOURCES)
     single = decode([model], batch)
     assert_same(single, decode([model.double()], batch), tolerance=1e-4)
+
+
+@names
+def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
+    """Also by ``parameter.data``, of which autograd counts nothing."""
+    model, other = build(name), build(name, seed=1)
+    with torch.no_grad():
+        decode([model], batch_of(SOURCES))
+        kept = [vars(module)["_kept"] for module in model.modules() if vars(module).get("_kept")]
+        decode([model], batch_of(SOURCES))
+        again = [vars(module)["_kept"] for module in model.modules() if vars(module).get("_kept")]
+        assert all(one is two for one, two in zip(kept, again, strict=True))
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            mine.data.copy_(theirs)
+        assert_same(decode([model], batch_of(SOURCES)), decode([other], batch_of(SOURCES)), tolerance=0)

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.decoding.command import Command, contest, table
 from benchmarks.decoding.models import multi30k, shared_folder
 from benchmarks.decoding.work import SEQGEN
-from seqgen.cli.convert import main as convert
+from seqgen.cli.convert import ConvertConfig, convert
 
 FAIRSEQ_TEXTS = {"fconv": 263.0, "transformer": 186.0, "fconv:transformer": 95.0}
 """Sentences a second by fairseq on another machine, the best of several runs, start-up not counted."""
@@ -61,7 +61,7 @@ def huggingface_folder(path: str, folder: Path) -> Path:
     """The folder itself where it is in Hugging Face's layout; otherwise one that is made of the run."""
     if (Path(path) / "config.json").exists():
         return Path(path)
-    convert([f"path={path}", f"huggingface_dir={folder / 't5'}"])
+    convert(ConvertConfig(path=path, huggingface_dir=str(folder / "t5")))
     return folder / "t5"
 
 

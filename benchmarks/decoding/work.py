@@ -181,7 +181,7 @@ class Contest:
                     if number == 0 and kit.decodes:
                         reference = reference or {**answer, **self.score(request, answer["outputs"])}
                         self.compare(request, reference, answer["outputs"], one)
-                print(f"round {number + 1} of {rounds}: {describe(work)}", file=sys.stderr, flush=True)
+                print(f"round {number + 1} of {rounds}: {describe(work)}: {so_far(measured)}", file=sys.stderr, flush=True)
         return [one for measured in results.values() for one in measured if one.seconds]
 
     def ask(self, kit: Toolkit, request: Request) -> Answer | None:
@@ -216,6 +216,11 @@ class Contest:
     def score(self, request: Request, outputs: list[list[int]]) -> Answer:
         """The mean log-probability of a token of each output, by seqgen in float32."""
         return self.toolkits[0].worker.answer({**request, "outputs": outputs})
+
+
+def so_far(measured: Sequence[Measured]) -> str:
+    """The tokens a second of all, in words, for those who do not want to wait for the table."""
+    return ", ".join(f"{one.toolkit} {one.format} {one.tokens_per_second:.0f}" for one in measured if one.seconds)
 
 
 def describe(work: Work) -> str:

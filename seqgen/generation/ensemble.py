@@ -13,6 +13,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, DecoderOut, Source
 
 
@@ -134,12 +135,15 @@ class Ensemble:
     def evaluating(self) -> Iterator[None]:
         """Put every model into evaluation mode, and afterwards back into the mode that it was in.
 
-        A model that is in evaluation already stays as it is, so that it keeps what it has made of its weights.
+        A model that is in evaluation already keeps what it has made of its weights, unless they have changed.
         """
         training = [model for model in self.models if model.training]
         for model in self.models:
             if any(module.training for module in model.modules()):
                 model.eval()
+            for module in model.modules():
+                if isinstance(module, CachedWeight):
+                    module.refresh()
         try:
             yield
         finally:

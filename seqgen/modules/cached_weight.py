@@ -16,8 +16,8 @@ class CachedWeight(nn.Module):
 
     In training, and wherever gradients are recorded, the form is made at every reading. Otherwise it is made once and
     kept until training resumes or ends, weights are loaded or moved, or a parameter is changed in place or replaced.
-    The one change that cannot be seen is one in place behind autograd's back (``parameter.data.add_``) in the middle of
-    an evaluation; call ``model.eval()`` after it.
+    Changes in place behind autograd's back (``parameter.data.add_``) are seen by ``refresh`` alone, which every decoding
+    begins with, and only where they change what it samples; call ``model.eval()`` after a change of a few numbers.
     """
 
     weight: Tensor
@@ -39,6 +39,12 @@ class CachedWeight(nn.Module):
             entry = kept[name] = (_Stamp(parameters), make())
         made: T = entry[1]
         return made
+
+    def refresh(self) -> None:
+        """Forget what was made of a weight that has changed behind autograd's back, by samples of its numbers."""
+        kept: dict[str, tuple[_Stamp, Any]] = self.__dict__.get("_kept", {})
+        if not all(stamp.looks_alike() for stamp, _ in kept.values()):
+            self._forget()
 
     def current_weight(self) -> Tensor:
         """The weight as computed from the parameters of now."""
@@ -80,6 +86,7 @@ class _Stamp:
         self.parameters = parameters
         self.memory = [parameter.detach() for parameter in parameters]
         self.versions = [_version(parameter) for parameter in parameters]
+        self.samples = [_sample(parameter).clone() for parameter in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
         """Whether ``parameters`` are the same still."""
@@ -87,6 +94,18 @@ class _Stamp:
             new is old and new.data_ptr() == memory.data_ptr() and version is not None and _version(new) == version
             for new, old, memory, version in zip(parameters, self.parameters, self.memory, self.versions, strict=True)
         )
+
+    def looks_alike(self) -> bool:
+        """Whether a few numbers of the parameters are what they were."""
+        return all(
+            torch.equal(_sample(parameter), sample)
+            for parameter, sample in zip(self.parameters, self.samples, strict=True)
+        )
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Some sixty numbers from all over a parameter; an odd step, so that they come from all columns of a matrix."""
+    return parameter.detach().flatten()[:: parameter.numel() // 61 | 1]
 
 
 def _version(parameter: Tensor) -> int | None:
