@@ -18,7 +18,7 @@ from tests.model_zoo import VOCAB, ZOO, build
 from tests.scripted_model import batch_of, dictionary
 
 BEAM = 3
-SOURCES = [tuple(4 + (3 * i + n) % (VOCAB - 4) for i in range(n)) + (2,) for n in (3, 12, 7)]
+SOURCES = [(*(4 + (3 * i + n) % (VOCAB - 4) for i in range(n)), 2) for n in (3, 12, 7)]
 """Longer ones than there are beams, so that averages of values are smaller than the values."""
 
 

@@ -55,10 +55,7 @@ class MatrixProducts(Worker):
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
         packs = self.device == "cpu" and has_onednn()
-        return [
-            (weight.size(1), packed_product(weight) if packs else _plain_product(weight))
-            for weight in weights
-        ]
+        return [(weight.size(1), packed_product(weight) if packs else _plain_product(weight)) for weight in weights]
 
     def random(self, *shape: int) -> Tensor:
         """Small numbers."""

@@ -69,7 +69,7 @@ def curves(rows: list[Row], variable: str) -> dict[str, list[Row]]:
 
 
 def draw(rows: list[Row], variable: str, figure: str, label: str, unit: float, path: Path) -> bool:
-    """Draw one image, a line for each toolkit and number format; nothing where the figure was not measured."""
+    """Draw one image, a line for each number format of those that decode; nothing where the figure was not measured."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -77,7 +77,7 @@ def draw(rows: list[Row], variable: str, figure: str, label: str, unit: float, p
 
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        if row[figure]:
+        if row[figure] and row["same"] is not None:
             lines[f"{row['toolkit']}, {row['format']}"].append((row[variable], row[figure] * unit))
     if not lines:
         return False

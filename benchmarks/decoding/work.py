@@ -181,7 +181,9 @@ class Contest:
                     if number == 0 and kit.decodes:
                         reference = reference or {**answer, **self.score(request, answer["outputs"])}
                         self.compare(request, reference, answer["outputs"], one)
-                print(f"round {number + 1} of {rounds}: {describe(work)}: {so_far(measured)}", file=sys.stderr, flush=True)
+                print(
+                    f"round {number + 1} of {rounds}: {describe(work)}: {so_far(measured)}", file=sys.stderr, flush=True
+                )
         return [one for measured in results.values() for one in measured if one.seconds]
 
     def ask(self, kit: Toolkit, request: Request) -> Answer | None:

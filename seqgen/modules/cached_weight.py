@@ -16,8 +16,8 @@ class CachedWeight(nn.Module):
 
     In training, and wherever gradients are recorded, the form is made at every reading. Otherwise it is made once and
     kept until training resumes or ends, weights are loaded or moved, or a parameter is changed in place or replaced.
-    Changes in place behind autograd's back (``parameter.data.add_``) are seen by ``refresh`` alone, which every decoding
-    begins with, and only where they change what it samples; call ``model.eval()`` after a change of a few numbers.
+    Changes in place behind autograd's back (``parameter.data.add_``) are seen by ``refresh`` alone, with which every
+    decoding begins, and only where they change what it samples; call ``model.eval()`` after a change of a few numbers.
     """
 
     weight: Tensor
