@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -157,3 +158,14 @@ def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             mine.data.copy_(theirs)
         assert_same(decode([model], batch_of(SOURCES)), decode([other], batch_of(SOURCES)), tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "longest"),
+    [({}, 200), ({"max_len": 300}, 299), ({"max_len": 50}, 49), ({"max_len": 300, "max_len_b": 10}, 10)],
+    ids=str,
+)
+def test_a_limit_that_is_given_alone_is_the_only_one(limits: dict[str, int], longest: int) -> None:
+    cfg = GenerationConfig(**limits)
+    generator = SequenceGenerator.from_config([build("fconv_tiny")], words(), cfg)
+    assert generator.max_lengths(torch.tensor([5])).tolist() == [longest]

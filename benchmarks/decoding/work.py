@@ -203,6 +203,10 @@ class Contest:
         """Note how much of a toolkit's outputs is what seqgen writes in float32."""
         pairs = list(zip(reference["outputs"], outputs, strict=True))
         one.same, one.drift = sum(a == b for a, b in pairs) / len(pairs), 0.0
+        if lengths := {len(output) for output in outputs} - {request["length"]}:
+            self.disagreements.append(
+                f"{one.toolkit} in {one.format}: {describe(one.work)}: outputs have {sorted(lengths)[0]} tokens"
+            )
         if one.same == 1:
             return
         theirs = self.score(request, outputs)["scores"]
