@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
-from seqgen.modules.linear import Product, packed_product
+from seqgen.modules.linear import Product, Projection, packed_product
 from seqgen.modules.matrix_product import has_onednn
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -54,7 +54,7 @@ class MatrixProducts(Worker):
             For each the width of its inputs, and its product in the way that is quickest on this device.
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
-        packs = self.device == "cpu" and has_onednn()
+        packs = Projection.packs and self.device == "cpu" and has_onednn()
         return [(weight.size(1), packed_product(weight) if packs else _plain_product(weight)) for weight in weights]
 
     def random(self, *shape: int) -> Tensor:
