@@ -78,6 +78,16 @@ def test_shared_weights_are_written_once_and_read_under_every_name(tmp_path: Pat
     assert read["in"] is read["out"]
 
 
+def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
+    table = torch.randn(5, 4)
+    names = ["own", "a", "ü", 'quo"ted', "back\\slash", "line\nfeed", "bell\x07", "z"]
+    for number in range(6):
+        write_tensors(tmp_path / str(number), dict.fromkeys(names, table) | {"other": torch.arange(3)})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(6)}) == 1
+    assert set(read_tensors(tmp_path / "0")) == {*names, "other"}
+    assert torch.equal(read_tensors(tmp_path / "0")["bell\x07"], table)
+
+
 # -- folders ------------------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     mode = path.stat().st_mode
     try:
         safetensors.torch.save_file(unique, path, metadata)
+        _sort_metadata(path)
     except safetensors.SafetensorError as error:
         # The library wraps the operating system's error in a text of its own.
         full = "No space left" in str(error) or "StorageFull" in str(error)
@@ -172,6 +173,23 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sort_metadata(path: Path) -> None:
+    """Rewrite a header with its metadata keys in order, so that equal tensors give equal files.
+
+    The library writes the keys in an order that changes from process to process. A header is JSON behind eight bytes
+    that hold its length, and may be padded with spaces.
+    """
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > size:
+            raise ValueError(f"{path}: the sorted header has {len(text)} bytes where there is room for {size}")
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
