@@ -9,7 +9,7 @@ from pathlib import Path
 from seqgen.cli.command import run
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.loading import run_folder_of
+from seqgen.loading import read_run_config, run_folder_of
 from seqgen.training import averaging
 from seqgen.training.checkpoints import resolve, run_lock
 
@@ -46,13 +46,10 @@ def average(cfg: AverageConfig) -> int:
         raise ConfigError(f"name={cfg.name!r} is not a name for an average; take another")
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} is for one run folder, but path names {len(cfg.path)}")
-    checkpoints = (
-        averaging.last_checkpoints(Path(cfg.path[0]), cfg.last)
-        if cfg.last
-        else [resolve(Path(path)) for path in cfg.path]
-    )
-    folder = run_folder_of(checkpoints[0])
-    with run_lock(folder):
+    folder = Path(cfg.path[0]) if cfg.last else run_folder_of(resolve(cfg.path[0]))
+    read_run_config(folder)  # the lock would make a folder that is not there
+    with run_lock(folder):  # before reading: a run that trains replaces and deletes checkpoints
+        checkpoints = averaging.last_checkpoints(folder, cfg.last) if cfg.last else [resolve(path) for path in cfg.path]
         written = averaging.write_average(folder, averaging.average(checkpoints), cfg.name)
     print(f"{written}: the average of {', '.join(path.name for path in checkpoints)}")
     return 0

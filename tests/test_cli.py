@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from seqgen.training.checkpoints import Checkpoints, read_training_state, read_weights, run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -144,6 +147,36 @@ def test_average(runs: Path, data: Path) -> None:
     assert averaged.code == 0, averaged.err
     assert len(averaged.out.splitlines()) == 20
     refused(command("average", f"path={runs}/fconv", "last=50"), "50", "keep_last_epochs")
+
+
+def test_average_looks_for_checkpoints_when_it_has_the_lock(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+
+    @contextlib.contextmanager
+    def training_ends_meanwhile(folder: Path) -> Iterator[None]:
+        newest = Checkpoints(folder).numbered("epoch")[-1]
+        weights, state = read_weights(newest), read_training_state(newest)
+        Checkpoints(folder).save(["epoch_99"], weights, {**state, "update": 1000})
+        Checkpoints(folder).prune("epoch", 2)
+        with run_lock(folder):
+            yield
+
+    monkeypatch.setattr("seqgen.cli.average.run_lock", training_ends_meanwhile)
+    outcome = command("average", f"path={run}", "last=2")
+    assert outcome.code == 0, outcome.err
+    assert "epoch_99" in outcome.out
+    with run_lock(run):
+        monkeypatch.undo()
+        refused(command("average", f"path={run}", "last=2"), "in use by another process")
+
+
+def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
+    refused(command("average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder")
+    refused(command("average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
+    assert not list(tmp_path.iterdir())
 
 
 def test_preprocess_then_train_encodes_nothing_again(data: Path, tmp_path: Path) -> None:
@@ -373,8 +406,6 @@ class TestRefused:
         refused(command("generate", f"path={run}", "input=-"), "config.yaml")
 
     def test_a_run_in_use(self, run: Path, data: Path) -> None:
-        from seqgen.training.checkpoints import run_lock
-
         with run_lock(run):
             refused(command("train", *training_arguments(data, run), *SMALL_FCONV), str(run))
 
