@@ -8,10 +8,11 @@ from pathlib import Path
 
 from seqgen.cli.command import run
 from seqgen.config import option
-from seqgen.errors import ConfigError
+from seqgen.errors import CheckpointError, ConfigError
 from seqgen.loading import read_run_config, run_folder_of
 from seqgen.training import averaging
 from seqgen.training.checkpoints import resolve, run_lock
+from seqgen.training.run_checksums import tokenizer_digests, verify_run
 
 DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
 The average goes into the run's checkpoints/average, and is decoded with by path=RUN/checkpoints/average."""
@@ -47,12 +48,27 @@ def average(cfg: AverageConfig) -> int:
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} is for one run folder, but path names {len(cfg.path)}")
     folder = Path(cfg.path[0]) if cfg.last else run_folder_of(resolve(cfg.path[0]))
-    read_run_config(folder)  # the lock would make a folder that is not there
+    _check_runs([folder, *(run_folder_of(resolve(path)) for path in cfg.path[1:])])
     with run_lock(folder):  # before reading: a run that trains replaces and deletes checkpoints
         checkpoints = averaging.last_checkpoints(folder, cfg.last) if cfg.last else [resolve(path) for path in cfg.path]
         written = averaging.write_average(folder, averaging.average(checkpoints), cfg.name)
     print(f"{written}: the average of {', '.join(path.name for path in checkpoints)}")
     return 0
+
+
+def _check_runs(folders: Sequence[Path]) -> None:
+    """Check that folders are runs, whole, and over one vocabulary.
+
+    Raises:
+        UserError: they are not.
+    """
+    for folder in dict.fromkeys(folders):
+        verify_run(folder, read_run_config(folder))
+        if tokenizer_digests(folder) != tokenizer_digests(folders[0]):
+            raise CheckpointError(
+                f"{folder}: its tokenizer differs from that of {folders[0]}, so that the average would read and write "
+                "neither's text; average checkpoints of runs with one tokenizer"
+            )
 
 
 if __name__ == "__main__":

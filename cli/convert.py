@@ -21,6 +21,7 @@ from seqgen.files import new_folder, write_atomically
 from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.registry import MODELS
 from seqgen.training.checkpoints import Checkpoints
+from seqgen.training.run_checksums import write_run_checksums
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 checkpoint of fairseq or a folder in Hugging Face's layout; or a T5 into such a folder: path=RUN huggingface_dir=FOLDER.
@@ -129,6 +130,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
             save_tokenizer(tokenizer, temporary / name)
         write_atomically(temporary / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
+        write_run_checksums(temporary, config)
 
 
 def write_huggingface(loaded: LoadedModel, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import glob
 import os
@@ -12,9 +13,47 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from seqgen.errors import UserError
+from seqgen.errors import CheckpointError, UserError
 
 LEFTOVER_SECONDS = 24 * 3600
+CACHE = "cache"
+"""Folder in a run folder of what can be made again from the data at any time."""
+_frozen: contextvars.ContextVar[Path | None] = contextvars.ContextVar("frozen", default=None)
+
+
+@contextlib.contextmanager
+def frozen(run: Path) -> Iterator[None]:
+    """Let nothing be made in a run folder but its cache: a trained model needs what it was trained with.
+
+    Without its tokenizer, a task would make another one, with which the model's ids stand for other text.
+
+    Args:
+        run: the run's folder.
+    """
+    token = _frozen.set(run.resolve())
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+def is_frozen(path: Path) -> bool:
+    """Whether a file or folder may not be made now; see ``frozen``."""
+    run, place = _frozen.get(), path.resolve()
+    return run is not None and place.is_relative_to(run) and not place.is_relative_to(run / CACHE)
+
+
+def check_not_frozen(path: Path) -> None:
+    """See that a file or folder may be made now.
+
+    Raises:
+        CheckpointError: it may not; see ``frozen``.
+    """
+    if is_frozen(path):
+        raise CheckpointError(
+            f"{path} is missing, which was made when the run was trained and is not made again; copy the run folder "
+            "whole"
+        )
 
 
 @contextlib.contextmanager
@@ -56,6 +95,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         UserError: it cannot be written.
     """
+    check_not_frozen(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -90,6 +130,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: it cannot be written.
     """
+    check_not_frozen(folder)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)

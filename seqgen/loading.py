@@ -26,13 +26,14 @@ from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizer import load_tokenizer
 from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.files import write_atomically
+from seqgen.files import frozen, write_atomically
 from seqgen.generation.combinations import check_combinations
 from seqgen.generation.settings import own_settings
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
-from seqgen.training.checkpoints import load_weights, resolve
+from seqgen.training.checkpoints import load_weights, resolve, run_lock
+from seqgen.training.run_checksums import update_generation, verify_run
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -242,10 +243,12 @@ def _load_run(path: Path) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
-    task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
+    notes = verify_run(folder, config)
+    with frozen(folder):
+        task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     model = task.build_model(config.model)
     load_weights(model, checkpoint)
-    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
+    return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 
 
 def run_folder_of(checkpoint: Path) -> Path:
@@ -286,7 +289,7 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
         cfg: how to decode; where its ``semantics`` is empty, the run keeps its own.
 
     Raises:
-        CheckpointError: it is no run folder.
+        CheckpointError: it is no run folder, or one that is being trained.
         ConfigError: a value does not fit, or settings exclude each other.
     """
     path = Path(run) / CONFIG_FILE
@@ -296,7 +299,9 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
     cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
     check_combinations(cfg)
     plain["generation"] = to_dict(cfg)
-    write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+    with run_lock(path.parent):
+        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        update_generation(path.parent, cfg)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

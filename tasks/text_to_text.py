@@ -16,7 +16,7 @@ from seqgen.data.records import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.tokenizer import Tokenizer
 from seqgen.errors import ConfigError, nearest
-from seqgen.files import write_atomically
+from seqgen.files import is_frozen, write_atomically
 from seqgen.registry import register_task
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
@@ -66,7 +66,7 @@ class TextToTextTask(RawTextTask):
             ConfigError: the mixture is missing or makes no sense.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
-        begun = copy.exists() and any((folder / CHECKPOINTS).glob("*/"))
+        begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
         if not begun and (given.is_file() or not copy.exists()):
             if not cfg.mixture:
                 raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")

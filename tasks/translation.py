@@ -15,6 +15,7 @@ from seqgen.data.text import read_lines
 from seqgen.data.tokenizer import Tokenizer
 from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
+from seqgen.files import CACHE
 from seqgen.registry import register_task
 from seqgen.task import Task
 
@@ -182,7 +183,7 @@ def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
         cfg: the task's configuration.
         folder: the run folder.
     """
-    return Path(cfg.cache_dir) if cfg.cache_dir else folder / "cache"
+    return Path(cfg.cache_dir) if cfg.cache_dir else folder / CACHE
 
 
 def check_split(split: str) -> None:

@@ -17,6 +17,7 @@ from seqgen.data.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_senten
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.files import check_not_frozen
 
 
 @dataclass
@@ -131,6 +132,7 @@ def _prepare(
     cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
     if not folder.is_dir():
+        check_not_frozen(folder)  # training one may take long
         save_tokenizer(_make(cfg, model, dictionary, lines), folder)
     return load_tokenizer(folder)
 

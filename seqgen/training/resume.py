@@ -7,7 +7,7 @@ from typing import Any
 
 from seqgen.errors import ConfigError
 
-_MAY_CHANGE = frozenset(
+MAY_CHANGE = frozenset(
     {
         "run_dir",
         # how long
@@ -58,7 +58,7 @@ def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: keys differ that decide what is learned; the message lists them with both values.
     """
-    before, after = dict(_flatten(old)), dict(_flatten(new))
+    before, after = dict(flatten(old)), dict(flatten(new))
     keys = [*before, *(key for key in after if key not in before)]
     differing = [key for key in keys if before.get(key, _MISSING) != after.get(key, _MISSING)]
     refused = [key for key in differing if not _may_change(key, before)]
@@ -75,12 +75,13 @@ def _may_change(key: str, before: Mapping[str, Any]) -> bool:
     if key == _LENGTH:
         length = _SCHEDULE_LENGTH.get(str(before.get("lr_scheduler._name")))
         return length is None or bool(before.get(f"lr_scheduler.{length}"))
-    return key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_GROUPS)
+    return key in MAY_CHANGE or key.startswith(_MAY_CHANGE_GROUPS)
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested values, each with its keys joined by dots."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -138,7 +138,7 @@ def read_json(path: Path) -> Any:
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files of a folder beside them, and see the folder on disk."""
-    lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
+    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
     sync(folder)
@@ -163,14 +163,15 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: {name} is missing; was the folder copied whole?")
-        if expected.get(name) != _digest(path):
+        if expected.get(name) != digest(path):
             raise CheckpointError(
                 f"{path}: its checksum differs from {CHECKSUMS}, so the file is damaged or truncated; "
                 "use another checkpoint or copy it again"
             )
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """The SHA-256 checksum of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
