@@ -231,3 +231,9 @@ class Task:
         from seqgen.generation.scores import text_scores
 
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
+
+    def metric_signatures(self) -> dict[str, str]:
+        """What exactly the scores of ``metrics`` are, by name: sacreBLEU's signatures, where its scores are used."""
+        from seqgen.generation.scores import signatures
+
+        return signatures() if type(self).metrics is Task.metrics else {}

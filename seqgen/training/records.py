@@ -1,4 +1,4 @@
-"""What a run folder keeps of how training went: ``log.jsonl`` and TensorBoard events."""
+"""What a run folder keeps of how training went: ``log.jsonl``, ``scores.json`` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.files import disk_errors, write_atomically
+from seqgen.training.scores_file import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
@@ -17,7 +18,7 @@ EVENTS = "tensorboard"
 
 
 class Records:
-    """Writes both.
+    """Writes them.
 
     ``log.jsonl`` has one object a line, with ``event`` (``start``, ``resume``, ``train``, ``valid``, ``stop``),
     ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. A killed run may
@@ -28,11 +29,14 @@ class Records:
         run: the run's folder.
         update: the update to go on from; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
+        scores: the run's ``scores.json``.
     """
 
-    def __init__(self, run: Path, update: int, tensorboard: bool):
+    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
         self.path = run / LOG
+        self.scores = scores
         self._forget_after(update)
+        self._restore_scores()
         self._events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -47,6 +51,13 @@ class Records:
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept).encode())
+
+    def _restore_scores(self) -> None:
+        if self.scores is not None and self.path.exists():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"valid"' in line and (record := json.loads(line)).get("event") == "valid":
+                    self.scores.add(record)
+            self.scores.write()
 
     def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
         """Write a record.
@@ -63,6 +74,9 @@ class Records:
         record |= {name: _plain(value) for name, value in values.items()}
         with disk_errors(str(self.path)), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        if self.scores is not None and event == "valid":
+            self.scores.add(record)
+            self.scores.write()
         if self._events is not None:
             with disk_errors(EVENTS):
                 for name, value in values.items():

@@ -27,6 +27,7 @@ from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
 from seqgen.training.scores import lower_is_better, pick
+from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
@@ -144,7 +145,8 @@ class TrainingRun:
         self.total = self.milestones.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self.total)
         if self.peers.is_main:
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
+            scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
+            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
