@@ -10,7 +10,7 @@ import yaml
 
 from seqgen.compose import to_dict
 from seqgen.config import TrainConfig
-from seqgen.files import frozen, write_atomically
+from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.loading import CONFIG_FILE, read_run_config
 from seqgen.registry import TASKS
 from seqgen.task import Task
@@ -33,6 +33,8 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
         ConfigError: the run was begun with another configuration.
         CheckpointError: what training made in the folder is missing or damaged.
     """
+    for place in (folder, folder / CACHE):
+        remove_leftovers(place)
     path = folder / CONFIG_FILE
     begun = any((folder / FOLDER).glob("*/"))
     if path.exists():

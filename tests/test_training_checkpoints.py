@@ -209,6 +209,16 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(names: list[str], tmp
             return
 
 
+def test_only_our_own_temporary_folders_are_removed(tmp_path: Path) -> None:
+    save(tmp_path, ["last"], 1)
+    (tmp_path / "checkpoints" / ".best.tmp").mkdir()
+    (tmp_path / "checkpoints" / ".notes.tmp").write_text("mine")
+    (tmp_path / "checkpoints" / ".linked.tmp").symlink_to(tmp_path / "checkpoints" / "last")
+    folder = Checkpoints(tmp_path).folder
+    assert {path.name for path in folder.iterdir()} == {"last", ".notes.tmp", ".linked.tmp"}
+    assert value_of(folder / "last") == 1
+
+
 def test_a_kill_while_pruning_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     for limit in (1, 2, 3):
         run = tmp_path / str(limit)

@@ -68,7 +68,8 @@ class Checkpoints:
                 path.rename(self.folder / name)
         for pattern in (".*.tmp", ".*.deleted"):
             for path in self.folder.glob(pattern):
-                shutil.rmtree(path)
+                if path.is_dir() and not path.is_symlink():  # ours are folders
+                    shutil.rmtree(path)
 
     def save(self, names: Sequence[str], weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         """Write one checkpoint under one or several names.
