@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.cli.command import run
+from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.loading import read_run_config, run_folder_of
+from seqgen.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.training import averaging
 from seqgen.training.checkpoints import resolve, run_lock
+from seqgen.training.resume import flatten
 from seqgen.training.run_checksums import tokenizer_digests, verify_run
 
 DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
@@ -43,7 +45,7 @@ def average(cfg: AverageConfig) -> int:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN last=5, or path=[CHECKPOINT,CHECKPOINT,...]")
-    if cfg.name in ("last", "best") or "/" in cfg.name or cfg.name.startswith("."):
+    if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
         raise ConfigError(f"name={cfg.name!r} is not a name for an average; take another")
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} is for one run folder, but path names {len(cfg.path)}")
@@ -57,13 +59,17 @@ def average(cfg: AverageConfig) -> int:
 
 
 def _check_runs(folders: Sequence[Path]) -> None:
-    """Check that folders are runs, whole, and over one vocabulary.
+    """Check that folders are runs, whole, and over one vocabulary; the average is decoded as the first one is.
 
     Raises:
         UserError: they are not.
     """
-    for folder in dict.fromkeys(folders):
-        verify_run(folder, read_run_config(folder))
+    configs = {folder: dict(flatten(read_yaml(folder / CONFIG_FILE))) for folder in folders}
+    for folder, config in configs.items():
+        verify_run(folder, config)
+        for key, value in configs[folders[0]].items():
+            if key.startswith("model.") and config.get(key) != value:
+                log(f"{folder}: {key} is {config.get(key)}; the average has {value}")
         if tokenizer_digests(folder) != tokenizer_digests(folders[0]):
             raise CheckpointError(
                 f"{folder}: its tokenizer differs from that of {folders[0]}, so that the average would read and write "

@@ -130,7 +130,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
             save_tokenizer(tokenizer, temporary / name)
         write_atomically(temporary / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
-        write_run_checksums(temporary, config)
+        write_run_checksums(temporary, config, loaded.task)
 
 
 def write_huggingface(loaded: LoadedModel, folder: Path) -> None:

@@ -27,6 +27,8 @@ def check_output(key: str, path: str, *inputs: str) -> None:
     place = Path(path)
     if not place.parent.is_dir():
         raise ConfigError(f"{key}={path}: there is no folder {place.parent}; make it first, or correct the path")
+    if place.is_dir():
+        raise ConfigError(f"{key}={path} is a folder; name a file")
     for name in inputs:
         if name not in ("", "-") and Path(name).resolve() == place.resolve():
             raise ConfigError(f"{key}={path} would overwrite the input {name}; name another file")

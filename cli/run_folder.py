@@ -16,7 +16,7 @@ from seqgen.registry import TASKS
 from seqgen.task import Task
 from seqgen.training.checkpoints import FOLDER
 from seqgen.training.resume import check_resumable
-from seqgen.training.run_checksums import verify_run, verify_tokenizers, write_run_checksums
+from seqgen.training.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:
@@ -41,8 +41,10 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
         _check_continuation(cfg, folder, begun)
     with frozen(folder) if begun else nullcontext():
         task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
+    if begun:
+        verify_task(folder, task)
     write_atomically(path, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True).encode())
-    write_run_checksums(folder, cfg)
+    write_run_checksums(folder, cfg, task)
     return task
 
 
@@ -57,7 +59,7 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
     before = read_run_config(folder)
     old, new = _plain(before), _plain(cfg)
     if begun:
-        verify_run(folder, before)
+        verify_run(folder, old)
         check_resumable(old, new)
     else:
         verify_tokenizers(folder, complete=False)

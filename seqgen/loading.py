@@ -33,7 +33,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
 from seqgen.training.checkpoints import load_weights, resolve, run_lock
-from seqgen.training.run_checksums import update_generation, verify_run
+from seqgen.training.run_checksums import update_generation, verify_run, verify_task
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -243,9 +243,10 @@ def _load_run(path: Path) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
-    notes = verify_run(folder, config)
+    notes = verify_run(folder, to_dict(config))
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
+    verify_task(folder, task)
     model = task.build_model(config.model)
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))

@@ -97,6 +97,14 @@ class Task:
         """Turn a line of text into the input that the model has learned to read; by default the same."""
         return text
 
+    def fixed_values(self) -> dict[str, str]:
+        """What may not change once a model has been trained, besides configuration and tokenizers.
+
+        Returns:
+            Values by name, of files in the run folder that people may edit; by default none.
+        """
+        return {}
+
     @property
     def source_dictionary(self) -> Dictionary:
         """The source vocabulary."""

@@ -100,6 +100,11 @@ class TextToTextTask(RawTextTask):
         """Fill a line into the template of the input, where there is one source; an empty line stays empty."""
         return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
 
+    def fixed_values(self) -> dict[str, str]:
+        """The templates of all sources, while their files may be moved; see ``Task.fixed_values``."""
+        sides = [(f"{MIXTURE_FILE}: sources.{source.name}", source.cfg) for source in self.sources]
+        return {f"{name}.{side}": getattr(cfg, side) for name, cfg in sides for side in ("input", "target")}
+
     def load_dataset(self, split: str) -> JoinedDataset:
         """Read a split of every source that has it, and encode it, once; see ``Task.load_dataset``.
 

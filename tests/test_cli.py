@@ -173,6 +173,13 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
         refused(command("average", f"path={run}", "last=2"), "in use by another process")
 
 
+@pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
+def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
+    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "not a name for an average")
+    assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
+
+
 def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
     refused(command("average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder")
     refused(command("average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
@@ -323,6 +330,7 @@ class TestRefused:
             command("convert", model, f"huggingface_dir={missing}"), "huggingface_dir", f"no folder {missing.parent}"
         )
         assert not list(tmp_path.iterdir())
+        refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")
 
     def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
         shutil.copytree(data, tmp_path, dirs_exist_ok=True)

@@ -114,6 +114,7 @@ def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Pat
     run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
     arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
     assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
+    assert command("average", f"path={run}/checkpoints/last").code == 0, "it needs no plugin"
     assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
     shutil.rmtree(run / "tokenizer")
     refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
@@ -182,7 +183,15 @@ def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -
 def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_path: Path) -> None:
     other = train(data, tmp_path / "other", "task.spm_type=bpe")
     refused(command("average", f"path=[{run},{other}]"), str(other), "tokenizer differs")
-    assert command("average", f"path=[{run},{run}/checkpoints/last]").code == 0
+    outcome = command("average", f"path=[{run},{run}/checkpoints/last]")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_averaged_models_that_differ_are_noted(run: Path, data: Path, tmp_path: Path) -> None:
+    other = train(data, tmp_path / "other", "model.decoder_attention_heads=4")
+    outcome = command("average", f"path=[{run},{other}]")
+    assert outcome.code == 0
+    assert outcome.err == f"{other}: model.decoder_attention_heads is 4; the average has 2\n"
 
 
 def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:

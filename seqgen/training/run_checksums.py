@@ -4,6 +4,7 @@
 
     {"files": {"tokenizer/tokenizer.json": SHA256, ...},   every file of the tokenizers
      "fixed": {"model.encoder_layers": 6, ...},            keys that may not change once the run has weights
+     "values": {"sources.de.input": "...", ...},           what else the task says may not change
      "generation": {"beam": 5, ...}}                       keys that may, though not without a note
 
 All other keys of ``config.yaml`` can be edited. A run folder without the file, which is an older one, is not checked.
@@ -20,23 +21,26 @@ from seqgen.compose import known_keys, to_dict
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
+from seqgen.task import Task
 from seqgen.training.resume import MAY_CHANGE, flatten
 from seqgen.training.serialization import digest
 
 RUN_CHECKSUMS = "checksums.json"
-_CONFIG, _FILES, _FIXED, _GENERATION = "config.yaml", "files", "fixed", "generation"
+_CONFIG = "config.yaml"
+_PARTS = _FILES, _FIXED, _VALUES, _GENERATION = "files", "fixed", "values", "generation"
 _ADVICE = "copy it again from where the run was trained"
 
 
-def write_run_checksums(run: Path, config: TrainConfig) -> None:
+def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
     """Keep what a run's tokenizers and configuration are now.
 
     Args:
         run: the run's folder, with its tokenizers.
         config: its configuration.
+        task: its task.
     """
-    content = {_FILES: tokenizer_digests(run), _FIXED: _fixed(config), _GENERATION: to_dict(config.generation)}
-    _write(run, content)
+    parts = tokenizer_digests(run), _fixed(config), task.fixed_values(), to_dict(config.generation)
+    _write(run, dict(zip(_PARTS, parts, strict=True)))
 
 
 def update_generation(run: Path, cfg: GenerationConfig) -> None:
@@ -75,12 +79,12 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
             )
 
 
-def verify_run(run: Path, config: TrainConfig) -> list[str]:
+def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
     """Check that tokenizers and configuration are those that the weights were trained with.
 
     Args:
         run: the run's folder.
-        config: its configuration, as it is there now.
+        plain: its configuration as it is there now, as nested plain values.
 
     Returns:
         Notes about what has been changed and may be.
@@ -90,7 +94,7 @@ def verify_run(run: Path, config: TrainConfig) -> list[str]:
     """
     verify_tokenizers(run)
     content = _read(run) or {_FIXED: {}, _GENERATION: {}}
-    now = dict(flatten(to_dict(config)))
+    now = dict(flatten(plain))
     for key, expected in content[_FIXED].items():
         if now.get(key) != expected:
             raise CheckpointError(
@@ -103,6 +107,25 @@ def verify_run(run: Path, config: TrainConfig) -> list[str]:
         for key, before in content[_GENERATION].items()
         if now.get(f"generation.{key}", before) != before
     ]
+
+
+def verify_task(run: Path, task: Task) -> None:
+    """Check that a task reads and writes the text that the weights were trained with.
+
+    Args:
+        run: the run's folder.
+        task: its task.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    now = task.fixed_values()
+    for key, expected in ((_read(run) or {}).get(_VALUES) or {}).items():
+        if now.get(key) != expected:
+            raise CheckpointError(
+                f"{run}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
+                f"({RUN_CHECKSUMS}); set it back"
+            )
 
 
 def _fixed(config: TrainConfig) -> dict[str, Any]:
@@ -130,7 +153,7 @@ def _read(run: Path) -> dict[str, Any] | None:
         return None
     try:
         content = json.loads(path.read_bytes() if path.is_file() else b"")
-        if [isinstance(content[part], dict) for part in (_FILES, _FIXED, _GENERATION)] == [True] * 3:
+        if all(isinstance(content[part], dict) for part in _PARTS):
             return dict(content)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
