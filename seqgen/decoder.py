@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
+from seqgen.flags import Flagged, Flags
 from seqgen.incremental_state import (
     IncrementalState,
     Slots,
@@ -110,7 +111,14 @@ class Decoder(nn.Module):
         """
 
 
-class IncrementalDecoder(StatefulModule, Decoder):
+_STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
+_MOVING = (
+    *("reorder_incremental_state", "reorder_beams", "select_sentences"),
+    *("reorder_slots", "reorder_slots_within_beams", "select_slots"),
+)
+
+
+class IncrementalDecoder(StatefulModule, Decoder, Flagged):
     """A decoder that can go on from where it stopped.
 
     Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
@@ -124,6 +132,13 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
     The verbs that move rows work on every slot in the state, whichever module below this one owns it.
     """
+
+    flags: ClassVar[Flags] = {
+        "shares_encoder_output": ("forward", "extract_features"),
+        "reads_history": ("forward", "extract_features"),
+        "can_truncate": (*_STEPPING, *_MOVING, "truncate", "truncate_slots"),
+        "joins": (*_STEPPING, *_MOVING, "merge", "merge_slots", "trim", "trim_slots"),
+    }
 
     shares_encoder_output: bool = False
     """Whether ``encoder_out`` may have one row for each sentence while the decoder's rows are sentences times beam."""

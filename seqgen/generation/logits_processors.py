@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
+
+from seqgen.flags import Flagged, Flags
 
 if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
@@ -66,11 +68,13 @@ class DecodingContext:
         return self.step - (torch.zeros_like(self.max_lengths) if self.starts is None else self.starts)
 
 
-class LogitsProcessor:
+class LogitsProcessor(Flagged):
     """Changes the scores of the next token; a subclass implements ``__call__``.
 
     One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
     """
+
+    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "reads_tokens": ("__call__",), "joins": ("__call__",)}
 
     shift_invariant: bool = False
     """Whether a constant added to a row before gives the same as the constant added after; then the generator may hand
@@ -254,9 +258,21 @@ class ForcePrefix(LogitsProcessor):
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         self.otherwise = list(otherwise)
-        self.shift_invariant = all(processor.shift_invariant for processor in self.otherwise)
-        self.reads_tokens = any(processor.reads_tokens for processor in self.otherwise)
-        self.joins = all(processor.joins for processor in self.otherwise)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Whether all of ``otherwise`` are."""
+        return all(processor.shift_invariant for processor in self.otherwise)
+
+    @property
+    def reads_tokens(self) -> bool:  # type: ignore[override]
+        """Whether one of ``otherwise`` does."""
+        return any(processor.reads_tokens for processor in self.otherwise)
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """Whether all of ``otherwise`` do."""
+        return all(processor.joins for processor in self.otherwise)
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""

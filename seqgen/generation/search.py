@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.flags import Flagged, Flags
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.registry import SEARCHES, register_search
 
@@ -61,13 +62,19 @@ class SearchBatch:
         return (1 + max(1, self.end_symbols)) * self.beam_size
 
 
-class Search:
+class Search(Flagged):
     """A strategy; a subclass implements ``step``.
 
     One that remembers something between two steps overrides ``begin`` to return an object of its own for each batch,
     so that any number of decodes may run with one strategy at once, and ``select_sentences`` and ``advance`` to follow
     what the generator does with the batch.
     """
+
+    flags: ClassVar[Flags] = {
+        "additive": ("begin", "decode", "step"),
+        "joins": ("begin", "decode", "finished", "select_sentences", "advance", "step"),
+        "independent_rows": ("begin", "step"),
+    }
 
     additive: bool = False
     """Whether it does no more with ``lprobs`` and ``scores`` than to add them: then the generator may hand over logits,
@@ -232,7 +239,8 @@ def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Sea
     Raises:
         ConfigError: it asks for several at once, or for one that is not registered.
     """
-    entry = SEARCHES.entry(search_name(cfg, semantics))
+    name = search_name(cfg, semantics)
+    entry = SEARCHES.entry(name)
     values: dict[str, dict[str, Any]] = {
         "diverse_beam": {"groups": cfg.diverse_beam_groups, "strength": cfg.diverse_beam_strength},
         "diverse_siblings": {"rate": cfg.diversity_rate},
@@ -244,5 +252,5 @@ def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Sea
     }
     given = {"diverse_beam": cfg.diverse_beam_groups > 0, "diverse_siblings": cfg.diversity_rate > 0}
     chosen = values.get(entry.name, {}) if given.get(entry.name, True) else {}
-    search: Search = entry.component.build(entry.config(**chosen))  # type: ignore[attr-defined]
+    search: Search = entry.component.build(replace(SEARCHES.config(name), **chosen))  # type: ignore[attr-defined]
     return search
