@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
-from seqgen.flags import Flagged, Flags
+from seqgen.flags import Flags
 from seqgen.incremental_state import (
     IncrementalState,
     Slots,
@@ -118,7 +118,7 @@ _MOVING = (
 )
 
 
-class IncrementalDecoder(StatefulModule, Decoder, Flagged):
+class IncrementalDecoder(StatefulModule, Decoder):
     """A decoder that can go on from where it stopped.
 
     Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
@@ -134,6 +134,7 @@ class IncrementalDecoder(StatefulModule, Decoder, Flagged):
     """
 
     flags: ClassVar[Flags] = {
+        **StatefulModule.flags,
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
         "can_truncate": (*_STEPPING, *_MOVING, "truncate", "truncate_slots"),
@@ -215,6 +216,8 @@ class IncrementalDecoder(StatefulModule, Decoder, Flagged):
             new_order: ``(rows,)`` int64, the old row that each new row continues: any order, any number of rows,
                 repeats and drops allowed.
         """
+        if isinstance(incremental_state, IncrementalState):
+            incremental_state.reorder_starts(new_order)
         for key, slots in list(incremental_state.items()):
             incremental_state[key] = _owner(key).reorder_slots(slots, new_order)
 
@@ -239,13 +242,14 @@ class IncrementalDecoder(StatefulModule, Decoder, Flagged):
             keep: ``(kept,)`` int64 indices of the sentences to keep.
         """
         beam_size = beam_size_of(incremental_state)
-        if isinstance(incremental_state, IncrementalState):
-            incremental_state.starts = incremental_state.starts.index_select(0, keep)
+        starts = incremental_state.starts if isinstance(incremental_state, IncrementalState) else None
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            return self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
-        return None
+            self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
+        else:
+            for key, slots in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
+        if isinstance(incremental_state, IncrementalState) and starts is not None:
+            incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
 
     def truncate(self, incremental_state: StateDict, positions: int) -> None:
         """Forget the last positions of all rows, in place, as if they had not been computed.
@@ -262,6 +266,12 @@ class IncrementalDecoder(StatefulModule, Decoder, Flagged):
         if not 0 <= positions <= self.positions_seen(incremental_state):
             raise ValueError(
                 f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
+            )
+        late = isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts
+        if late and self.positions_seen(incremental_state) - positions < int(incremental_state.starts.max()):
+            raise ValueError(
+                f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be "
+                f"forgotten: a sentence starts at {int(incremental_state.starts.max())}"
             )
         if positions > 0:
             for key, slots in list(incremental_state.items()):

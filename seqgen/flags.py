@@ -15,7 +15,7 @@ class Flagged:
     A flag lets the engine rely on what some methods do, for instance that a search strategy remembers nothing. A
     subclass that overrides one of them and does not state the flag itself has the safe value, which is that of the
     class that declares the flag; otherwise it would inherit a promise about code that it has replaced. A flag is stated
-    in the body of a class, by a value or by a property::
+    in the body of a class, by a value or by a property. A method can be a flag as well, where it stands in for others::
 
         class Quiet(BeamSearch):
             joins = True  # without this line False, since `step` is a new one

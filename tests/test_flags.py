@@ -57,6 +57,7 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     assert {flag for _, flag, _ in found} == {
         *("additive", "joins", "independent_rows", "shift_invariant", "reads_tokens"),
         *("shares_encoder_output", "reads_history", "can_truncate", "supports_packing"),
+        *("reorder_slots_within_beams", "select_slots"),
     }
     for cls, flag, method in found:
         assert hasattr(cls, method)
