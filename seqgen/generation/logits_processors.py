@@ -8,7 +8,7 @@ them and puts them in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
@@ -66,6 +66,16 @@ class DecodingContext:
     def steps(self) -> Tensor:
         """How many tokens each row has, ``(rows,)`` int64."""
         return self.step - (torch.zeros_like(self.max_lengths) if self.starts is None else self.starts)
+
+    def of_rows(self, rows: Tensor) -> DecodingContext:
+        """What is known of some of the rows.
+
+        Args:
+            rows: ``(n,)`` int64, which ones.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.size(0)}
+        return replace(self, **{name: value.index_select(0, rows) for name, value in tensors.items()})
 
 
 class LogitsProcessor(Flagged):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
@@ -26,6 +26,9 @@ Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 
 Phrases: TypeAlias = Sequence[Phrase]
 """What one sentence's output must contain."""
+
+Process: TypeAlias = Callable[[Tensor, slice], Tensor]
+"""Applies the logits processors to scores ``(sentences, k, V)`` of those beams that a slice names."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ class Search(Flagged):
 
     independent_rows: bool = False
     """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
+
+    processes: bool = False
+    """Whether it changes scores before the logits processors do: then ``step_unprocessed`` is called in place of
+    ``step``. It is read from what ``begin`` returns."""
 
     def rows(self, beam: int) -> int:
         """How many beams are decoded where ``beam`` are asked for."""
@@ -169,6 +176,20 @@ class Search(Flagged):
         Returns:
             ``2 * beam`` candidates of each sentence, in the order in which they are preferred: those among the first
             ``beam`` that are end-of-sentence finish a hypothesis, and the first ``beam`` others go on.
+        """
+        raise NotImplementedError
+
+    def step_unprocessed(self, step: int, lprobs: Tensor, scores: Tensor, process: Process) -> Candidates:
+        """Choose the candidates of each sentence from scores that no logits processor has changed.
+
+        Args:
+            step: see ``step``.
+            lprobs: see ``step``; what the models give.
+            scores: see ``step``.
+            process: applies the logits processors; it may work in place.
+
+        Returns:
+            See ``step``.
         """
         raise NotImplementedError
 
