@@ -267,12 +267,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
             raise ValueError(
                 f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
             )
-        late = isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts
-        if late and self.positions_seen(incremental_state) - positions < int(incremental_state.starts.max()):
-            raise ValueError(
-                f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be "
-                f"forgotten: a sentence starts at {int(incremental_state.starts.max())}"
-            )
+        if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
+            seen, latest = self.positions_seen(incremental_state), int(incremental_state.starts.max())
+            if seen - positions < latest:
+                raise ValueError(f"{positions} of {seen} positions cannot be forgotten: a sentence starts at {latest}")
         if positions > 0:
             for key, slots in list(incremental_state.items()):
                 incremental_state[key] = _owner(key).truncate_slots(slots, positions)

@@ -75,7 +75,8 @@ class DecodingContext:
         """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.size(0)}
-        return replace(self, **{name: value.index_select(0, rows) for name, value in tensors.items()})
+        picked: dict[str, Any] = {name: value.index_select(0, rows) for name, value in tensors.items()}
+        return replace(self, **picked)
 
 
 class LogitsProcessor(Flagged):
