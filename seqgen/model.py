@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
+from seqgen.flags import Flagged, Flags
 from seqgen.structures import DecoderOut
 
 if TYPE_CHECKING:
     from seqgen.task import Task
 
 
-class EncoderDecoderModel(nn.Module):
+class EncoderDecoderModel(nn.Module, Flagged):
     """An encoder and a decoder, and what their inputs look like.
 
     Args:
         encoder: reads the source.
         decoder: writes the target.
     """
+
+    flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
 
     left_pad_source: bool = False
     """Whether shorter sources are padded on the left rather than on the right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.combinations import CUTOFFS, NEEDS, check_combinations
 from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor, apply_all
 from seqgen.generation.processor_setup import end_symbols_from_config, processors_from_config, warpers_from_config
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 VOCAB, MAXIMUM = 14, 6
 
@@ -259,6 +262,41 @@ def test_processors_of_a_users_own(registered: None, semantics: str) -> None:
     assert apply_all(found, torch.ones(2, VOCAB), context(0, 0, 1))[0, 5] == 18.0
     with pytest.raises(ConfigError, match=r"'impostor' .* does not subclass LogitsProcessor"):
         chain(semantics, processors=["impostor"])
+
+
+class Louder(LogitsProcessor):
+    """Doubles the scores."""
+
+    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        return lprobs * 2
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
+    """In the constructor and beside a configuration, by either of the two names."""
+    symbols = dictionary(5)
+    model = ScriptedModel(random_rule(9, 3))
+    asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
+    keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
+    cfg = GenerationConfig(**keys, semantics=semantics)
+    scores = set()
+    for further in ({"processors": [Louder()]}, {"logits_processors": [Louder()]}):
+        plain = SequenceGenerator([model], symbols, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
+        configured = SequenceGenerator.from_config([model], symbols, cfg, **further)
+        for generator in (plain, configured):
+            prefix = torch.tensor([[5], [6]])
+            results = generator.generate(batch_of([(4, 5, 2), (6, 2)]), prefix)
+            for first, hypotheses in zip((5, 6), results, strict=True):
+                for tokens in (h.tokens.tolist() for h in hypotheses):
+                    assert len(tokens) > 3
+                    assert tokens[0] == first
+                    assert symbols.index("w1") not in tokens[1:]
+                    assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
+            scores.add(tuple(round(h.score, 9) for hypotheses in results for h in hypotheses))
+    assert len(scores) == 1
+    for name, value in asked.items():
+        with pytest.raises(ConfigError, match=f"takes {name} from the configuration"):
+            SequenceGenerator.from_config([model], symbols, cfg, **{name: value})
 
 
 def test_the_defaults_go_together() -> None:

@@ -15,7 +15,7 @@ from seqgen.generation.guidance import guide
 from seqgen.generation.history import History, gather_beams
 from seqgen.generation.hypotheses import BestFinished, EachRow, FinishedHypotheses, FirstFinished
 from seqgen.generation.logits_processors import DecodingContext, apply_all
-from seqgen.generation.search import Phrases, SearchBatch
+from seqgen.generation.search import Phrases, Process, SearchBatch
 from seqgen.structures import Batch, Hypothesis, Source
 
 if TYPE_CHECKING:
@@ -290,7 +290,9 @@ class Decoding:
         return rows.view(len(self.sentences), self.beam, rows.size(-1))
 
     def process(self, lprobs: Tensor, step: int) -> Tensor:
-        """Apply the logits processors to ``(live * beam, V)`` scores."""
+        """Apply the logits processors to ``(live * beam, V)`` scores, unless the strategy will do so."""
+        if self.search.processes:
+            return lprobs
         return apply_all(self.generator.processors, lprobs, self.context(step, self.beam))
 
     def context(self, step: int, rows: int, tokens: Tensor | None = None) -> DecodingContext:
@@ -322,9 +324,23 @@ class Decoding:
 
     def choose(self, lprobs: Tensor, scores: Tensor, step: int) -> Candidates:
         """Let the search strategy choose candidates; sentences that are done have none."""
-        candidates = self.search.step(step, lprobs, scores)
+        if self.search.processes:
+            candidates = self.search.step_unprocessed(step, lprobs, scores, self._process_beams(step))
+        else:
+            candidates = self.search.step(step, lprobs, scores)
         alive = candidates.scores.masked_fill(self.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
+
+    def _process_beams(self, step: int) -> Process:
+        """The logits processors, for some of the beams at a time."""
+        context = self.context(step, self.beam)
+        rows = torch.arange(self.scores.numel(), device=self.scores.device).view(self.scores.shape)
+
+        def process(lprobs: Tensor, beams: slice) -> Tensor:
+            own = context.of_rows(rows[:, beams].flatten())
+            return apply_all(self.generator.processors, lprobs.flatten(0, 1), own).view_as(lprobs)
+
+        return process
 
     def ends(self, candidates: Candidates, step: int) -> Tensor:
         """Which candidates have come to their end: ``(live, K)`` bool."""

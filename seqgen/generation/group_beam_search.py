@@ -8,15 +8,16 @@ from torch import Tensor
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.generation.grouped_hypotheses import GroupedHypotheses
 from seqgen.generation.hypotheses import Ranking
-from seqgen.generation.search import Search, SearchBatch
+from seqgen.generation.search import Process, Search, SearchBatch
 
 
 class GroupBeamSearch(Search):
     """Groups that keep to themselves and avoid the tokens of those before them (Vijayakumar et al. 2018, section 4).
 
-    A token loses ``strength`` for each beam of an earlier group that goes on with it. A group keeps its own beams and
-    hypotheses to the end, and all of them are ranked together. One that is done goes on writing padding: so does the
-    original, whose later groups avoid padding then.
+    A token loses ``strength`` for each beam of an earlier group that goes on with it, and the logits processors change
+    what is left. (The original's sequence bias comes first; the order of two terms of a sum does not matter.) A group
+    keeps its own beams and hypotheses to the end, and all of them are ranked together. One that is done goes on writing
+    padding: so does the original, whose later groups avoid padding then.
 
     Args:
         batch: the batch that it searches.
@@ -25,6 +26,7 @@ class GroupBeamSearch(Search):
     """
 
     additive = True
+    processes = True
 
     def __init__(self, batch: SearchBatch, groups: int, strength: float):
         self.batch = batch
@@ -41,8 +43,8 @@ class GroupBeamSearch(Search):
         )
         return self.hypotheses
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """See ``Search.step``; the candidates stand group by group."""
+    def step_unprocessed(self, step: int, lprobs: Tensor, scores: Tensor, process: Process) -> Candidates:
+        """See ``Search.step_unprocessed``; the candidates stand group by group."""
         assert self.hypotheses is not None
         size = lprobs.size(1) // self.groups
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups go on with each token
@@ -51,7 +53,7 @@ class GroupBeamSearch(Search):
             done = self.hypotheses.group_done[:, group : group + 1]
             # at first all beams of a group are the same
             rows = slice(group * size, group * size + (size if step else 1))
-            penalized = lprobs[:, rows] - self.strength * used.unsqueeze(1)
+            penalized = process(lprobs[:, rows] - self.strength * used.unsqueeze(1), rows)
             own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
             ends = torch.isin(own.tokens, self.end_tokens)
             going_on = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])

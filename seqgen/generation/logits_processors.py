@@ -8,11 +8,13 @@ them and puts them in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, cast
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
+
+from seqgen.flags import Flagged, Flags
 
 if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
@@ -65,12 +67,25 @@ class DecodingContext:
         """How many tokens each row has, ``(rows,)`` int64."""
         return self.step - (torch.zeros_like(self.max_lengths) if self.starts is None else self.starts)
 
+    def of_rows(self, rows: Tensor) -> DecodingContext:
+        """What is known of some of the rows.
 
-class LogitsProcessor:
+        Args:
+            rows: ``(n,)`` int64, which ones.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.size(0)}
+        picked: dict[str, Any] = {name: value.index_select(0, rows) for name, value in tensors.items()}
+        return replace(self, **picked)
+
+
+class LogitsProcessor(Flagged):
     """Changes the scores of the next token; a subclass implements ``__call__``.
 
     One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
     """
+
+    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "reads_tokens": ("__call__",), "joins": ("__call__",)}
 
     shift_invariant: bool = False
     """Whether a constant added to a row before gives the same as the constant added after; then the generator may hand
@@ -254,9 +269,21 @@ class ForcePrefix(LogitsProcessor):
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         self.otherwise = list(otherwise)
-        self.shift_invariant = all(processor.shift_invariant for processor in self.otherwise)
-        self.reads_tokens = any(processor.reads_tokens for processor in self.otherwise)
-        self.joins = all(processor.joins for processor in self.otherwise)
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Whether all of ``otherwise`` are."""
+        return all(processor.shift_invariant for processor in self.otherwise)
+
+    @property
+    def reads_tokens(self) -> bool:  # type: ignore[override]
+        """Whether one of ``otherwise`` does."""
+        return any(processor.reads_tokens for processor in self.otherwise)
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """Whether all of ``otherwise`` do."""
+        return all(processor.joins for processor in self.otherwise)
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""

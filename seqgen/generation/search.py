@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.flags import Flagged, Flags
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.registry import SEARCHES, register_search
 
@@ -25,6 +26,9 @@ Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 
 Phrases: TypeAlias = Sequence[Phrase]
 """What one sentence's output must contain."""
+
+Process: TypeAlias = Callable[[Tensor, slice], Tensor]
+"""Applies the logits processors to scores ``(sentences, k, V)`` of those beams that a slice names."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,19 @@ class SearchBatch:
         return (1 + max(1, self.end_symbols)) * self.beam_size
 
 
-class Search:
+class Search(Flagged):
     """A strategy; a subclass implements ``step``.
 
     One that remembers something between two steps overrides ``begin`` to return an object of its own for each batch,
     so that any number of decodes may run with one strategy at once, and ``select_sentences`` and ``advance`` to follow
     what the generator does with the batch.
     """
+
+    flags: ClassVar[Flags] = {
+        "additive": ("begin", "decode", "step"),
+        "joins": ("begin", "decode", "finished", "select_sentences", "advance", "step"),
+        "independent_rows": ("begin", "step"),
+    }
 
     additive: bool = False
     """Whether it does no more with ``lprobs`` and ``scores`` than to add them: then the generator may hand over logits,
@@ -79,6 +89,10 @@ class Search:
 
     independent_rows: bool = False
     """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
+
+    processes: bool = False
+    """Whether it changes scores before the logits processors do: then ``step_unprocessed`` is called in place of
+    ``step``. It is read from what ``begin`` returns."""
 
     def rows(self, beam: int) -> int:
         """How many beams are decoded where ``beam`` are asked for."""
@@ -165,6 +179,20 @@ class Search:
         """
         raise NotImplementedError
 
+    def step_unprocessed(self, step: int, lprobs: Tensor, scores: Tensor, process: Process) -> Candidates:
+        """Choose the candidates of each sentence from scores that no logits processor has changed.
+
+        Args:
+            step: see ``step``.
+            lprobs: see ``step``; what the models give.
+            scores: see ``step``.
+            process: applies the logits processors; it may work in place.
+
+        Returns:
+            See ``step``.
+        """
+        raise NotImplementedError
+
 
 @register_search("beam")
 class BeamSearch(Search):
@@ -232,7 +260,8 @@ def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Sea
     Raises:
         ConfigError: it asks for several at once, or for one that is not registered.
     """
-    entry = SEARCHES.entry(search_name(cfg, semantics))
+    name = search_name(cfg, semantics)
+    entry = SEARCHES.entry(name)
     values: dict[str, dict[str, Any]] = {
         "diverse_beam": {"groups": cfg.diverse_beam_groups, "strength": cfg.diverse_beam_strength},
         "diverse_siblings": {"rate": cfg.diversity_rate},
@@ -244,5 +273,5 @@ def search_from_config(cfg: GenerationConfig, semantics: str = "fairseq") -> Sea
     }
     given = {"diverse_beam": cfg.diverse_beam_groups > 0, "diverse_siblings": cfg.diversity_rate > 0}
     chosen = values.get(entry.name, {}) if given.get(entry.name, True) else {}
-    search: Search = entry.component.build(entry.config(**chosen))  # type: ignore[attr-defined]
+    search: Search = entry.component.build(replace(SEARCHES.config(name), **chosen))  # type: ignore[attr-defined]
     return search

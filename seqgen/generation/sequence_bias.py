@@ -29,7 +29,11 @@ class SequenceBias(LogitsProcessor):
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
-        self.reads_tokens = self.longest > 1
+
+    @property
+    def reads_tokens(self) -> bool:  # type: ignore[override]
+        """Whether any sequence has several tokens."""
+        return self.longest > 1
 
     def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -70,8 +70,8 @@ class SequenceGenerator:
         match_source_len: outputs are exactly as long as their source.
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 for no such rule.
         search_strategy: chooses candidates; beam search if not given.
-        logits_processors: further changes to the scores, after those that the parameters above ask for.
-        processors: all changes to the scores, in place of those.
+        logits_processors: further changes to the scores, after those that the other parameters ask for.
+        processors: likewise, before ``logits_processors``.
         tokens_to_suppress: symbols that are never written.
         ensemble_average: ``"probability"`` or ``"log"``, see ``Ensemble``.
         ensemble_weights: see ``Ensemble``.
@@ -112,7 +112,7 @@ class SequenceGenerator:
         no_repeat_ngram_size: int = 0,
         search_strategy: Search | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
-        processors: Sequence[LogitsProcessor] | None = None,
+        processors: Sequence[LogitsProcessor] = (),
         tokens_to_suppress: Sequence[str] = (),
         ensemble_average: str = "probability",
         ensemble_weights: Sequence[float] = (),
@@ -153,15 +153,14 @@ class SequenceGenerator:
         self.use_cache, self.beam_table = use_cache, beam_table
         self.add_logits, self.compact_at = add_logits, compact_at
         self.procedure = procedure or self.search
-        if processors is None:
-            shortest = MinimumLength(
-                self.max_len if match_source_len else min_len,
-                self.end_tokens[1:],
-                yields=semantics == "fairseq" or match_source_len,
-            )
-            processors = _usual_processors(tgt_dict, semantics, shortest, unk_penalty, tokens_to_suppress)
-            processors += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
-        self.processors = [*processors, *logits_processors]
+        shortest = MinimumLength(
+            self.max_len if match_source_len else min_len,
+            self.end_tokens[1:],
+            yields=semantics == "fairseq" or match_source_len,
+        )
+        usual = _usual_processors(tgt_dict, semantics, shortest, unk_penalty, tokens_to_suppress)
+        usual += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
+        self.processors = [*usual, *processors, *logits_processors]
 
     @property
     def processors_read(self) -> bool:
@@ -227,8 +226,14 @@ class SequenceGenerator:
             further: constructor arguments that the configuration does not have.
 
         Raises:
-            ConfigError: the configuration contradicts itself, or names what there is not.
+            ConfigError: the configuration contradicts itself, or names what there is not; or it has what is given as a
+                further argument.
         """
+        if twice := [name for name in _KEYS if name in further]:
+            raise ConfigError(
+                f"SequenceGenerator.from_config takes {twice[0]} from the configuration; give generation."
+                f"{_KEYS[twice[0]]} in place of the argument"
+            )
         semantics = cfg.semantics or "fairseq"
         check_combinations(cfg, semantics)
         search = search_name(cfg, semantics)
@@ -237,6 +242,8 @@ class SequenceGenerator:
         processors = [
             *processors_from_config(cfg, tgt_dict, semantics=semantics, encode=encode),
             *warpers_from_config(cfg, tgt_dict, semantics=semantics),
+            *further.pop("processors", ()),
+            *further.pop("logits_processors", ()),
         ]
         strategy = search_from_config(cfg, semantics)
         if cfg.nbest > strategy.rows(cfg.beam):
@@ -244,7 +251,7 @@ class SequenceGenerator:
                 f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {search} gives, which is "
                 f"{strategy.rows(cfg.beam)}; lower it, or take another strategy"
             )
-        return cls(
+        generator = cls(
             models,
             tgt_dict,
             beam_size=cfg.beam,
@@ -258,7 +265,6 @@ class SequenceGenerator:
             temperature=cfg.temperature if semantics == "fairseq" else 1.0,
             match_source_len=cfg.match_source_len,
             search_strategy=strategy,
-            processors=processors,
             ensemble_average=cfg.ensemble_average,
             ensemble_weights=cfg.ensemble_weights,
             semantics=semantics,
@@ -269,6 +275,8 @@ class SequenceGenerator:
             procedure=speculation_from_config(cfg, draft),
             **further,
         )
+        generator.processors = processors  # a configuration asks for more than the constructor's parameters do
+        return generator
 
     @torch.inference_mode()
     def generate(
@@ -340,6 +348,13 @@ class SequenceGenerator:
         if self.match_source_len:
             return (src_lengths - 1).clamp(max=self.max_len - 1)
         return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+
+
+_KEYS = {
+    **{"min_len": "min_len", "unk_penalty": "unkpen", "no_repeat_ngram_size": "no_repeat_ngram_size"},
+    "tokens_to_suppress": "suppress",
+}
+"""The keys of those constructor arguments that ask for a processor."""
 
 
 def _max_len_b(cfg: GenerationConfig) -> int:

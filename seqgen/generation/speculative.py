@@ -140,7 +140,7 @@ class Speculation(Decoding):
     @property
     def draws(self) -> bool:
         """Whether guesses are drawn at random, and judged by Leviathan's rule."""
-        return isinstance(self.search, Sampling)
+        return type(self.search).step is Sampling.step
 
     def member(self, model: EncoderDecoderModel, source: Source, start_symbol: int | None) -> Member:
         """A model that can read ahead; see ``Decoding.member``."""
