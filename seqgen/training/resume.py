@@ -26,6 +26,7 @@ _MAY_CHANGE = frozenset(
         "common.threads",
         "common.user_dir",
         "distributed_training.distributed_backend",
+        "distributed_training.timeout",
         # how often to log, validate and save, and how
         "common.log_interval",
         "common.log_format",

@@ -26,6 +26,7 @@ from seqgen.training.meters import Meter
 from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
+from seqgen.training.run_lock import RunLock
 from seqgen.training.scores import lower_is_better, pick
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
@@ -33,7 +34,9 @@ from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
 
-def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu") -> int:
+def train(
+    cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu", lock: RunLock | None = None
+) -> int:
     """Train a model into a run folder, or continue what is in it.
 
     The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
@@ -44,13 +47,15 @@ def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str
         task: the task, set up in the folder.
         folder: the run's folder.
         device: where to compute.
+        lock: the folder's lock, given to the process that writes where several are started.
 
     Returns:
-        The exit code: 0 when training has ended as configured, 130 or 143 when SIGINT or SIGTERM has ended it after
-        saving; the run can then be continued.
+        The exit code: 0 when training has ended as configured, 130, 143 or 129 when SIGINT, SIGTERM or SIGHUP has ended
+        it after saving; the run can then be continued.
 
     Raises:
-        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, or the loss is not finite.
+        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, memory runs out, a process
+            dies, or the loss is not finite.
     """
     device = torch.device(device)
     peers = peers_from_environment()
@@ -59,10 +64,10 @@ def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str
 
         for split in (cfg.dataset.train_subset, cfg.dataset.valid_subset):
             task.dataset(split)  # encodes the text, so that the processes need not all do it
-        return launch(cfg, folder, device)
-    join(peers, cfg.distributed_training.distributed_backend, device)
+        return launch(cfg, folder, device, lock)
+    join(peers, cfg.distributed_training, device)
     try:
-        with StopSignals() as signals:
+        with StopSignals(second_ends=peers.world_size == 1) as signals:  # torchrun repeats what the terminal has sent
             return TrainingRun(cfg, task, folder, device, peers, signals).run()
     finally:
         leave()

@@ -1,0 +1,42 @@
+"""Memory that runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from seqgen.errors import ResourceError
+
+_PHRASES = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "Invalid buffer size")
+"""What PyTorch's allocators say on CPU, CUDA and MPS; on CPU and MPS the class is a plain ``RuntimeError``."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out.
+
+    Args:
+        error: what was raised.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+
+
+@contextmanager
+def memory_errors(advice: str) -> Iterator[None]:
+    """Turn memory that runs out into a sentence.
+
+    Args:
+        advice: what takes less, such as ``"take a smaller generation.beam"``.
+
+    Raises:
+        ResourceError: in place of the allocator's error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise ResourceError(f"memory ran out; {advice}") from error
