@@ -15,7 +15,7 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
-from seqgen.errors import UserError
+from seqgen.errors import ConfigError, UserError
 from seqgen.processes import end_with
 from seqgen.training.checkpoints import run_lock
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
@@ -82,6 +82,13 @@ def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peer
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+    asked = cfg.distributed_training.distributed_world_size
+    if asked not in (1, peers.world_size):
+        raise ConfigError(
+            f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
+            "processes; leave the key out"
+        )
+    cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
     join(peers, cfg.distributed_training, device)
     with ExitStack() as held:
         task, problem = None, ""

@@ -173,7 +173,7 @@ class TrainingRun:
         """Train what is left of an epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
         freq = self.milestones.update_freq(epoch)
-        total = self._updates_in_epoch()
+        total = math.ceil(self.iterator.rounds / freq)
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
                 group: list[Batch | None] = list(itertools.islice(batches, freq))
@@ -295,6 +295,8 @@ class TrainingRun:
             "best": self.best,
             "stale": self.stale,
             "pending": self.pending,
+            "processes": self.peers.world_size,
+            "batches_in_update": self._batches_in_update(),
         }
 
     def _restore(self) -> str:
@@ -309,7 +311,7 @@ class TrainingRun:
             self.iterator.load_state_dict(state["iterator"])
             self.meter.load_state_dict(state["meter"])
             self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
-            return f"resuming from {newest} at update {self.trainer.update}"
+            return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
         given = self.cfg.checkpoint.finetune_from
         if not given:
             return ""
@@ -322,6 +324,18 @@ class TrainingRun:
             self.trainer.ema.model.load_state_dict(self.trainer.model.state_dict())
         return f"starting from the weights of {source}"
 
+    def _regrouped(self, state: dict[str, Any]) -> str:
+        """What is different with another number of processes, in words."""
+        before, batches = state.get("processes"), state.get("batches_in_update")
+        if before in (None, self.peers.world_size):
+            return ""
+        now = self._batches_in_update()
+        kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
+        return (
+            f"; the number of processes is {self.peers.world_size} rather than {before}: what is left of the epoch is "
+            f"shared anew, and the number of batches in an update is {now}, {kept}"
+        )
+
     # -- what is said ---------------------------------------------------------------------------------------------
 
     def _announce(self, resumed: str) -> None:
@@ -329,7 +343,7 @@ class TrainingRun:
             if note:
                 self._message(note)
         params = sum(param.numel() for param in self.trainer.params)
-        values = {"parameters": params, "batches": len(self.iterator), "processes": self.peers.world_size}
+        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         self._message(f"{params:,} parameters, {self._updates_in_epoch():,} updates an epoch, on {self.trainer.device}")
 
@@ -348,6 +362,13 @@ class TrainingRun:
 
     def _updates_in_epoch(self) -> int:
         """Updates in the current epoch, as many as the process with the most batches needs."""
+        return math.ceil(self._rounds_in_epoch() / self.milestones.update_freq(self.iterator.epoch))
+
+    def _rounds_in_epoch(self) -> int:
+        """Batches in the whole current epoch of the process with the most."""
         batches: int = self.iterator.state_dict()["batches"]
-        freq = self.milestones.update_freq(self.iterator.epoch)
-        return math.ceil(math.ceil(batches / self.peers.world_size) / freq)
+        return math.ceil(batches / self.peers.world_size)
+
+    def _batches_in_update(self) -> int:
+        """Batches of all processes that make one update."""
+        return self.peers.world_size * self.milestones.update_freq(self.iterator.epoch)
