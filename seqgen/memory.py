@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from seqgen.errors import ResourceError
 
-_PHRASES = ("can't allocate memory", "out of memory", "Storage size calculation overflowed", "Invalid buffer size")
-"""What PyTorch's allocators say on CPU, CUDA and MPS; on CPU and MPS the class is a plain ``RuntimeError``."""
+_PHRASES = (
+    "can't allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Invalid buffer size",
+    "ALLOC_FAILED",
+)
+"""What PyTorch's allocators say on CPU, CUDA and MPS; the class is often a plain ``RuntimeError``."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -25,11 +31,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_errors(advice: str) -> Iterator[None]:
+def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
     """Turn memory that runs out into a sentence.
 
     Args:
-        advice: what takes less, such as ``"take a smaller generation.beam"``.
+        rest: gives what follows "memory ran out": when, and what takes less, such as ``"in update 7; choose a smaller
+            dataset.max_tokens"``.
 
     Raises:
         ResourceError: in place of the allocator's error.
@@ -39,4 +46,4 @@ def memory_errors(advice: str) -> Iterator[None]:
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise ResourceError(f"memory ran out; {advice}") from error
+        raise ResourceError(f"memory ran out {rest()}") from error

@@ -15,7 +15,8 @@ from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, ResourceError
+from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
@@ -193,7 +194,8 @@ class TrainingRun:
     def _update(self, group: list[Batch | None], epoch: int) -> bool:
         """Make an update; return whether it was made rather than left out."""
         self.meter.tick()
-        result = self.trainer.train_update(group, epoch)
+        with memory_errors(self._smaller_updates):
+            result = self.trainer.train_update(group, epoch)
         self.meter.add(result)
         if result.skipped:
             self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
@@ -228,6 +230,9 @@ class TrainingRun:
                 improved = self._validate(epoch)
             except Interrupted:
                 return self._interrupt(ended)
+            except ResourceError:  # the updates before it are worth keeping
+                self._interrupt(ended)
+                raise
             limit = limit or self._limit(completed)
         if improved or limit or self.milestones.is_due("save", *place):
             self._save(self.milestones.checkpoint_names(*place, improved))
@@ -260,7 +265,8 @@ class TrainingRun:
     def _validate(self, epoch: int) -> bool:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
-        result = self.validator.validate()
+        with memory_errors(self._smaller_validation):
+            result = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
         score, sign = pick(result.scores, metric), 1 if lower_is_better(metric) else -1
         self.trainer.scheduler.on_validation(sign * score)
@@ -334,6 +340,21 @@ class TrainingRun:
         return (
             f"; the number of processes is {self.peers.world_size} rather than {before}: what is left of the epoch is "
             f"shared anew, and the number of batches in an update is {now}, {kept}"
+        )
+
+    def _smaller_updates(self) -> str:
+        again = f"start anew in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
+        return (
+            f"in update {self.trainer.update + 1}; choose a smaller dataset.max_tokens, with a larger "
+            "optimization.update_freq for as many tokens in an update"
+            + (f"; since this changes the run, {again}" if any(self.folder.glob("checkpoints/*/")) else "")
+        )
+
+    def _smaller_validation(self) -> str:
+        return (
+            f"in the validation at update {self.trainer.update}, whose weights are saved; choose a smaller "
+            "dataset.max_tokens_valid, or generation.beam or generation.batch_size if it decodes, and run the command "
+            "again"
         )
 
     # -- what is said ---------------------------------------------------------------------------------------------
