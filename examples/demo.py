@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -85,15 +85,21 @@ def _passing_signals() -> Iterator[Any]:
         return process.communicate()[0]
 
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    kept = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
+    before = {number: signal.signal(number, handle) for number in kept}
     try:
         yield wait
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:
+        _stop(received[0])
+
+
+def _stop(number: int) -> NoReturn:
+    with suppress(OSError):  # after SIGHUP there may be no terminal
         print("demo: stopped; the same command continues where it was", file=sys.stderr)
-        sys.exit(128 + received[0])
+    sys.exit(128 + number)
 
 
 def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str]:
@@ -138,4 +144,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # between two commands
+        _stop(signal.SIGINT)

@@ -185,13 +185,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Run:
-    """``seqgen-train`` with two processes, in a process group of its own."""
+    """``seqgen-train`` with two processes, in a process group of its own; ``torchrun`` starts them if it shall."""
 
-    def __init__(self, data: Path, folder: Path, *overrides: str):
+    def __init__(self, data: Path, folder: Path, *overrides: str, torchrun: bool = False):
         self.folder = folder
         self.arguments = [*training_arguments(data, folder), *SMALL_FCONV, "common.tensorboard=false"]
-        self.arguments += ["distributed_training.distributed_world_size=2", "common.log_interval=1", *overrides]
-        program = [sys.executable, "-m", "seqgen.cli.train", *self.arguments, "optimization.max_update=100000"]
+        self.arguments += ["common.log_interval=1", *overrides]
+        self.mark = b"spawn_main"
+        program = [sys.executable, "-m"]
+        if torchrun:
+            self.mark = b"seqgen.cli.train"
+            program += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+        else:
+            self.arguments += ["distributed_training.distributed_world_size=2"]
+        program += ["seqgen.cli.train", *self.arguments, "optimization.max_update=100000"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.launcher = subprocess.Popen(
             program, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
@@ -203,7 +210,7 @@ class Run:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 parent = int(stat.read_text().rpartition(")")[2].split()[1])
-                if parent == self.launcher.pid and b"spawn_main" in (stat.parent / "cmdline").read_bytes():
+                if parent == self.launcher.pid and self.mark in (stat.parent / "cmdline").read_bytes():
                     found.append(int(stat.parent.name))
             except OSError:
                 continue
@@ -227,8 +234,8 @@ class Run:
 def start(data: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(*overrides: str) -> Run:
-        runs.append(Run(data, tmp_path / "run", *overrides))
+    def begin(*overrides: str, torchrun: bool = False) -> Run:
+        runs.append(Run(data, tmp_path / "run", *overrides, torchrun=torchrun))
         return runs[-1]
 
     yield begin
@@ -271,6 +278,28 @@ def test_a_worker_that_hangs_ends_the_run_with_a_sentence(start: Callable[..., R
     code, said = run.end()
     assert code == 2
     assert f"seqgen-train: training process {rank} of 2 did not answer" in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
+    run = start(torchrun=True)
+    workers = run.wait_for_updates()
+    assert len(workers) == 2
+    run.launcher.kill()
+    wait_until(lambda: not any(map(alive, workers)), 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_torchrun_and_its_processes_saves(start: Callable[..., Run], number: signal.Signals) -> None:
+    """torchrun sends its processes once more what the terminal has sent them."""
+    run = start(torchrun=True)
+    workers = run.wait_for_updates()
+    os.killpg(run.launcher.pid, number)
+    run.launcher.communicate(timeout=60)
+    assert not any(map(alive, workers))
+    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
+    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
 
 
 @pytest.mark.slow
