@@ -89,12 +89,14 @@ time.sleep(60)
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_process_ends_with_its_killed_parent(tmp_path: Path, kernel: bool) -> None:
-    """By the kernel, and where that cannot do it, by the thread that watches."""
+    """By the kernel, also where it hangs; where the kernel cannot do it, by the thread that watches."""
     script = tmp_path / "end_with.py"
     script.write_text(END_WITH if kernel else END_WITH.replace("if len", "sys.platform = 'other'\nif len"))
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
+    if kernel:
+        os.kill(child, signal.SIGSTOP)
     parent.kill()
     wait_until(lambda: not alive(child), 10)
 
