@@ -21,6 +21,7 @@ import torch
 
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
+from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.memory import out_of_memory
 from seqgen.processes import end_with
@@ -59,7 +60,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
     groups = {TASKS: cfg.task, MODELS: cfg.model, CRITERIA: cfg.criterion}
     groups |= {OPTIMIZERS: cfg.optimizer, LR_SCHEDULERS: cfg.lr_scheduler}
     modules = modules_of(registry.of(part).component for registry, part in groups.items())
-    threads = max(1, (cfg.common.threads or len(os.sched_getaffinity(0))) // world_size)
+    threads = max(1, (cfg.common.threads or available_cores()) // world_size)
     job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": _free_port()}
     job["parent"] = os.getpid()
     processes: list[BaseProcess] = []
