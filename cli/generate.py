@@ -18,6 +18,7 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
 from seqgen.generation.streamers import TextStreamer
 from seqgen.loading import load_models
+from seqgen.memory import memory_errors
 from seqgen.task import Task
 from seqgen.text_decoding import TextDecoding
 from seqgen.translator import Translator
@@ -65,7 +66,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
     start = time.perf_counter()
-    with open_output(cfg.output) as file:
+    with open_output(cfg.output) as file, memory_errors(lambda: _less_memory(len(hypotheses))):
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
@@ -79,6 +80,13 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     seconds = time.perf_counter() - start
     _report(cfg, hypotheses, references, notes, seconds, decoding.tokens_written)
     return 0
+
+
+def _less_memory(written: int) -> str:
+    return (
+        f"after {written} lines, whose outputs are written; choose a smaller generation.beam, generation.batch_size or "
+        "generation.max_tokens"
+    )
 
 
 def _decoding(cfg: GenerateConfig, translator: Translator, streamer: TextStreamer | None) -> TextDecoding:

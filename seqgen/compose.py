@@ -199,12 +199,18 @@ def check_ranges(config: Any, prefix: str = "") -> None:
             _check_value(key, item, field.metadata)
 
 
+LARGEST = 2**63 - 1
+"""The largest whole number that a tensor can hold."""
+
+
 def _check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
         raise ConfigError(f"{key}={value} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise ConfigError(f"{key} is a number of more than 64 bits; its largest value is {LARGEST}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if minimum is not None and not value >= minimum:
             raise ConfigError(f"{key}={value} is below its minimum, {minimum}")

@@ -30,6 +30,10 @@ class DecodingError(UserError, ValueError):
     """Scores from which nothing can be decoded, such as NaN."""
 
 
+class ResourceError(UserError):
+    """What the machine lacks or has ended: memory that runs out, a process of a run that dies or does not answer."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names come nearest to ``name``.
 

@@ -22,6 +22,7 @@ from seqgen.generation.search import Phrase
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.streamers import WordStreamer
 from seqgen.generation.unknown_words import UnknownWords
+from seqgen.memory import out_of_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
@@ -148,7 +149,18 @@ class TextDecoding:
         if streamer is not None:
             streamer.close()
 
-    def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
+    def _translate_buffer(self, lines: list[_Line]) -> Iterator[Translation]:
+        """Decode lines; where memory runs out, those before the first one that is not finished are still given."""
+        try:
+            self._finish(lines)
+        except Exception as error:
+            if out_of_memory(error) and not (self.details.scores or self.details.hidden):
+                finished = itertools.takewhile(lambda line: line.translation.hypotheses or not line.sources, lines)
+                yield from (line.translation for line in finished)
+            raise
+        yield from (line.translation for line in lines)
+
+    def _finish(self, lines: list[_Line]) -> None:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
@@ -161,7 +173,6 @@ class TextDecoding:
         if self.details.scores or self.details.hidden:
             for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
-        return [line.translation for line in lines]
 
     def _decode(self, lines: list[_Line]) -> None:
         """Decode a batch."""

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "flags"},
-    {"registry", "config", "devices"},
+    {"errors", "structures", "files", "flags", "processes"},
+    {"registry", "config", "devices", "memory"},
     {"compose", "conf"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules", "data"},
