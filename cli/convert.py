@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from seqgen.cli.command import log, run
+from seqgen.cli.output import check_output
 from seqgen.compose import compose, from_dict, known_keys, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.data.tokenizer import Tokenizer, save_tokenizer
@@ -69,6 +70,8 @@ def convert(cfg: ConvertConfig) -> int:
     if folder.exists():
         key = "run_dir" if cfg.run_dir else "huggingface_dir"
         raise ConfigError(f"{key}={folder} is there already; give the name of a new folder")
+    if cfg.huggingface_dir:
+        check_output("huggingface_dir", cfg.huggingface_dir)
     if cfg.run_dir and path.exists() and reader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a toolkit that can be read; a run needs no conversion")
     loaded = load_model(path, reading=cfg.reading)

@@ -10,7 +10,7 @@ from typing import Any
 
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
-from seqgen.cli.output import open_output
+from seqgen.cli.output import check_output, open_output
 from seqgen.compose import given_values
 from seqgen.config import GenerateConfig
 from seqgen.data.text import count_lines, decode_line, read_lines
@@ -50,8 +50,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
-    if cfg.input not in ("", "-") and cfg.output != "-" and Path(cfg.input).resolve() == Path(cfg.output).resolve():
-        raise ConfigError(f"output={cfg.output} would overwrite the input; name another file")
+    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading)
     for note in (note for item in loaded for note in item.notes):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.output import open_output
+from seqgen.cli.output import check_output, open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
@@ -79,6 +79,7 @@ def score(cfg: ScoreConfig) -> int:
 def _score_by_model(cfg: ScoreConfig) -> int:
     if not cfg.source:
         raise ConfigError("source is missing: give source=FILE, the text that the references translate")
+    check_output("output", cfg.output, cfg.source, cfg.reference)
     sources, references = _parallel(cfg.source, cfg.reference)
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading)

@@ -277,6 +277,32 @@ class TestRefused:
         refused(command("generate", f"path={runs}/fconv", f"input={same}", f"output={same}"), "overwrite")
         refused(command("score", f"hypothesis={tmp_path}/short.en", f"reference={tmp_path}/short.de"), "3 lines", "2")
 
+    def test_an_output_whose_folder_does_not_exist(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        missing = tmp_path / "no" / "such" / "out"
+        files = (f"source={data}/test.en", f"reference={data}/test.de")
+        model = f"path={runs}/fconv"
+        for outcome in (
+            command("generate", model, f"input={data}/test.en", f"output={missing}"),
+            command("score", model, *files, f"output={missing}"),
+        ):
+            refused(outcome, f"output={missing}", f"no folder {missing.parent}", "make it")
+        refused(
+            command("convert", model, f"huggingface_dir={missing}"), "huggingface_dir", f"no folder {missing.parent}"
+        )
+        assert not list(tmp_path.iterdir())
+
+    def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+        source, reference = f"{tmp_path}/test.en", f"{tmp_path}/test.de"
+        generate = ("generate", f"path={runs}/fconv", f"input={source}", f"reference={reference}")
+        score = ("score", f"path={runs}/fconv", f"source={source}", f"reference={reference}")
+        for output in (source, reference, f"{tmp_path}/../{tmp_path.name}/test.de"):
+            refused(command(*generate, f"output={output}"), "overwrite", output)
+            refused(command(*score, f"output={output}"), "overwrite", output)
+        refused(command(*generate, f"prefix={data}/val.de", f"output={data}/val.de"), "overwrite")
+        assert Path(source).read_bytes() == (data / "test.en").read_bytes()
+        assert Path(reference).read_bytes() == (data / "test.de").read_bytes()
+
     def test_what_is_wrong_with_a_file_is_found_before_decoding(self, runs: Path, data: Path, tmp_path: Path) -> None:
         common = (f"path={runs}/fconv", f"output={tmp_path}/out.de")
         (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
