@@ -11,7 +11,7 @@ from typing import Any
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.alignment import alignment_pairs
-from seqgen.generation.combinations import draws
+from seqgen.generation.combinations import takes_seed
 from seqgen.generation.settings import changes_scores
 from seqgen.text_decoding import Details, TextDecoding
 from seqgen.translation import TextHypothesis, Translation, on_one_line
@@ -45,7 +45,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     JSON escapes ``\\n`` and ``\\r`` in a text; here also the other characters at which some programs break lines.
     """
     cfg = decoding.cfg
-    how: dict[str, Any] = {"semantics": cfg.semantics, **({"seed": cfg.seed} if draws(cfg) else {})}
+    how: dict[str, Any] = {"semantics": cfg.semantics, **({"seed": cfg.seed} if takes_seed(cfg) else {})}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {

@@ -20,12 +20,10 @@ from seqgen.generation.scores import text_scores
 from seqgen.generation.streamers import TextStreamer
 from seqgen.loading import load_models
 from seqgen.task import Task
-from seqgen.text_decoding import TextDecoding
+from seqgen.text_decoding import BUFFER_SIZE, TextDecoding
 from seqgen.translator import Translator
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
-STDIN_BUFFER = 4096
-"""Lines that are read from a pipe or a file before they are decoded together."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -149,7 +147,7 @@ def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None
 def _buffer_size(cfg: GenerateConfig) -> int:
     if cfg.generation.buffer_size:
         return cfg.generation.buffer_size
-    return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else STDIN_BUFFER
+    return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else BUFFER_SIZE
 
 
 def _report(

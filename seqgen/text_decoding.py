@@ -28,6 +28,9 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.translation import TextHypothesis, Translation
 
+BUFFER_SIZE = 4096
+"""Lines that are read before they are decoded together, where nobody says."""
+
 RESCORED_TOKENS = 1024
 """Target tokens that are scored at once: each takes as much memory as the vocabulary has symbols."""
 
@@ -120,14 +123,15 @@ class TextDecoding:
         )
 
     def translate(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, buffer_size: int = 4096
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, buffer_size: int = 0
     ) -> Iterator[Translation]:
         """Decode lines.
 
         Args:
             lines: the text, read as it is needed.
             prefixes: what the output of each line begins with, read alongside; ``None`` for nothing.
-            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch.
+            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch; 0 for
+                what the configuration says, or else ``BUFFER_SIZE``.
 
         Yields:
             One translation for each line, in order.
@@ -140,7 +144,8 @@ class TextDecoding:
             streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
         try:
             numbered = enumerate(_with_prefixes(lines, prefixes))
-            while buffer := list(itertools.islice(numbered, buffer_size)):
+            size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
+            while buffer := list(itertools.islice(numbered, size)):
                 yield from self._translate_buffer([self._encode(number, *pair) for number, pair in buffer])
         except BaseException as error:
             if streamer is not None:
