@@ -116,7 +116,7 @@ ELSEWHERE = {
 """Keys that are not tried here, and why."""
 
 HARMLESS: dict[str, tuple[str, ...]] = {
-    "beam": ("beam 1", "diverse_siblings"),  # a wider search may find the same
+    "beam": ("beam 1", "diverse_siblings", "exact"),  # a wider search may find the same
     "renormalize": ("sampling", "greedy", "beam 1", "contrastive"),  # what they search sums to one anyway
     "sampling": ("beam_sampling", "stochastic_beam"),  # says once more that something is drawn
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble import Ensemble
 from seqgen.generation.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.stopping import TimeLimit
@@ -133,3 +136,31 @@ def test_constraints_that_the_time_left_unmet() -> None:
     (found,) = Translator(text_model(), beam=3, constraints="ordered").translate(["w1\tw2 w3 w4"], max_time=1e-9)
     assert found.text == ""
     assert "within generation.max_time" in found.notes[0]
+
+
+def test_settings_without_effect_on_scores_are_refused() -> None:
+    translator = Translator(text_model(), beam=3)
+    with pytest.raises(ConfigError, match="beam, lenpen has no effect on the scores of known targets"):
+        list(translator.score(["w1"], ["w2"], beam=3, lenpen=2.0))
+    assert len(list(translator.score(["w1"], ["w2"], batch_size=1, unnormalized=True))) == 1
+
+
+def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    for size, expected in ((1, 1), (2, 2), (0, len(TEXTS))):
+        read.clear()
+        next(Translator(text_model(), buffer_size=size, max_len_b=3).prepare().translate(lines()))
+        assert len(read) == expected
+
+
+def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
+    monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
+    with pytest.raises(ConfigError, match=r"generation\.coverage_penalty needs the attention of the model"):
+        translator.translate(["w1"])
