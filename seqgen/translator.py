@@ -194,6 +194,12 @@ class Translator:
             further = {} if draft is None else {"draft": draft.model}
             generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **further)
             self._generators = {key: generator}
+        writable = self._generators[key].max_len
+        notes += [
+            f"generation.{name}={value} is more than the {writable} tokens that can be written"
+            for name, value in {**self.given, **settings}.items()
+            if name in ("max_len", "max_len_b") and value > writable
+        ]
         return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
 
     def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:

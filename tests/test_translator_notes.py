@@ -105,7 +105,7 @@ def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:
 def test_the_beginning_of_an_allowed_output(tmp_path: Path, how: dict[str, Any]) -> None:
     trie = tmp_path / "trie"
     trie.write_text("w1 w1 w3 w4\n")
-    settings = {"max_len_b": 9, "semantics": "huggingface", "prefix_trie": str(trie)}
+    settings: dict[str, Any] = {"max_len_b": 9, "semantics": "huggingface", "prefix_trie": str(trie)}
     (whole,) = Translator(text_model(), **settings).translate(["w1"])
     assert (whole.text, whole.notes) == ("w1 w1 w3 w4", [])
     (cut,) = Translator(text_model(), **{**settings, **how}).translate(["w1"])
@@ -164,3 +164,13 @@ def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
     with pytest.raises(ConfigError, match=r"generation\.coverage_penalty needs the attention of the model"):
         translator.translate(["w1"])
+
+
+def test_a_longest_length_beyond_the_model_is_said() -> None:
+    translator = Translator(text_model(), max_len=5000)
+    longest = translator.models[0].max_positions()[1]
+    assert translator.prepare().notes == [
+        f"generation.max_len=5000 is more than the {longest} tokens that can be written"
+    ]
+    assert "generation.max_len_b=6000 is more" in translator.prepare(max_len_b=6000).notes[1]
+    assert translator.prepare(max_len=longest).notes == []
