@@ -21,6 +21,12 @@ from seqgen.translator import Translator
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and
 reference=FILE it writes the log-probability that the model (or ensemble) gives to each reference line."""
 
+OF_TEXT = ("lowercase", "tokenize")
+"""Keys for scoring text."""
+
+OF_MODELS = ("source", "output", "reading", "generation")
+"""Keys for scoring by models."""
+
 
 @dataclass
 class ScoringConfig:
@@ -68,9 +74,12 @@ def score(cfg: ScoreConfig) -> int:
         raise ConfigError(
             "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model)"
         )
+    _check_keys(cfg)
     if cfg.path:
         return _score_by_model(cfg)
     hypotheses, references = _parallel(cfg.hypothesis, cfg.reference)
+    if not hypotheses:
+        return 0
     for name, value in text_scores(hypotheses, references, cfg.lowercase, cfg.tokenize).items():
         print(f"{name} = {value.value:.2f}{f'  ({value.signature})' if value.signature else ''}")
     return 0
@@ -99,8 +108,18 @@ def _score_by_model(cfg: ScoreConfig) -> int:
             total += float(hypothesis.positional_scores.sum())
             tokens += len(hypothesis.tokens)
     stream = sys.stderr if cfg.output == "-" else sys.stdout
-    print(f"{len(sources)} sentences, {tokens} tokens: {total / tokens:.4f} nats a token", file=stream)
+    mean = f": {total / tokens:.4f} nats a token" if tokens else ""
+    print(f"{len(sources)} sentences, {tokens} tokens{mean}", file=stream)
     return 0
+
+
+def _check_keys(cfg: ScoreConfig) -> None:
+    """Refuse keys of the one way to score beside the other."""
+    neutral = ScoreConfig()
+    for key in OF_TEXT if cfg.path else OF_MODELS:
+        if getattr(cfg, key) != getattr(neutral, key):
+            given, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
+            raise ConfigError(f"{key} is for scoring with {other}=, and has no effect with {given}=; leave it out")
 
 
 def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
@@ -108,7 +127,7 @@ def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
     if len(left) != len(right):
         raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
     if not left:
-        raise DataError(f"{first} is empty; give a file with at least one line")
+        log(f"{first} and {second} have no lines, so that there is nothing to score")
     return left, right
 
 

@@ -10,12 +10,14 @@ import glob
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from seqgen.errors import DataError, nearest
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 CHUNK_BYTES = 1 << 20
 """Text is read in pieces of about this many bytes."""
@@ -97,7 +99,7 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChun
         with _open(path) as file:
             while lines := file.readlines(chunk_bytes):
                 if number == 1:
-                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+                    lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
                 yield LineChunk(path, number, [line.removesuffix(b"\n") for line in lines])
                 number += len(lines)
     except FileNotFoundError:
@@ -125,16 +127,31 @@ def read_lines(paths: Path | Sequence[Path]) -> Iterator[str]:
             yield from chunk.decode()
 
 
+def stream_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Read the lines of a stream as text, as ``read_lines`` reads those of a file.
+
+    Args:
+        lines: the lines as bytes.
+        name: what the stream is, for messages.
+
+    Yields:
+        The lines, without their ``\\n`` and without a byte-order mark at the beginning.
+
+    Raises:
+        DataError: a line is not valid UTF-8.
+    """
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        yield decode_line(content.removesuffix(b"\n"), name, number)
+
+
 def count_lines(path: Path) -> int:
     """Count the lines of a file and check that they are valid UTF-8.
 
     Raises:
-        DataError: the file cannot be read, has no line, or a line is not valid UTF-8.
+        DataError: the file cannot be read, or a line is not valid UTF-8.
     """
-    count = sum(len(chunk.decode()) for chunk in read_chunks(path))
-    if count == 0:
-        raise DataError(f"{path} is empty; give a file with at least one line")
-    return count
+    return sum(len(chunk.decode()) for chunk in read_chunks(path))
 
 
 def digest(paths: Sequence[Path]) -> str:

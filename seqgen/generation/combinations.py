@@ -23,9 +23,27 @@ def draws(cfg: GenerationConfig) -> bool:
     return cfg.sampling or cfg.search in DRAWING
 
 
-def of_a_user(cfg: GenerationConfig) -> bool:
-    """Whether the search strategy is none of the built-in ones, so that nobody knows what it reads."""
-    return cfg.search not in ("", *DRAWING, *NOT_DRAWING)
+def takes_seed(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy takes its seed from the configuration; one of the user's own has its own."""
+    return cfg.search in DRAWING or (cfg.sampling and not cfg.search)
+
+
+def writes_one(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy writes one output whatever the beam."""
+    return cfg.search in ("greedy", "contrastive")
+
+
+def _stops_early(cfg: GenerationConfig) -> bool:
+    """Whether beams compete until enough of them have finished, by Hugging Face's rules."""
+    if not cfg.search:
+        return cfg.beam > 1 or bool(cfg.constraints)
+    return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam")
+
+
+def max_len_b(cfg: GenerationConfig) -> int:
+    """The limit that ``max_len_b`` sets; its default is lifted to a greater ``max_len`` that is given alone."""
+    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
+    return cfg.max_len_b if given else max(cfg.max_len, cfg.max_len_b)
 
 
 class Need(NamedTuple):
@@ -47,13 +65,19 @@ CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cuto
 NEEDS = (
     Need(
         CUTOFFS,
-        lambda cfg, semantics: draws(cfg) or of_a_user(cfg),
+        lambda cfg, semantics: draws(cfg),
         "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
     ),
     Need(
         ("temperature",),
-        lambda cfg, semantics: semantics == "fairseq" or draws(cfg) or of_a_user(cfg),
+        lambda cfg, semantics: semantics == "fairseq" or draws(cfg),
         "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true, or leave it out",
+    ),
+    Need(
+        ("seed",),
+        lambda cfg, semantics: takes_seed(cfg),
+        "has no effect, since no search strategy that takes it draws at random; give generation.sampling=true, or "
+        "leave it out",
     ),
     Need(
         ("sampling",),
@@ -73,7 +97,7 @@ NEEDS = (
     ),
     Need(
         ("penalty_alpha", "contrastive_topk"),
-        lambda cfg, semantics: cfg.search == "contrastive" or of_a_user(cfg),
+        lambda cfg, semantics: cfg.search == "contrastive",
         "belongs to contrastive search; give generation.search=contrastive, or leave it out",
     ),
     Need(
@@ -88,9 +112,20 @@ NEEDS = (
     ),
     Need(
         ("mbr",),
-        lambda cfg, semantics: cfg.beam > 1 and cfg.search not in ("greedy", "contrastive"),
+        lambda cfg, semantics: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
         "search, which write one whatever the beam",
+    ),
+    Need(
+        ("beam",),
+        lambda cfg, semantics: cfg.beam == 1 or not writes_one(cfg),
+        "has no effect, since greedy and contrastive search write one output whatever the beam; leave it out, or "
+        "choose another search",
+    ),
+    Need(
+        ("diversity_rate",),
+        lambda cfg, semantics: cfg.diversity_rate >= 0,
+        "is below 0 and has no effect; give a rate above 0, or leave it out",
     ),
     Need(
         ("exponential_decay_start",),
@@ -101,6 +136,11 @@ NEEDS = (
         ("early_stopping",),
         lambda cfg, semantics: semantics == "huggingface",
         "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out",
+    ),
+    Need(
+        ("early_stopping",),
+        lambda cfg, semantics: _stops_early(cfg),
+        "says when a sentence has enough of several hypotheses that compete, and here none do; leave it out",
     ),
     Need(
         ("forced_last",),
@@ -120,8 +160,18 @@ NEEDS = (
     ),
     Need(
         ("min_len",),
+        lambda cfg, semantics: cfg.min_len < 2 or not cfg.match_source_len,
+        "has no effect with generation.match_source_len=true; leave one out",
+    ),
+    Need(
+        ("min_len",),
         lambda cfg, semantics: not cfg.max_len or cfg.min_len <= cfg.max_len,
         "is more than generation.max_len allows; lower the one or raise the other",
+    ),
+    Need(
+        ("min_len",),
+        lambda cfg, semantics: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= max_len_b(cfg),
+        "is more than generation.max_len_b allows; lower the one or raise the other",
     ),
     Need(
         ("nbest",),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from seqgen.errors import DecodingError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.candidates import Candidates, log_normalizer
 from seqgen.generation.ensemble import Member
 from seqgen.generation.guidance import guide
@@ -16,6 +16,7 @@ from seqgen.generation.history import History, gather_beams
 from seqgen.generation.hypotheses import BestFinished, EachRow, FinishedHypotheses, FirstFinished
 from seqgen.generation.logits_processors import DecodingContext, apply_all
 from seqgen.generation.search import Phrases, Process, SearchBatch
+from seqgen.generation.stopping import TimeLimit
 from seqgen.structures import Batch, Hypothesis, Source
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Decoding:
         self.stopping = [rule.begin() for rule in generator.stopping]
         self.sentences = torch.arange(count, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
+        self.timed_out: Tensor | None = None
+        """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
         self.num_done = 0
         self.read_alike = generator.ensemble.read_alike(sources)
         self.src_tokens: Tensor | None = sources[0].src_tokens
@@ -358,13 +361,20 @@ class Decoding:
             context = self.context(step, rows, tokens[..., :-1])
             for rule in self.stopping:
                 ends |= rule(tokens.flatten(0, 1)[:, 1:], context).view_as(ends)
+            if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
+                self.timed_out = ~self.done
         return ends
 
     def coverage_penalty(self, candidates: Candidates, attention: Tensor | None) -> Tensor | None:
         """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` where there is none."""
         weight = self.generator.ranking.coverage
-        if not weight or attention is None:
+        if not weight:
             return None
+        if attention is None:
+            raise ConfigError(
+                "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
+                "attends to; leave it out"
+            )
         covered = attention if self.coverage is None else self.coverage + attention
         logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
         if self.src_padding is not None and self.src_padding.size(1) == logs.size(-1):
@@ -399,7 +409,10 @@ class Decoding:
         """Take the results of the sentences that are done, and forget their rows."""
         self.collect(self.done.nonzero().squeeze(1))
         keep = (~self.done).nonzero().squeeze(1)
-        for name in ("sentences", "done", "max_lengths", "scores", "src_tokens", "src_padding", "prefix_tokens"):
+        for name in (
+            *("sentences", "done", "timed_out", "max_lengths", "scores"),
+            *("src_tokens", "src_padding", "prefix_tokens"),
+        ):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.index_select(0, keep))
         self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
@@ -415,7 +428,11 @@ class Decoding:
     def collect(self, rows: Tensor) -> None:
         """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, that are done."""
         owners = self.sentences[rows].tolist()
-        for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.history), strict=True):
+        late = [False] * len(owners) if self.timed_out is None else self.timed_out[rows].tolist()
+        found = self.finished.hypotheses(rows, self.history)
+        for sentence, hypotheses, timed_out in zip(owners, found, late, strict=True):
+            for hypothesis in hypotheses:
+                hypothesis.timed_out = timed_out
             self.results[sentence] = hypotheses
         self.collected += owners
 

@@ -153,7 +153,7 @@ class ExactDecoding(Decoding):
             DecodingError: see ``ExactSearch.decode``.
         """
         self.expand()
-        while self.branches:
+        while self.branches and self.timed_out is None:
             branch = self.branches[-1]
             going_on = branch.take(self.beam, self.least())
             if going_on is None:
@@ -162,6 +162,8 @@ class ExactDecoding(Decoding):
                 self.resume(branch)
                 self.advance(going_on, branch.attention)
                 self.expand()
+        for hypothesis in self.found:
+            hypothesis.timed_out = self.timed_out is not None
         return [self.found]
 
     def least(self) -> float:
@@ -182,6 +184,8 @@ class ExactDecoding(Decoding):
         candidates = self.continuations(lprobs, scores, step)
         self.history.attend(attention)
         ends = self.ends(candidates, step)[0]
+        if self.timed_out is not None and self.found:
+            return  # whole outputs are worth more than the beginnings of others
         self.keep(_columns(candidates, ends), step, attention)
         going_on = _columns(candidates, ~ends)
         if step < self.longest and going_on.scores.numel():

@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import ConfigError
-from seqgen.generation.combinations import check_combinations
+from seqgen.generation.combinations import check_combinations, max_len_b
 from seqgen.generation.decoding import Streamer
 from seqgen.generation.ensemble import Ensemble
 from seqgen.generation.hypotheses import Ranking
@@ -256,7 +256,7 @@ class SequenceGenerator:
             tgt_dict,
             beam_size=cfg.beam,
             max_len_a=cfg.max_len_a,
-            max_len_b=_max_len_b(cfg),
+            max_len_b=max_len_b(cfg),
             max_len=cfg.max_len,
             normalize_scores=not cfg.unnormalized,
             len_penalty=cfg.lenpen,
@@ -355,12 +355,6 @@ _KEYS = {
     "tokens_to_suppress": "suppress",
 }
 """The keys of those constructor arguments that ask for a processor."""
-
-
-def _max_len_b(cfg: GenerationConfig) -> int:
-    """Where a user gives ``max_len`` alone, the default of the other limit must not cut outputs off before it."""
-    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
-    return cfg.max_len_b if given or not cfg.max_len else max(cfg.max_len, cfg.max_len_b)
 
 
 def _usual_processors(
