@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
@@ -52,6 +53,18 @@ class Architecture(Protocol):
 
     def layout(self, cfg: Any) -> Layout:
         """What the weights of a model of this configuration are called."""
+        ...
+
+    def weights(self, model: Any) -> Mapping[str, Tensor]:
+        """The weights of a model by their names in a folder."""
+        ...
+
+    def notes(self, model: Any) -> list[str]:
+        """What the user should know of a folder written from a model."""
+        ...
+
+    def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """Give a model those weights that its configuration takes for others; see ``Layout.tied``."""
         ...
 
 
@@ -111,11 +124,18 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     model.to(placement.dtype or _saved_dtype(config))
-    fill(model, architecture.layout(cfg), path, placement.device)
+    untied = fill(model, architecture.layout(cfg), path, placement.device)
+    if untied:
+        architecture.untie(model, untied)
+        if not config.string("transformers_version").startswith("5."):  # which writes all folders so
+            notes.append(
+                f"{path}: its config.json says tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
+                "and is used as the output projection"
+            )
     return LoadedModel(
         model,
         task,
-        TrainConfig(model=cfg),
+        TrainConfig(model=getattr(model, "cfg", cfg)),
         path,
         task_values={"_name": "decoding"},
         notes=notes,
@@ -144,7 +164,7 @@ def save_pretrained(
     tokenizer: Tokenizer | None = None,
     generation: GenerationConfig | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> None:
+) -> list[str]:
     """Write a model in Hugging Face's layout, from which transformers gives the same logits.
 
     Args:
@@ -154,6 +174,9 @@ def save_pretrained(
         generation: how the model wants to be decoded.
         shard_bytes: weights of more bytes are written in several files.
 
+    Returns:
+        What the user should know of the folder.
+
     Raises:
         ConfigError: there is no such layout for the model, or the folder is there already.
         DataError: there is no such layout for the tokenizer.
@@ -162,7 +185,7 @@ def save_pretrained(
     architecture = _architecture_of_model(model)
     if folder.exists():
         raise ConfigError(f"{folder} is there already; give the name of a new folder")
-    config, cfg = architecture.write_config(model), getattr(model, "cfg", None)
+    config = architecture.write_config(model)
     eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
     ids = {
         "pad_token_id": getattr(model, "padding_idx", 0),
@@ -174,9 +197,10 @@ def save_pretrained(
     with new_folder(folder) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
         write_json(temporary / GENERATION_FILE, {**ids, **decoding})
-        write_weights(model, architecture.layout(cfg), temporary, shard_bytes)
+        write_weights(architecture.weights(model), temporary, shard_bytes)
         if tokenizer is not None:
             save_pretrained_tokenizer(tokenizer, temporary)
+    return architecture.notes(model)
 
 
 def _architecture_of_model(model: EncoderDecoderModel) -> Architecture:

@@ -115,13 +115,43 @@ def test_names_that_are_known_in_vain(tmp_path: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     shared = weights.pop("shared.weight")
     weights["encoder.embed_tokens.weight"] = shared
-    weights["lm_head.weight"] = torch.zeros(1)
+    weights["lm_head.weight"] = shared.clone()
     weights["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(8, 3)
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
-    weights["shared.weight"], weights["decoder.embed_tokens.weight"] = shared.clone(), torch.zeros_like(shared)
+    weights["shared.weight"], weights["decoder.embed_tokens.weight"] = shared.clone(), shared.clone()
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
+    loaded = load_model(folder)
+    assert_near(logits(loaded.model), original_logits(tiny_model("t5")))
+    assert loaded.model.cfg.tie_word_embeddings
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):  # one embedding is all that there is
+        changed = weights | {name: shared + 1}
+        safetensors.torch.save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        assert f"unlike the tensors that they should be: {name}" in refusal(folder)
+
+
+def test_a_tied_mt5_of_version_4_is_scaled(tmp_path: Path) -> None:
+    """Version 5 never scales one; tests/test_oracle_transformers5.py reads its folders."""
+    folder = tiny_folder(tmp_path / "theirs", "mt5", tie_word_embeddings=True)
+    assert_near(logits(load_model(folder).model), original_logits(tiny_model("mt5", tie_word_embeddings=True)))
+
+
+def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
+    """It is used, which a note says unless version 5 wrote the folder, where it is usual; of another shape, refused."""
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1")
+    change_config(folder, tie_word_embeddings=True, scale_decoder_outputs=False)
+    loaded = load_model(folder)
+    assert_near(logits(loaded.model), original_logits(tiny_model("t5_v1_1")))
+    assert loaded.notes == [
+        f"{folder}: its config.json says tie_word_embeddings, but lm_head.weight differs from the embedding and is "
+        "used as the output projection"
+    ]
+    change_config(folder, transformers_version="5.23.0")
+    assert load_model(folder).notes == []
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros(1)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "of another shape: lm_head.weight ((1,), its config.json says (40, 24))" in refusal(folder)
 
 
 def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
