@@ -124,6 +124,12 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     model.to(placement.dtype or _saved_dtype(config))
+    if method := config.values.get("quantization_config"):
+        shown = method.get("quant_method") if isinstance(method, dict) else method
+        notes.append(
+            f"{path}: its config.json has a quantization_config (quant_method={shown}), which is ignored: the weights "
+            "are floating-point numbers and are used as they are"
+        )
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
@@ -144,11 +150,16 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
 
 
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
-    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says."""
+    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says.
+
+    In each of them ``bos_token_id`` stands in where there is no ``decoder_start_token_id``.
+    """
+    starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
     if (path / GENERATION_FILE).is_file():
-        said = JSONConfig.read(path / GENERATION_FILE).integer("decoder_start_token_id", -1, minimum=-1)
-        if said >= 0:
-            cfg.decoder_start_token_id = said
+        generation = JSONConfig.read(path / GENERATION_FILE)
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+    cfg.decoder_start_token_id = next((start for start in starts if start >= 0), -1)
     if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
         cfg.decoder_start_token_id = -1
 

@@ -20,6 +20,7 @@ MODEL = T5Model
 
 _HEAD = "lm_head.weight"
 _TIED = {"t5": True, "mt5": False, "umt5": True}
+_STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
 _DEFAULTS = {
     "t5": {"vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
     "mt5": {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
@@ -61,7 +62,7 @@ def read_config(config: JSONConfig) -> T5Config:
         "scale_decoder_outputs": _scales(config, kind),
         "dropout_rate": config.number("dropout_rate", 0.1),
         "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
-        "decoder_start_token_id": config.integer("decoder_start_token_id", -1, minimum=-1),
+        "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
     }
     try:
         cfg: T5Config = from_dict(TrainConfig, {"model": values}, str(config.path)).model

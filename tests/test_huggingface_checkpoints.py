@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -336,6 +337,57 @@ def test_the_start_symbol(tmp_path: Path) -> None:
     change_config(folder, "generation_config.json", decoder_start_token_id=99)
     with pytest.raises(CheckpointError, match="decoder_start_token_id=99 is outside the vocabulary of 40"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_the_start_symbol_is_the_originals(kind: str, tmp_path: Path) -> None:
+    """Where ``decoder_start_token_id`` is missing in one file or both, ``bos_token_id`` counts."""
+    transformers = pytest.importorskip("transformers")
+    folder = tiny_folder(tmp_path / "theirs", kind)
+    said: list[dict[str, Any] | None] = [None, {}, {"bos_token_id": 6}, {"decoder_start_token_id": 5}]
+    said.append({"bos_token_id": 6, "decoder_start_token_id": 5})
+    source = torch.tensor([[5, 9, 20, 1]])
+    compared = 0
+    for in_config, in_generation in itertools.product(said[1:], said):
+        ids = {"decoder_start_token_id": "absent", "bos_token_id": "absent"}
+        change_config(folder, **{**ids, **(in_config or {})})
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if in_generation is not None:
+            values = {"pad_token_id": 0, "eos_token_id": 1, **in_generation}
+            (folder / "generation_config.json").write_text(json.dumps(values))
+        original = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        try:
+            start = original.generate(source, max_new_tokens=1)[0, 0].item()
+        except ValueError:  # it has none
+            continue
+        assert load_model(folder).model.start_symbol(1) == start, (in_config, in_generation)
+        compared += 1
+    assert compared >= 15
+
+
+def test_a_minimum_above_the_maximum_is_the_maximum(tmp_path: Path) -> None:
+    """Then no output ends before its last token, whoever gives the maximum."""
+    transformers = pytest.importorskip("transformers")
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", generation={"min_new_tokens": 30})
+    original = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sources = tokenizer(["the dog", "a man"], return_tensors="pt", padding=True)
+    for arguments, longest in (([], 20), (["generation.max_len=6"], 6)):
+        outcome = command("generate", f"path={folder}", "input=-", *arguments, stdin=b"the dog\na man\n")
+        assert outcome.code == 0, outcome.err
+        ids = original.generate(**sources, max_new_tokens=longest)
+        assert outcome.out.splitlines() == tokenizer.batch_decode(ids, skip_special_tokens=True)
+        assert f"{2 * longest} tokens" in outcome.err
+        assert f"min_len={longest}" in outcome.err
+
+
+def test_quantization_over_float_weights_is_said(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    change_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    assert load_model(folder).notes == [
+        f"{folder}: its config.json has a quantization_config (quant_method=bitsandbytes), which is ignored: the "
+        "weights are floating-point numbers and are used as they are"
+    ]
 
 
 # --- writing
