@@ -35,6 +35,9 @@ from seqgen.training.serialization import write_json
 ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
 
+LAYER_BYTES = 500
+"""Fewer bytes than the names and shapes of a layer's weights take in any file."""
+
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -109,7 +112,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     config = JSONConfig.read(path / "config.json")
     architecture = architecture_of(config)
     cfg = architecture.read_config(config)
-    weight_files(path)  # the quickest to find missing
+    _check_size(cfg, path)  # and whether there are weights at all
     tokenizer = load_pretrained_tokenizer(path, cfg.vocab_size)
     generation, notes = read_generation(path, tokenizer)
     given = [key for key, value in to_dict(reading).items() if value]
@@ -147,6 +150,16 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         notes=notes,
         generation=generation,
     )
+
+
+def _check_size(cfg: Any, path: Path) -> None:
+    """Refuse a configuration with more layers or weights than the files have bytes for, before anything is built."""
+    size = sum(file.stat().st_size for file in weight_files(path))
+    if cfg.num_parameters > size or cfg.total_layers * LAYER_BYTES > size:
+        raise CheckpointError(
+            f"{path}: the weights are not those that its config.json describes: that has {cfg.total_layers:,} layers "
+            f"and {cfg.num_parameters:,} parameters, for which {size:,} bytes are too few; copy all files of one model"
+        )
 
 
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:

@@ -585,7 +585,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
         ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
         ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
-        ({"d_ff": 1 << 50}, "GB, for which cpu has no room; take a smaller number format or model"),
+        ({"d_ff": 1 << 50}, "d_ff is 1125899906842624, not a whole number of at most 2147483647"),
         ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
     ):
         (folder / "config.json").write_text(original)
@@ -611,6 +611,56 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
     assert "generation_config.json: beam=0 is below its minimum, 1" in refusal(folder)
     change_config(folder, "generation_config.json", num_beams=1, early_stopping="soon")
     assert "early_stopping is 'soon', not true, false or 'never'" in refusal(folder)
+
+
+def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
+    """They are refused before anything of that size is made."""
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    bin_folder = tiny_folder(tmp_path / "bin", "t5", safe_serialization=False)
+    original = (folder / "config.json").read_text()
+    said = "the weights are not those that its config.json describes: that has"
+    for values, words in (
+        ({"num_layers": 10**9}, said),
+        ({"num_decoder_layers": 10**6}, said),
+        ({"num_layers": 2**31 - 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_heads": 1}, said),
+        ({"vocab_size": 10**9}, said),
+        ({"d_model": 10**9}, said),
+        ({"d_kv": 10**9}, said),
+        ({"relative_attention_num_buckets": 10**9, "relative_attention_max_distance": 10**9}, said),
+        ({"vocab_size": 10**18}, "a whole number of at most 2147483647"),
+        ({"num_heads": 10**400}, "num_heads is 1000000000"),
+        ({"decoder_start_token_id": 10**18}, "a whole number of at most 2147483647"),
+        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000000000"),
+        ({"dropout_rate": float("inf")}, "dropout_rate is inf, not a number"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan, not a number"),
+    ):
+        for path in (folder, bin_folder):
+            (path / "config.json").write_text(original)
+            change_config(path, **values)
+            with pytest.raises(CheckpointError) as caught:
+                load_model(path)
+            assert words in str(caught.value)
+            assert len(str(caught.value)) < 400
+    (folder / "config.json").write_text(original)
+    for key in ("num_beams", "max_new_tokens", "min_length", "length_penalty", "top_k", "no_repeat_ngram_size"):
+        for value in (10**18, 10**30, 10**400):
+            change_config(folder, "generation_config.json", do_sample=True, **{key: value})
+            if key != "length_penalty" or value == 10**400:
+                with pytest.raises(CheckpointError, match=f"{key} is 10000"):
+                    load_model(folder)
+        change_config(folder, "generation_config.json", **{key: None})
+    for key, value in (
+        ("sequence_bias", [[[5], 10**400]]),
+        ("exponential_decay_length_penalty", [10**30, 1.1]),
+        ("exponential_decay_length_penalty", [1, 10**400]),
+        ("eos_token_id", 10**400),
+        ("bos_token_id", 10**400),
+    ):
+        change_config(folder, "generation_config.json", **{key: value})
+        with pytest.raises(CheckpointError):
+            load_model(folder)
+        change_config(folder, "generation_config.json", **{key: None})
+    load_model(folder)
 
 
 class Bomb:
