@@ -143,7 +143,8 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
     from seqgen.models.huggingface_checkpoint import save_pretrained
 
     wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
-    save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted)
+    for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
+        log(f"{folder}: {note}")
 
 
 def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:

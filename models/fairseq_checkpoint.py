@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seqgen.config import ReadingConfig, TrainConfig
@@ -26,10 +27,12 @@ from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
+from seqgen.models.transformer import TransformerConfig
 from seqgen.training.checkpoints import fit
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")
+_MAX_POSITIONS = 1_000_000
 _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
 
 
@@ -72,11 +75,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
     task = DecodingTask(None, source, target)
-    try:
-        model = task.build_model(options.model)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    fit(model, weights, str(path))
+    model = _build(task, options.model, weights, path)
     model.load_state_dict(weights)
     return LoadedModel(
         model,
@@ -86,6 +85,37 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         task_values=_task_values(options, source is target, any(side.sentencepiece for side in sides), model),
         notes=_notes(path, sides),
     )
+
+
+def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
+    """Build the model; before it takes memory, check that the checkpoint has weights of its sizes."""
+    if isinstance(config, TransformerConfig):
+        _check_counts(config, weights, path)
+    try:
+        with torch.device("meta"):
+            fit(task.build_model(config), weights, str(path))
+        return task.build_model(config)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path}: no model has the sizes that its options give ({reason})") from None
+
+
+def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse more layers than there are weights of, and tables of sinusoids of any size, which have no weights."""
+    for side in ("encoder", "decoder"):
+        layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
+        wanted = getattr(config, f"{side}_layers")
+        if wanted > len(layers):
+            raise CheckpointError(
+                f"{path}: its options and its weights differ: {side}_layers is {wanted}, but {side}.layers."
+                f"{len(layers)} is missing; copy it again"
+            )
+    for side in ("source", "target"):
+        positions = getattr(config, f"max_{side}_positions")
+        if positions > _MAX_POSITIONS:
+            raise CheckpointError(f"{path}: max_{side}_positions is {positions}; at most {_MAX_POSITIONS} can be read")
 
 
 def _ties(config: Any) -> dict[str, str]:

@@ -31,7 +31,9 @@ class FastT5Tokenizer(PretrainedTokenizer):
         extra_ids = special.number("extra_ids", 100)
         special.add_t5_sentinels()
         prefix = special.config.get("add_prefix_space")
-        if prefix is None and FAST_FILE in files:
+        # version 5 of transformers, which names its backend, makes nothing anew
+        complete = prefix is None or special.config.get("backend") == "tokenizers"
+        if complete and FAST_FILE in files:
             self._pipeline = read_pipeline(files)
         else:  # transformers then makes the pipeline anew, with the tokens of the Python tokenizer
             prefix = prefix or "add_prefix_space" not in special.config

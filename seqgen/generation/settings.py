@@ -53,6 +53,9 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
     taken = {key: value for key, value in own[0].items() if key not in given}
+    asked = _made({**taken, **given})
+    if "min_len" in taken and 0 < asked.max_len < asked.min_len:  # then every output is as long as it may be
+        taken["min_len"] = asked.max_len
     while vain := _without_effect(_made({**taken, **given})) & set(taken):
         taken = {key: value for key, value in taken.items() if key not in vain}
     cfg = _made({**taken, **given})
