@@ -13,7 +13,7 @@ from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.output import open_output
 from seqgen.compose import given_values
 from seqgen.config import GenerateConfig
-from seqgen.data.text import count_lines, decode_line, read_lines
+from seqgen.data.text import count_lines, decode_line, is_pipe, read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
 from seqgen.generation.streamers import TextStreamer
@@ -61,7 +61,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     for note in decoding.notes:
         log(note)
     lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
-    if cfg.input not in ("", "-"):
+    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # which can be read only once
         _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
@@ -95,7 +95,7 @@ def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
     task = _task(cfg, decoding)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
-    lines: Iterator[str] = read_lines(Path(cfg.input))
+    lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
         lines = (
             decode_line(line.removesuffix(b"\n"), "standard input", number)
@@ -130,7 +130,7 @@ def _prefixes(cfg: GenerateConfig) -> Iterator[str] | None:
 
 def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None:
     if cfg.reference:
-        return list(read_lines(Path(cfg.reference)))
+        return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
         lines = _task(cfg, decoding).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)

@@ -62,8 +62,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
     try:
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
-    except RecursionError:
-        raise CheckpointError(f"{path} is damaged: its options contain themselves") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
     weights = convert_weights(content["model"], path, _ties(options.model))
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.training.serialization import read_json
 
 
@@ -68,4 +68,4 @@ class JSONConfig:
         return default if value is None else value
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {name} is {value!r}, not {wanted}")
+        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")

@@ -30,6 +30,7 @@ from seqgen.files import write_atomically
 from seqgen.generation.combinations import check_combinations
 from seqgen.generation.settings import own_settings
 from seqgen.model import EncoderDecoderModel
+from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
 from seqgen.training.checkpoints import load_weights, resolve
@@ -306,11 +307,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing or damaged.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is damaged: it holds no keys and values")
     return content

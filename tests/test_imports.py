@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files"},
+    {"errors", "structures", "files", "reading"},
     {"registry", "config", "devices"},
     {"compose", "conf"},
     {"incremental_state", "encoder", "decoder", "model"},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.files import disk_errors, write_atomically
+from seqgen.reading import open_regular, parse_json
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
@@ -43,7 +44,8 @@ class Records:
     def _forget_after(self, update: int) -> None:
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with open_regular(self.path) as file:
+            lines = file.read().decode(errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept).encode())
@@ -91,7 +93,7 @@ class Records:
 def _update_of(line: str) -> float:
     """The update of a log line; infinity for a line that a killed process did not finish."""
     try:
-        return int(json.loads(line)["update"]) if line.endswith("\n") else math.inf
+        return int(parse_json(line)["update"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
         return math.inf
 

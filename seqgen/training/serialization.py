@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.files import sync
+from seqgen.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
@@ -113,6 +114,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
     for key, name in metadata.items():
         if key.startswith(_ALIAS):
+            if name not in tensors:
+                raise CheckpointError(
+                    f"{path} is damaged: its metadata has {shown(key)} for {shown(name)}, which it lacks"
+                )
             tensors[key.removeprefix(_ALIAS)] = tensors[name]
     return tensors
 
@@ -130,7 +135,7 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_bytes(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
@@ -154,7 +159,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
     try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
     except (OSError, ValueError):
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -170,7 +175,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
