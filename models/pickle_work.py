@@ -19,7 +19,7 @@ from seqgen.errors import CheckpointError
 
 MAX_OPCODES = 5_000_000
 """Most instructions of a file's pickles together; a checkpoint has some 50 for each tensor."""
-MAX_WORK = 10_000_000
+MAX_WORK = 4_000_000
 """Most objects, and bytes of text, that are hashed or given to functions."""
 
 _MARK = -1

@@ -123,7 +123,7 @@ def _integer(text: str) -> int:
 
 def _check_depth(value: Any) -> None:
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH + 1):
         if not level:
             return
         inner = (node.values() if isinstance(node, dict) else node for node in level)

@@ -128,9 +128,19 @@ def numbered(folder: Path, kind: str) -> list[Path]:
 
 
 def update_of(checkpoint: Path) -> int:
-    """How many updates a checkpoint has seen; -1 where it does not say."""
+    """How many updates a checkpoint has seen; -1 where it does not say.
+
+    Raises:
+        CheckpointError: what it says is damaged.
+    """
     path = checkpoint / STATE
-    return int(read_json(path).get("update", -1)) if path.is_file() else -1
+    if not path.is_file():
+        return -1
+    state = read_json(path)
+    update = state.get("update", -1) if isinstance(state, dict) else None
+    if type(update) is not int:
+        raise CheckpointError(f"{path} is damaged: it does not say how many updates were made")
+    return update
 
 
 def resolve(path: str | Path) -> Path:
@@ -223,7 +233,11 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
         CheckpointError: a file is missing, damaged or truncated.
     """
     verify_checksums(checkpoint, [STATE, STATE_TENSORS])
-    state: dict[str, Any] = unpack(read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS))
+    plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
+    try:
+        state: dict[str, Any] = unpack(plain, tensors)
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
     return state
 
 

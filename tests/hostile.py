@@ -1,0 +1,167 @@
+"""Files as an attacker would write them: small ones, that would take a careless reader hours or gigabytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import struct
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqgen.training.serialization import CHECKSUMS, write_checksums
+from tests.commands import Outcome, command
+
+DEEP = 100_000
+
+YAML = {
+    "a key that is a number": "1: 2",
+    "a key that is nothing": "null: 2",
+    "a key that is a date": "2024-01-01: 2",
+    "a key that is no text, further in": "task: {yes: 2}",
+    "a key that is a list": "? [a]\n: 2",
+    "a date that there is not": "seed: 2024-13-45",
+    "a date that is none": "seed: !!timestamp x",
+    "an empty number": 'seed: !!int ""',
+    "a number of 5,000 digits": "seed: " + "9" * 5000,
+    "a number of 5,000 digits in base 16": "seed: 0x" + "f" * 5000,
+    "a number of 5,000 digits in base 60": "seed: 1" + ":59" * 5000,
+    "deep brackets": "seed: " + "[" * DEEP,
+    "deep brackets that close": "seed: " + "[" * 5000 + "]" * 5000,
+    "aliases of aliases": "\n".join(
+        ["a0: &a0 [lol, lol]", *(f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]" for i in range(1, 40))]
+    ),
+    "merges of merges": "\n".join(
+        ["a0: &a0 {b: 1}", *(f"a{i}: &a{i} {{<<: [" + ", ".join([f"*a{i - 1}"] * 9) + "]}" for i in range(1, 40))]
+    ),
+    "a list that contains itself": "seed: &a [*a, *a]",
+    "a chain of aliases": "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 3000))]),
+    "half a surrogate pair": 'seed: "\\ud800"',
+    "an object of Python": "seed: !!python/object/apply:os.system [ls]",
+    "megabytes": "seed: " + "x" * (2 << 20),
+    "no UTF-8": "seed: \udcff",
+    "a control character": "seed: \x01",
+    "only a scalar": "text",
+}
+
+JSON = {
+    "deep brackets": "[" * DEEP,
+    "deep brackets that close": "[" * DEEP + "]" * DEEP,
+    "deep objects": '{"a":' * DEEP + "1" + "}" * DEEP,
+    "200 levels": '{"a":' * 200 + "1" + "}" * 200,
+    "a number of 5,000 digits": '{"vocab_size": ' + "9" * 5000 + "}",
+    "half a surrogate pair": '{"model_type": "\\ud800", "tokenizer": "\\uDfff"}',
+    "a list": "[]",
+    "nothing": "",
+}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Fail where a block takes longer, also where it waits for a pipe."""
+
+    def fail(*_: Any) -> None:
+        raise TimeoutError(f"it took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < seconds  # what runs outside Python is not interrupted
+
+
+def limited(name: str, *arguments: str, stdin: bytes = b"", seconds: float = 20) -> Outcome:
+    """Run a command, which must end in time and, if it refuses something, with one short sentence."""
+    with time_limit(seconds):
+        outcome = command(name, *arguments, stdin=stdin)
+    assert outcome.code in (0, 2), outcome
+    assert "Traceback" not in outcome.err
+    assert len(outcome.err) < 5000, outcome.err[:500]
+    return outcome
+
+
+def replace_by(path: Path, kind: str) -> None:
+    """Put something that is no regular file in the place of one."""
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+def checksummed(folder: Path) -> None:
+    """Write the checksums of a folder's files as they are now."""
+    if (folder / CHECKSUMS).is_file():
+        write_checksums(folder)
+
+
+# -- pickles, instruction by instruction ------------------------------------------------------------------------------
+
+
+def old_file(path: Path, content: bytes) -> Path:
+    """A file as ``torch.save`` wrote it before it wrote archives, around a given pickle."""
+    head = [pickle.dumps(value, protocol=2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
+    path.write_bytes(b"".join([*head, content, pickle.dumps([], protocol=2)]))
+    return path
+
+
+def get(number: int) -> bytes:
+    return b"j" + struct.pack("<I", number)
+
+
+def put(number: int) -> bytes:
+    return b"r" + struct.pack("<I", number)
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def doubled(levels: int, kind: bytes = b"\x86") -> bytes:
+    """Instructions that leave a pair of pairs of pairs ... on the stack, of twice ``levels`` objects."""
+    start = b")" + put(0) + b"0"
+    steps = [get(i) + get(i) + kind + put(i + 1) + b"0" for i in range(levels)]
+    return start + b"".join(steps) + get(levels)
+
+
+PICKLES = {
+    "options that share": b"\x80\x02}(" + text("args") + b"}" + text("lr") + doubled(40) + b"s" + text("model")
+    + b"}u.",
+    "a key that shares": b"\x80\x02}" + doubled(40) + b"K\x01s.",
+    "a set of what shares": b"\x80\x02c__builtin__\nset\n]" + doubled(40) + b"a\x85R.",
+    "many copies of a list": b"\x80\x02](" + b"K\x01" * 50_000 + b"e\x85" + put(0) + b"0]("
+    + (b"c__builtin__\nset\n" + get(0) + b"R") * 5000 + b"e.",
+    "many copies of bytes": b"\x80\x02c_codecs\nencode\n" + put(1) + b"0" + text("x" * 50_000) + text("latin1")
+    + b"\x86" + put(0) + b"0](" + (get(1) + get(0) + b"R") * 5000 + b"e.",
+    "a number of 5,000 digits": b"\x80\x02}(" + text("args") + b"}" + text("lr") + b"\x8b" + struct.pack("<I", 5000)
+    + b"\x7f" * 5000 + b"s" + text("model") + b"}u.",
+    "nothing on the stack": b"\x80\x02R.",
+    "no mark": b"\x80\x02e.",
+    "options in options": b"\x80\x02}(" + text("args") + b"](" * 50_000 + b"e" * 50_000 + text("model") + b"}u.",
+}  # fmt: skip
+
+
+def compressed(path: Path) -> Path:
+    """Write an archive of ``torch.save`` again, compressed, with megabytes of instructions that do nothing."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"N0" * (4 << 20) + b"}.")
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def copy_of(folder: Path, where: Path) -> Path:
+    """A copy to be damaged."""
+    shutil.rmtree(where, ignore_errors=True)
+    shutil.copytree(folder, where)
+    return where
