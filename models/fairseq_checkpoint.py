@@ -27,6 +27,7 @@ from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
 from seqgen.training.checkpoints import fit
+from seqgen.training.model_size import build_real, check_size
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")
@@ -73,7 +74,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         target = source
     task = DecodingTask(None, source, target)
     try:
-        model = task.build_model(options.model)
+        check_size(lambda: task.build_model(options.model), weights, str(path))
+        model: EncoderDecoderModel = build_real(lambda: task.build_model(options.model), str(path))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     fit(model, weights, str(path))

@@ -33,7 +33,8 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
-from seqgen.training.checkpoints import load_weights, resolve
+from seqgen.training.checkpoints import load_weights, resolve, weight_shapes
+from seqgen.training.model_size import build_real, check_size
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -244,7 +245,8 @@ def _load_run(path: Path) -> LoadedModel:
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
     task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
-    model = task.build_model(config.model)
+    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
 

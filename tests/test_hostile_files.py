@@ -25,6 +25,7 @@ from seqgen.errors import CheckpointError, DataError, UserError, shown
 from seqgen.loading import load_model
 from seqgen.models import pickle_work
 from seqgen.models.torch_file import read_torch_file
+from seqgen.models.transformer import TransformerModel
 from seqgen.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
 from seqgen.tasks.mixture_file import read_mixture
 from seqgen.training.checkpoints import STATE, update_of
@@ -335,3 +336,43 @@ def test_messages_show_little_of_large_values() -> None:
         assert len(shown(value)) < 20_000
     assert "too long" in shown(16**5000)
     assert shown({"a": [1, "b"]}) == "{'a': [1, 'b']}"
+
+
+@pytest.mark.parametrize("number", [10**9, 10**18])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("encoder_layers", "decoder_layers", "encoder_embed_dim", "decoder_ffn_embed_dim"),
+        *("max_source_positions", "max_target_positions", "encoder_attention_heads"),
+    ],
+)
+def test_sizes_of_a_run_that_nobody_has_memory_for(key: str, number: int, run: Path, tmp_path: Path) -> None:
+    broken = copy_of(run, tmp_path / "run")
+    content = (broken / "config.yaml").read_text()
+    changed = re.sub(rf"(?m)^  {key}: .*$", f"  {key}: {number}", content)
+    assert changed != content
+    (broken / "config.yaml").write_text(changed)
+    refused(broken)
+
+
+@pytest.mark.parametrize("key", ["encoder_layers", "encoder_ffn_embed_dim", "max_source_positions"])
+def test_sizes_of_a_checkpoint_that_nobody_has_memory_for(key: str, fairseq: Path) -> None:
+    content = torch.load(fairseq, weights_only=False)
+    setattr(content["args"], key, 10**9)
+    torch.save(content, fairseq)
+    refused(fairseq, str(fairseq))
+
+
+def test_a_model_that_needs_memory_to_be_built_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = TransformerModel.build_model
+    built: list[str] = []
+
+    def careful(cfg: Any, task: Any) -> Any:
+        model = build(cfg, task)
+        built.append(next(model.parameters()).device.type)
+        next(model.parameters()).sum().item()  # which a tensor on the meta device does not have
+        return model
+
+    monkeypatch.setattr(TransformerModel, "build_model", careful)
+    load_model(run)
+    assert built == ["meta", "cpu"]

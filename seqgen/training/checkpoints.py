@@ -226,6 +226,18 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     raise AssertionError("unreachable")
 
 
+def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's weights by name without their values, on the ``meta`` device.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or truncated.
+    """
+    try:
+        return read_tensors(checkpoint / MODEL, values=False)
+    except CheckpointError:
+        return read_weights(checkpoint)  # which says what is wrong with it, or finds a newer one in its place
+
+
 def read_training_state(checkpoint: Path) -> dict[str, Any]:
     """Read what resuming needs besides the weights, checksums verified.
 

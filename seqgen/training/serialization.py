@@ -100,16 +100,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     sync(path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
     """Read a ``safetensors`` file, every name of every tensor.
+
+    Args:
+        path: the file.
+        values: whether to read the tensors' values; without them, only their shapes are read.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
     try:
+        open_regular(path).close()
         with safetensors.safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if values:
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            else:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
     for key, name in metadata.items():
