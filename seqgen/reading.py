@@ -8,12 +8,13 @@ The limits are far above what any file of a model or run has.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -34,7 +35,7 @@ _TEXTS = tuple(_YAML + name for name in ("str", "merge"))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading; opening or reading anything else might wait forever.
 
     Args:
