@@ -14,7 +14,7 @@ from seqgen.cli.notes import summary
 from seqgen.cli.output import check_output, open_output
 from seqgen.compose import given_values
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
-from seqgen.data.text import count_lines, read_lines, stream_lines
+from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scores import text_scores
 from seqgen.generation.streamers import TextStreamer
@@ -70,7 +70,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
             "format=json and format=fairseq write them all"
         )
     lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
-    if cfg.input not in ("", "-"):
+    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # which can be read only once
         _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
@@ -113,7 +113,7 @@ def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
     task = _task(cfg, decoding)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
-    lines: Iterator[str] = read_lines(Path(cfg.input))
+    lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
         lines = stream_lines(sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
@@ -145,7 +145,7 @@ def _prefixes(cfg: GenerateConfig) -> Iterator[str] | None:
 
 def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None:
     if cfg.reference:
-        return list(read_lines(Path(cfg.reference)))
+        return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
         lines = _task(cfg, decoding).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)

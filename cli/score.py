@@ -123,7 +123,7 @@ def _check_keys(cfg: ScoreConfig) -> None:
 
 
 def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
-    left, right = list(read_lines(Path(first))), list(read_lines(Path(second)))
+    left, right = (list(read_lines(Path(path), pipes=True)) for path in (first, second))
     if len(left) != len(right):
         raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
     if not left:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from seqgen.config import ReadingConfig, TrainConfig
@@ -29,6 +28,7 @@ from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
 from seqgen.models.transformer import TransformerConfig
 from seqgen.training.checkpoints import fit
+from seqgen.training.model_size import build_real, check_size
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")
@@ -65,8 +65,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
     try:
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
-    except RecursionError:
-        raise CheckpointError(f"{path} is damaged: its options contain themselves") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
     weights = convert_weights(content["model"], path, _ties(options.model))
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
@@ -92,14 +92,12 @@ def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Pa
     if isinstance(config, TransformerConfig):
         _check_counts(config, weights, path)
     try:
-        with torch.device("meta"):
-            fit(task.build_model(config), weights, str(path))
-        return task.build_model(config)
+        check_size(lambda: task.build_model(config), weights, str(path))
+        model: EncoderDecoderModel = build_real(lambda: task.build_model(config), str(path))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except (RuntimeError, OverflowError, MemoryError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path}: no model has the sizes that its options give ({reason})") from None
+    fit(model, weights, str(path))
+    return model
 
 
 def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.training.serialization import read_json
 
 LARGEST = 2**31 - 1
@@ -74,6 +74,4 @@ class JSONConfig:
         return default if value is None else value
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:50]}... ({len(shown)} characters)"
-        return CheckpointError(f"{self.path}: {name} is {shown}, not {wanted}")
+        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")

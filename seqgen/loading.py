@@ -30,9 +30,11 @@ from seqgen.files import frozen, write_atomically
 from seqgen.generation.combinations import check_combinations
 from seqgen.generation.settings import own_settings
 from seqgen.model import EncoderDecoderModel
+from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
-from seqgen.training.checkpoints import load_weights, resolve, run_lock
+from seqgen.training.checkpoints import load_weights, resolve, run_lock, weight_shapes
+from seqgen.training.model_size import build_real, check_size
 from seqgen.training.run_checksums import update_generation, verify_run, verify_task
 
 CONFIG_FILE = "config.yaml"
@@ -247,7 +249,8 @@ def _load_run(path: Path) -> LoadedModel:
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     verify_task(folder, task)
-    model = task.build_model(config.model)
+    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 
@@ -312,11 +315,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing or damaged.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is damaged: it holds no keys and values")
     return content

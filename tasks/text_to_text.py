@@ -17,6 +17,7 @@ from seqgen.data.store_builder import build_store
 from seqgen.data.tokenizer import Tokenizer
 from seqgen.errors import ConfigError, nearest
 from seqgen.files import is_frozen, write_atomically
+from seqgen.reading import read_bytes
 from seqgen.registry import register_task
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
@@ -71,7 +72,7 @@ class TextToTextTask(RawTextTask):
             if not cfg.mixture:
                 raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
             _check_rates(cfg, _read(given))
-            write_atomically(copy, given.read_bytes())
+            write_atomically(copy, _content(given))
         return super().setup_task(cfg, folder)
 
     @classmethod
@@ -166,11 +167,14 @@ class TextToTextTask(RawTextTask):
 
 def _read(path: Path, name: str = "") -> list[MixtureSource]:
     """Read a mixture's file; messages call it by ``name``, such as that of the file that it is a copy of."""
+    return read_mixture(_content(path), name or str(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise ConfigError(f"task.mixture={path} cannot be read: {error.strerror or error}") from None
-    return read_mixture(content, name or str(path))
 
 
 def _read_side(side: Records) -> Iterator[str]:

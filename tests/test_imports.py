@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "flags", "processes"},
+    {"errors", "structures", "files", "flags", "processes", "reading"},
     {"registry", "config", "devices", "memory"},
     {"compose", "conf"},
     {"incremental_state", "encoder", "decoder", "model"},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.files import disk_errors, write_atomically
+from seqgen.reading import open_regular, parse_json
 from seqgen.training.scores_file import ScoresFile
 from seqgen.training.validation import Sample
 
@@ -47,15 +48,19 @@ class Records:
     def _forget_after(self, update: int) -> None:
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        lines = self._lines()
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept).encode())
 
+    def _lines(self) -> list[str]:
+        with open_regular(self.path) as file:
+            return file.read().decode(errors="replace").splitlines(keepends=True)
+
     def _restore_scores(self) -> None:
         if self.scores is not None and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-                if '"valid"' in line and (record := json.loads(line)).get("event") == "valid":
+            for line in self._lines():
+                if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
                     self.scores.add(record)
             self.scores.write()
 
@@ -105,7 +110,7 @@ class Records:
 def _update_of(line: str) -> float:
     """The update of a log line; infinity for a line that a killed process did not finish."""
     try:
-        return int(json.loads(line)["update"]) if line.endswith("\n") else math.inf
+        return int(parse_json(line)["update"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
         return math.inf
 

@@ -21,6 +21,7 @@ from seqgen.compose import known_keys, to_dict
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
+from seqgen.reading import parse_json, read_bytes
 from seqgen.task import Task
 from seqgen.training.resume import MAY_CHANGE, flatten
 from seqgen.training.serialization import digest
@@ -152,9 +153,9 @@ def _read(run: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_bytes() if path.is_file() else b"")
+        content = parse_json(read_bytes(path))
         if all(isinstance(content[part], dict) for part in _PARTS):
             return dict(content)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     raise CheckpointError(f"{path} is damaged; {_ADVICE}")

@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.files import sync
+from seqgen.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
@@ -100,20 +101,33 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     sync(path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
     """Read a ``safetensors`` file, every name of every tensor.
+
+    Args:
+        path: the file.
+        values: whether to read the tensors' values; without them, only their shapes are read.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
     try:
+        open_regular(path).close()
         with safetensors.safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if values:
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            else:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
     for key, name in metadata.items():
         if key.startswith(_ALIAS):
+            if name not in tensors:
+                raise CheckpointError(
+                    f"{path} is damaged: its metadata has {shown(key)} for {shown(name)}, which it lacks"
+                )
             tensors[key.removeprefix(_ALIAS)] = tensors[name]
     return tensors
 
@@ -131,7 +145,7 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_bytes(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
@@ -155,7 +169,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
     try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
     except (OSError, ValueError):
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -172,7 +186,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
 
 def digest(path: Path) -> str:
     """The SHA-256 checksum of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
@@ -307,6 +308,13 @@ class TrainingRun:
             "batches_in_update": self._batches_in_update(),
         }
 
+    def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
+        """Be in the state that ``_state`` gave."""
+        self.trainer.load_state_dict(weights, state, where)
+        self.iterator.load_state_dict(state["iterator"])
+        self.meter.load_state_dict(state["meter"])
+        self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+
     def _restore(self) -> str:
         """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
         newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
@@ -315,10 +323,13 @@ class TrainingRun:
                 weights, state = read_weights(newest), read_training_state(newest)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; without {newest} the run goes on from an older one") from None
-            self.trainer.load_state_dict(weights, state, str(newest))
-            self.iterator.load_state_dict(state["iterator"])
-            self.meter.load_state_dict(state["meter"])
-            self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+            try:
+                self._take_up(weights, state, str(newest))
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{newest}: its training state is not one of this run ({type(error).__name__}: "
+                    f"{str(error)[:200]}); without {newest} the run goes on from an older one"
+                ) from error
             return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
         given = self.cfg.checkpoint.finetune_from
         if not given:
