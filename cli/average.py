@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqgen.checkpoints import averaging
+from seqgen.checkpoints.loading import run_folder_of
+from seqgen.checkpoints.run_checkpoints import resolve, run_lock
 from seqgen.cli.command import run
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.loading import run_folder_of
-from seqgen.training import averaging
-from seqgen.training.checkpoints import resolve, run_lock
 
 DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
 The average goes into the run's checkpoints/average, and is decoded with by path=RUN/checkpoints/average."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import yaml
 
+from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
+from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.cli.command import log, run
 from seqgen.compose import compose, from_dict, known_keys, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.data.tokenizer import Tokenizer, save_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
-from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.registry import MODELS
-from seqgen.training.checkpoints import Checkpoints
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 checkpoint of fairseq or a folder in Hugging Face's layout; or a T5 into such a folder: path=RUN huggingface_dir=FOLDER.

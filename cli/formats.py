@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from seqgen.config import GenerateConfig
-from seqgen.generation.alignment import alignment_pairs
-from seqgen.generation.combinations import draws
-from seqgen.generation.settings import changes_scores
-from seqgen.text_decoding import Details, TextDecoding
-from seqgen.translation import TextHypothesis, Translation
-from seqgen.translator import Translator
+from seqgen.generation.compatibility import draws
+from seqgen.generation.model_settings import changes_scores
+from seqgen.text.alignment import alignment_pairs
+from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.translator import Translator
 
 Writer = Callable[[Translation], str]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.output import open_output
@@ -15,12 +16,11 @@ from seqgen.compose import given_values
 from seqgen.config import GenerateConfig
 from seqgen.data.text import count_lines, decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.scores import text_scores
-from seqgen.generation.streamers import TextStreamer
-from seqgen.loading import load_models
 from seqgen.task import Task
-from seqgen.text_decoding import TextDecoding
-from seqgen.translator import Translator
+from seqgen.text.metrics import text_scores
+from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
 STDIN_BUFFER = 4096

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import run
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
-from seqgen.training.checkpoints import run_lock
 
 DESCRIPTION = """makes the tokenizer of a run folder and encodes the text of its splits, as seqgen-train would.
 It takes the arguments of seqgen-train, which afterwards starts at once."""

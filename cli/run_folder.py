@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
+from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml
+from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
 from seqgen.files import write_atomically
-from seqgen.loading import CONFIG_FILE, read_yaml
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.training.checkpoints import FOLDER
 from seqgen.training.resume import check_resumable
 
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.scores import text_scores
-from seqgen.loading import load_models
-from seqgen.translator import Translator
+from seqgen.text.metrics import text_scores
+from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and
 reference=FILE it writes the log-probability that the model (or ensemble) gives to each reference line."""

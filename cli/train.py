@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
 from seqgen.errors import UserError
-from seqgen.training.checkpoints import run_lock
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
 from seqgen.training.training_loop import train
 

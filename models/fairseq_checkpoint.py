@@ -15,18 +15,18 @@ from typing import Any
 
 from torch import Tensor
 
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
-from seqgen.training.checkpoints import fit
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")

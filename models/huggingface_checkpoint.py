@@ -17,19 +17,19 @@ from typing import Any, Protocol
 
 import torch
 
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.serialization import write_json
 from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
-from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.files import new_folder
-from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
 from seqgen.models.huggingface_generation import read_generation, write_generation
 from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
-from seqgen.training.serialization import write_json
 
 ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""

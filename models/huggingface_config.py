@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.serialization import read_json
 from seqgen.errors import CheckpointError
-from seqgen.training.serialization import read_json
 
 
 @dataclass(frozen=True)

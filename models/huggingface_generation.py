@@ -12,7 +12,7 @@ from typing import Any
 
 from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
 

@@ -18,10 +18,10 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from seqgen.checkpoints.serialization import read_json, write_json, write_tensors
 from seqgen.errors import CheckpointError
 from seqgen.models.torch_file import read_torch_file
 from seqgen.modules.inspection import memory_footprint
-from seqgen.training.serialization import read_json, write_json, write_tensors
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"

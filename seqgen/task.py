@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
     from seqgen.data.dictionary import Dictionary
     from seqgen.data.pair_dataset import Dataset
-    from seqgen.data.tokenizer import Tokenizer
-    from seqgen.generation.decoding import Streamer
-    from seqgen.generation.search import Phrases
+    from seqgen.data.tokenizers.base import Tokenizer
+    from seqgen.generation.search.base import Phrases
     from seqgen.generation.sequence_generator import SequenceGenerator
+    from seqgen.generation.session import Streamer
     from seqgen.model import EncoderDecoderModel
 
 
@@ -228,6 +228,6 @@ class Task:
         Returns:
             Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
         """
-        from seqgen.generation.scores import text_scores
+        from seqgen.text.metrics import text_scores
 
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}

@@ -13,11 +13,11 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.data.noising import OBJECTIVES, NoiseSymbols, Objective
 from seqgen.data.noisy_text import NoisyTextDataset
-from seqgen.data.records import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
+from seqgen.data.record_lines import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.templates import Template
 from seqgen.data.text import find_files
-from seqgen.data.tokenizer import SENTINEL
+from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split

@@ -13,7 +13,7 @@ import yaml
 from seqgen.compose import from_dict
 from seqgen.config import option
 from seqgen.data.parallel_text import find_parallel
-from seqgen.data.records import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
+from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
 from seqgen.data.templates import Template
 from seqgen.data.text import find_files
 from seqgen.errors import ConfigError, DataError, nearest

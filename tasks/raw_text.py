@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import option
-from seqgen.data.tokenizer import Tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.task import Task
 

@@ -12,9 +12,9 @@ from typing import Self
 from seqgen.config import option
 from seqgen.data.mixture import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.records import RecordEncoder, read_rendered
+from seqgen.data.record_lines import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, nearest
 from seqgen.files import write_atomically
 from seqgen.registry import register_task

@@ -12,8 +12,8 @@ from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import read_lines
-from seqgen.data.tokenizer import Tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
 from seqgen.task import Task

@@ -15,8 +15,8 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
-from seqgen.generation.logits_processors import LogitsProcessor
-from seqgen.generation.search import Phrases
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis

@@ -347,7 +347,7 @@ class TestRefused:
         refused(command("generate", f"path={run}", "input=-"), "config.yaml")
 
     def test_a_run_in_use(self, run: Path, data: Path) -> None:
-        from seqgen.training.checkpoints import run_lock
+        from seqgen.checkpoints.run_checkpoints import run_lock
 
         with run_lock(run):
             refused(command("train", *training_arguments(data, run), *SMALL_FCONV), str(run))

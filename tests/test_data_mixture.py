@@ -15,10 +15,10 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.records import JsonFormat, TsvFormat
+from seqgen.data.record_lines import JsonFormat, TsvFormat
 from seqgen.data.store_builder import TokenEncoder, build_store
 from seqgen.data.templates import Template
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
 
 SIZES = {"a": 40, "b": 11, "c": 3}

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pretrained_tokenizer import (
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.pretrained import (
     byte_files,
     load_pretrained_tokenizer,
     make_tokenizer,
     save_pretrained_tokenizer,
     t5_files,
 )
-from seqgen.data.sentencepiece_conversion import fields
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.sentencepiece_training import T5_IDS, train_sentencepiece
-from seqgen.data.special_tokens import AddedToken, AddedVocabulary
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.sentencepiece_conversion import fields
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.special_tokens import AddedToken, AddedVocabulary
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the readers
+from seqgen.checkpoints.loading import load_model, split_path
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
-from seqgen.loading import load_model, split_path
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import read_options
 from seqgen.models.fconv import FConvConfig

@@ -12,8 +12,9 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules import beam_table_cache, key_value_cache
-from seqgen.modules.beam_table_cache import BeamTable
+from seqgen.modules.kv_cache import growing as key_value_cache
+from seqgen.modules.kv_cache import indirection as beam_table_cache
+from seqgen.modules.kv_cache.indirection import BeamTable
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
 from tests.model_zoo import ZOO, build, expand, inputs

@@ -10,7 +10,7 @@ import torch
 from seqgen.config import GenerationConfig
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.contrastive import ContrastiveSearch
+from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seqgen.generation.decoding import Decoding
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.session import Decoding
 from seqgen.modules.multihead_attention import MultiheadAttention
 from tests.model_zoo import VOCAB, ZOO, build
 from tests.scripted_model import batch_of, dictionary

@@ -10,8 +10,8 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.exact_search import ExactSearch
-from seqgen.generation.hypotheses import Ranking
+from seqgen.generation.finished import Ranking
+from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
 from tests.model_zoo import VOCAB, ZOO

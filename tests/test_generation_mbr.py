@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from seqgen.errors import ConfigError
-from seqgen.generation.minimum_bayes_risk import UTILITIES, by_expected_utility, expected_utilities
-from seqgen.translator import Translator
+from seqgen.text.mbr import UTILITIES, by_expected_utility, expected_utilities
+from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
 SAMPLES = ["the dog runs", "the dog ran", "a cat", "the dog runs", "", "der Hund läuft", "the dogs run"]

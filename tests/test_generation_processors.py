@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seqgen.generation import cutoffs
-from seqgen.generation.forced_tokens import ExponentialDecay, ForceFirst, ForceLast
-from seqgen.generation.guidance import guide
-from seqgen.generation.logits_processors import (
+from seqgen.generation.ensemble.guidance import guide
+from seqgen.generation.processors import warpers as cutoffs
+from seqgen.generation.processors.base import (
     DecodingContext,
     Forbid,
     ForbidFirst,
@@ -25,10 +24,11 @@ from seqgen.generation.logits_processors import (
     NoRepeatNgram,
     UnknownPenalty,
 )
-from seqgen.generation.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
-from seqgen.generation.repetition import EncoderNoRepeatNgram, EncoderRepetitionPenalty, RepetitionPenalty
-from seqgen.generation.rescaling import RemoveInvalid, Renormalize, Temperature
-from seqgen.generation.sequence_bias import BadWords, SequenceBias
+from seqgen.generation.processors.bias import BadWords, SequenceBias
+from seqgen.generation.processors.forced import ExponentialDecay, ForceFirst, ForceLast
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.processors.repetition import EncoderNoRepeatNgram, EncoderRepetitionPenalty, RepetitionPenalty
+from seqgen.generation.processors.scaling import RemoveInvalid, Renormalize, Temperature
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11
 SOURCE_LENGTHS = [5, 7, 2]

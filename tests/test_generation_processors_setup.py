@@ -13,9 +13,9 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.combinations import CUTOFFS, NEEDS, check_combinations
-from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor, apply_all
-from seqgen.generation.processor_setup import end_symbols_from_config, processors_from_config, warpers_from_config
+from seqgen.generation.compatibility import CUTOFFS, NEEDS, check_combinations
+from seqgen.generation.processors.base import DecodingContext, LogitsProcessor, apply_all
+from seqgen.generation.processors.setup import end_symbols_from_config, processors_from_config, warpers_from_config
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
 
 VOCAB, MAXIMUM = 14, 6

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation import randomness, sampling
-from seqgen.generation.cutoffs import TopP
-from seqgen.generation.logits_processors import DecodingContext
-from seqgen.generation.randomness import draw, random_bits, uniform
-from seqgen.generation.sampling import BeamSampling, Greedy, Sampling, StochasticBeam, downwards
-from seqgen.generation.search import Search, SearchBatch
+from seqgen.generation.processors.base import DecodingContext
+from seqgen.generation.processors.warpers import TopP
+from seqgen.generation.search.base import Search, SearchBatch, randomness, sampling
+from seqgen.generation.search.randomness import draw, random_bits, uniform
+from seqgen.generation.search.sampling import BeamSampling, Greedy, Sampling, StochasticBeam, downwards
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule

@@ -12,12 +12,12 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.drafting import NOTHING, LookedUp, ModelDrafter, PromptLookup
-from seqgen.generation.exact_search import ExactSearch
-from seqgen.generation.repetition import RepetitionPenalty
-from seqgen.generation.sampling import Greedy, Sampling
+from seqgen.generation.processors.repetition import RepetitionPenalty
+from seqgen.generation.search.exact import ExactSearch
+from seqgen.generation.search.sampling import Greedy, Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.speculative import SpeculativeDecoding
+from seqgen.generation.speculative.drafters import NOTHING, LookedUp, ModelDrafter, PromptLookup
+from seqgen.generation.speculative.verification import SpeculativeDecoding
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.task import Task

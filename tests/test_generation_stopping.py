@@ -13,9 +13,9 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext
+from seqgen.generation.processors.base import DecodingContext
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.stopping import (
     STOPPING_RULES,

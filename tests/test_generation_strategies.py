@@ -11,11 +11,11 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.beam_allocation import allocate
-from seqgen.generation.constrained_search import ConstrainedSearch
-from seqgen.generation.diverse_search import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
-from seqgen.generation.search import BeamSearch, Candidates, Phrase, Search, search_from_config
+from seqgen.generation.search.base import BeamSearch, Candidates, Phrase, Search, search_from_config
+from seqgen.generation.search.beam_allocation import allocate
+from seqgen.generation.search.constrained import ConstrainedSearch
+from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
+from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from seqgen.structures import Hypothesis

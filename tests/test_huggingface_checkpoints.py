@@ -19,9 +19,9 @@ import yaml
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the reader
+from seqgen.checkpoints.loading import LoadedModel, load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.loading import LoadedModel, load_model, load_models
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
@@ -168,7 +168,7 @@ def test_loading_streams(tmp_path: Path) -> None:
     """Beside the model there is never more in memory than a shard: less than the model once more."""
     script = """
 import resource, sys, torch, seqgen.models
-from seqgen.loading import load_model
+from seqgen.checkpoints.loading import load_model
 load_model(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 model = load_model(sys.argv[1]).model
@@ -558,7 +558,7 @@ def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     script = """
 import sys, seqgen.models
-from seqgen.loading import load_model
+from seqgen.checkpoints.loading import load_model
 load_model(sys.argv[1])
 assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
 """

@@ -10,7 +10,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules import beam_table_cache
+from seqgen.modules.kv_cache import indirection as beam_table_cache
 from seqgen.structures import Batch, Hypothesis
 from tests.model_zoo import VOCAB, ZOO
 from tests.scripted_model import batch_of, dictionary

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor
-from seqgen.generation.search import Phrases, Search
+from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.search.base import Phrases, Search
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import SEARCHES

@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from seqgen import loading
+from seqgen.checkpoints import loading
+from seqgen.checkpoints.loading import (
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    load_model,
+    load_models,
+    reader_of,
+    register_reader,
+)
 from seqgen.config import ReadingConfig, TrainConfig
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, Placement, load_model, load_models, reader_of, register_reader
 from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 

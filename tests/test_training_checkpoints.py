@@ -19,12 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from seqgen.errors import CheckpointError, UserError
-from seqgen.files import write_atomically
-from seqgen.training import checkpoints as checkpoints_module
-from seqgen.training import serialization
-from seqgen.training.averaging import average, last_checkpoints, write_average
-from seqgen.training.checkpoints import (
+from seqgen.checkpoints import run_checkpoints as checkpoints_module
+from seqgen.checkpoints import serialization
+from seqgen.checkpoints.averaging import average, last_checkpoints, write_average
+from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
     load_weights,
     read_training_state,
@@ -32,7 +30,9 @@ from seqgen.training.checkpoints import (
     resolve,
     run_lock,
 )
-from seqgen.training.serialization import pack, read_tensors, unpack, write_tensors
+from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
+from seqgen.errors import CheckpointError, UserError
+from seqgen.files import write_atomically
 
 # -- values to files and back -------------------------------------------------------------------------------------
 
@@ -421,7 +421,7 @@ def test_average_of_different_models(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from seqgen.training.run_lock import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

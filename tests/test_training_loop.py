@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.training import training_loop
-from seqgen.training.checkpoints import read_weights, resolve
 from seqgen.training.distributed import Peers
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult

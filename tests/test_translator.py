@@ -12,11 +12,11 @@ import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.model_settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
-from seqgen.translator import ModelInMemory, Translator
+from seqgen.text.translator import ModelInMemory, Translator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
@@ -98,7 +98,7 @@ def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> No
 
 def test_a_long_batch_is_rescored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
-    monkeypatch.setattr("seqgen.text_decoding.RESCORED_TOKENS", 20)
+    monkeypatch.setattr("seqgen.text.text_decoding.RESCORED_TOKENS", 20)
     parts = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
     for one, two in zip(whole, parts, strict=True):
         assert [h.model_score for h in one.hypotheses] == pytest.approx([h.model_score for h in two.hypotheses])

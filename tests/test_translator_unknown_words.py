@@ -9,15 +9,15 @@ import pytest
 import sentencepiece
 import torch
 
-from seqgen.data.pretrained_tokenizer import byte_files, make_tokenizer
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.alignment import alignment_pairs, attend_to_source
-from seqgen.generation.unknown_words import UnknownWords, read_translations, source_word
 from seqgen.incremental_state import StateDict
 from seqgen.structures import DecoderOut, EncoderOut, Hypothesis
-from seqgen.translator import ModelInMemory, Translator
+from seqgen.text.alignment import alignment_pairs, attend_to_source
+from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
 from tests.commands import sentences
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
 from tests.text_models import WORDS, task_of

@@ -15,8 +15,8 @@ from tokenizers import models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pretrained_tokenizer import FAST, PretrainedTokenizer, make_tokenizer
-from seqgen.data.tokenizer_files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
+from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
+from seqgen.data.tokenizers.pretrained import FAST, PretrainedTokenizer, make_tokenizer
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.t5 import T5Model

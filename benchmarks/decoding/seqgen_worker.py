@@ -13,12 +13,12 @@ import torch
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.models import Vocabulary, random_model
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
+from seqgen.checkpoints.loading import load_models
 from seqgen.config import GenerationConfig
 from seqgen.data.collate import collate
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.loading import load_models
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.number_formats import to_number_format
 from seqgen.structures import Batch

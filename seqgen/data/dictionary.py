@@ -167,7 +167,7 @@ class Dictionary:
         Raises:
             DataError: the file is missing or not a SentencePiece model.
         """
-        from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+        from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 
         dictionary = SentencePieceTokenizer(read_model(Path(model_file))).dictionary
         return cls(dictionary.symbols, **dictionary.special_ids)  # type: ignore[arg-type]

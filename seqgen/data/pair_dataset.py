@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.data.collate import Example
 from seqgen.data.token_store import TokenStore
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 
 MAX_EXAMPLES = 5

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStoreError, StoreMeta, TokenStore
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 from seqgen.files import new_folder
 

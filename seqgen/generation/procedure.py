@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from seqgen.generation.decoding import Streamer
-    from seqgen.generation.search import Phrases
+    from seqgen.generation.search.base import Phrases
     from seqgen.generation.sequence_generator import SequenceGenerator
+    from seqgen.generation.session import Streamer
     from seqgen.structures import Batch, Hypothesis
 
 

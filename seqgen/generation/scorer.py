@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble import Ensemble
+from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.decoder import Decoder
 from seqgen.errors import ConfigError
-from seqgen.generation.combinations import check_combinations
-from seqgen.generation.decoding import Streamer
-from seqgen.generation.ensemble import Ensemble
-from seqgen.generation.hypotheses import Ranking
-from seqgen.generation.lexical_constraints import check_phrases
-from seqgen.generation.logits_processors import (
+from seqgen.generation.compatibility import check_combinations
+from seqgen.generation.continuous_batching import RollingDecoding
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.finished import Ranking
+from seqgen.generation.procedure import Procedure
+from seqgen.generation.processors.base import (
     Forbid,
     ForceEndAtMaximum,
     ForcePrefix,
@@ -26,22 +26,22 @@ from seqgen.generation.logits_processors import (
     NoRepeatNgram,
     UnknownPenalty,
 )
-from seqgen.generation.procedure import Procedure
-from seqgen.generation.processor_setup import (
+from seqgen.generation.processors.setup import (
     end_symbols_from_config,
     processors_from_config,
     warpers_from_config,
 )
-from seqgen.generation.rolling import RollingDecoding
-from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config, search_name
-from seqgen.generation.speculative import speculation_from_config
+from seqgen.generation.search.base import BeamSearch, Phrases, Search, search_from_config, search_name
+from seqgen.generation.search.lexical_constraints import check_phrases
+from seqgen.generation.session import Streamer
+from seqgen.generation.speculative.verification import speculation_from_config
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
 if TYPE_CHECKING:
     from seqgen.data.dictionary import Dictionary
-    from seqgen.data.tokenizer import Tokenizer
+    from seqgen.data.tokenizers.base import Tokenizer
 
 
 class SequenceGenerator:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext
+from seqgen.generation.processors.base import DecodingContext
 from seqgen.registry import Registry
 
 if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
     from seqgen.data.dictionary import Dictionary
-    from seqgen.data.tokenizer import Tokenizer
+    from seqgen.data.tokenizers.base import Tokenizer
 
 STOPPING_RULES = Registry("stopping rule", "stopping_rule")
 register_stopping_rule = STOPPING_RULES.register

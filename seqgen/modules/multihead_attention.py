@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from seqgen.incremental_state import IncrementalState, Slots, StateDict, StatefulModule, beam_size_of
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
-from seqgen.modules.beam_table_cache import BeamTable, BeamTableCache
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.key_value_cache import GrowingCache, KeysAndValues, KeyValueCache, StaticCache
+from seqgen.modules.kv_cache.growing import GrowingCache, KeysAndValues, KeyValueCache, StaticCache
+from seqgen.modules.kv_cache.indirection import BeamTable, BeamTableCache
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import step_mask
 

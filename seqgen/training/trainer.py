@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.checkpoints import fit
 from seqgen.training.criteria import Criterion, CriterionOut
 from seqgen.training.distributed import Peers
 from seqgen.training.ema import EMA

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from seqgen.checkpoints.run_checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
@@ -20,7 +21,6 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
 from seqgen.training.meters import Meter
 from seqgen.training.milestones import Milestones

@@ -145,7 +145,7 @@ class Validator:
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
         """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
-        from seqgen.translator import ModelInMemory, Translator
+        from seqgen.text.translator import ModelInMemory, Translator
 
         trainer, peers = self.trainer, self.trainer.peers
         task = trainer.task.part(part) if part else trainer.task

@@ -1,0 +1,316 @@
+"""Loading trained models: from a path to a model with its task.
+
+A path is a run of seqgen's own, or something that a registered reader recognizes, such as a checkpoint of another
+toolkit. A reader is declared with a test of whether a path is for it, and imported only for such a path::
+
+    declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
+
+    @register_reader("fairseq checkpoint")  # in that module
+    def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel: ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import torch
+import yaml
+
+from seqgen.checkpoints.run_checkpoints import load_weights, resolve
+from seqgen.compose import from_dict, to_dict
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.devices import find_device
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.files import write_atomically
+from seqgen.generation.compatibility import check_combinations
+from seqgen.generation.model_settings import own_settings
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import TASKS, register_task
+from seqgen.task import Task
+
+CONFIG_FILE = "config.yaml"
+WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model and what it needs to read and write text.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        task: encodes and decodes text.
+        config: the configuration that it was trained with; of a checkpoint of another toolkit only the model's.
+        checkpoint: the checkpoint that the weights come from.
+        task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
+            can be trained on, so that it can be made a run.
+        notes: what the user should know about how it was read.
+        generation: how the model wants to be decoded where the user does not say: values by the names of
+            ``GenerationConfig``'s fields.
+    """
+
+    model: EncoderDecoderModel
+    task: Task
+    config: TrainConfig
+    checkpoint: Path
+    task_values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(default_factory=dict)
+
+
+@register_task("decoding")
+class DecodingTask(Task):
+    """The task of a model that comes without data: it encodes and decodes text, and no more."""
+
+    @classmethod
+    def setup_task(cls, cfg: Any, folder: Path) -> Self:
+        """Read the tokenizers of a run that was made from such a model.
+
+        Args:
+            cfg: has no options.
+            folder: the run folder.
+
+        Raises:
+            DataError: a tokenizer is missing or damaged.
+        """
+        if (folder / "source_tokenizer").is_dir():
+            source, target = (load_tokenizer(folder / f"{side}_tokenizer") for side in ("source", "target"))
+        else:
+            source = target = load_tokenizer(folder / "tokenizer")
+        return cls(cfg, source, target)
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """There are none.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("this model comes without data to decode; give input=FILE, or input=- for standard input")
+
+    def load_dataset(self, split: str) -> PairDataset:
+        """There is none; see ``source_lines``."""
+        raise DataError("task=decoding has no data to train on; give another task, such as task=translation")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model is wanted. A reader may heed it, so that no second copy of the weights is in memory, or may not.
+
+    Attributes:
+        device: the device.
+        dtype: number format of the weights; ``None`` for the one in which they were saved.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+
+
+Reader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
+
+_DECLARED: dict[str, tuple[Callable[[Path], bool], str]] = {}
+_READERS: dict[str, Reader] = {}
+
+
+def declare_reader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
+    """Say which module reads one kind of model, so that it is imported only when needed.
+
+    Args:
+        kind: what it reads, in words, such as ``"fairseq checkpoint"``.
+        recognizes: whether a path is of that kind; it should look at names more than at contents.
+        module: dotted name of the module, which calls ``register_reader(kind)``.
+    """
+    _DECLARED[kind] = (recognizes, module)
+
+
+def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None) -> Callable[[Reader], Reader]:
+    """Register the decorated function as the reader of one kind of model.
+
+    Args:
+        kind: what it reads, in words.
+        recognizes: whether a path is of that kind; needed where the kind was not declared before.
+
+    Raises:
+        ConfigError: the kind has a reader already, or it is not known which paths are of it.
+    """
+
+    def decorator(reader: Reader) -> Reader:
+        if kind in _READERS:
+            raise ConfigError(
+                f"there are two readers of a {kind}, in {_READERS[kind].__module__} and {reader.__module__}"
+            )
+        if recognizes is not None:
+            declare_reader(kind, recognizes, reader.__module__)
+        elif kind not in _DECLARED:
+            raise ConfigError(f"the reader of a {kind} in {reader.__module__} does not say which paths it recognizes")
+        _READERS[kind] = reader
+        return reader
+
+    return decorator
+
+
+def reader_of(path: Path) -> Reader | None:
+    """The reader that recognizes a path, its module imported; ``None`` for a run of seqgen's own or no model at all."""
+    for kind, (recognizes, module) in _DECLARED.items():
+        if recognizes(path):
+            if kind not in _READERS:
+                importlib.import_module(module)
+            return _READERS[kind]
+    return None
+
+
+def load_models(
+    paths: Sequence[str],
+    device: torch.device | str = "cpu",
+    reading: ReadingConfig | None = None,
+    dtype: torch.dtype | str | None = torch.float32,
+) -> list[LoadedModel]:
+    """Load the members of an ensemble.
+
+    Args:
+        paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
+        device: where to put them.
+        reading: what checkpoints of other toolkits lack.
+        dtype: number format of the weights, or its name; ``None`` for as saved.
+
+    Raises:
+        CheckpointError: one cannot be loaded.
+        ConfigError: ``reading`` says something, but all models are seqgen's own; or the device or number format is not
+            there.
+    """
+    separate = [part for path in paths for part in split_path(path)]
+    given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
+    if given and not any(reader_of(Path(path)) for path in separate):
+        raise ConfigError(
+            f"reading.{given[0]} is for checkpoints of other toolkits, and {', '.join(separate)} is none; a run has "
+            "all that it needs in its folder"
+        )
+    return [load_model(path, device, dtype, reading) for path in separate]
+
+
+def split_path(path: str) -> list[str]:
+    """Separate ``a.pt:b.pt``; a path that exists as it stands is one, colons and all."""
+    return [path] if ":" not in path or Path(path).exists() else [part for part in path.split(":") if part]
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    reading: ReadingConfig | None = None,
+) -> LoadedModel:
+    """Load a trained model.
+
+    Args:
+        path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
+        device: where to put it.
+        dtype: number format of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
+        reading: what a checkpoint of another toolkit lacks.
+
+    Returns:
+        The model with its task.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
+        ConfigError: the device or number format is not there.
+        DataError: a vocabulary or tokenizer is missing or damaged.
+    """
+    reader, placement = reader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
+    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig(), placement)
+    loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
+    return loaded
+
+
+def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The number format that is meant.
+
+    Raises:
+        ConfigError: weights cannot have it.
+    """
+    known = {str(number_format).removeprefix("torch."): number_format for number_format in WEIGHT_FORMATS}
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in WEIGHT_FORMATS:
+        raise ConfigError(f"dtype={dtype} is no number format that weights can have; there are: {', '.join(known)}")
+    return found
+
+
+def _load_run(path: Path) -> LoadedModel:
+    checkpoint = resolve(path)
+    folder = run_folder_of(checkpoint)
+    config = read_run_config(folder)
+    task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
+    model = task.build_model(config.model)
+    load_weights(model, checkpoint)
+    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
+
+
+def run_folder_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint lies in: the nearest folder above it with a configuration.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for folder in checkpoint.resolve().parents:
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    raise CheckpointError(
+        f"{checkpoint}: no folder above it has a {CONFIG_FILE}; give a checkpoint inside its run folder"
+    )
+
+
+def read_run_config(folder: Path) -> TrainConfig:
+    """Read the configuration of a run.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: the file is missing or no YAML.
+        ConfigError: it holds an unknown key or a value of the wrong type.
+    """
+    return from_dict(TrainConfig, read_yaml(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
+def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
+    """Let a run be decoded in another way from now on, where the user does not say.
+
+    Its ``config.yaml`` says how, in the group ``generation``: there is one place for it, also in runs that are older
+    than this function, and it is what the run was validated with. Training the run further writes its own group again.
+
+    Args:
+        run: the run folder.
+        cfg: how to decode; where its ``semantics`` is empty, the run keeps its own.
+
+    Raises:
+        CheckpointError: it is no run folder.
+        ConfigError: a value does not fit, or settings exclude each other.
+    """
+    path = Path(run) / CONFIG_FILE
+    plain = read_yaml(path)
+    before = plain.get("generation")
+    semantics = cfg.semantics or (before.get("semantics", "") if isinstance(before, dict) else "")
+    cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
+    check_combinations(cfg)
+    plain["generation"] = to_dict(cfg)
+    write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of keys and values.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no keys and values")
+    return content

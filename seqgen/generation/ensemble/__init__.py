@@ -1,0 +1,1 @@
+"""Members of an ensemble, and the combinations of their scores."""

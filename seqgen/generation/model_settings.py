@@ -1,0 +1,100 @@
+"""How a model is decoded where the user does not say: its own settings under those of the user.
+
+A model brings values of its own: a run what the ``generation`` group of its ``config.yaml`` says otherwise than the
+defaults, a Hugging Face folder its ``generation_config.json``. Over them comes what the user writes, also where that is
+the default value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqgen.compose import from_dict, to_dict
+from seqgen.config import GenerationConfig
+from seqgen.generation.compatibility import NEEDS, check_combinations, draws
+
+OF_THE_COMMAND = frozenset(
+    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie"}
+    | {"replace_unknown", "ensemble_average", "ensemble_weights"}
+)
+"""Keys that are never a model's own: how fast, which other files, and what an ensemble does."""
+
+SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
+    *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
+    *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "draft_tokens", "prompt_lookup"),
+}
+"""Keys that leave each token the log-probability that the models give it."""
+
+
+NEUTRAL = to_dict(GenerationConfig())
+"""The defaults."""
+
+
+def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
+    """What a model takes from the ``generation`` group of its run: values that are not the defaults."""
+    return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key not in OF_THE_COMMAND}
+
+
+def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+    """Put the user's settings over those of the models.
+
+    Args:
+        own: what each member of an ensemble brings; the first one's are taken. One that would be refused beside the
+            user's, such as a cut-off of sampling where the user wants a beam search, is left out.
+        given: what the user gives, by the names of ``GenerationConfig``'s fields.
+
+    Returns:
+        The settings, whose ``semantics`` is never empty, and what the user should know.
+
+    Raises:
+        ConfigError: a key is unknown, or a value has the wrong type, is out of its range or does not go with another.
+    """
+    given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
+    taken = {key: value for key, value in own[0].items() if key not in given}
+    while vain := _without_effect(_made({**taken, **given})) & set(taken):
+        taken = {key: value for key, value in taken.items() if key not in vain}
+    cfg = _made({**taken, **given})
+    check_combinations(cfg, cfg.semantics)
+    worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
+    shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
+    notes = [f"decoded as the model says where you do not: generation.{shown}"] if shown else []
+    for number, other in enumerate(own[1:], start=2):
+        if differing := _differing(own[0], other) - set(given):
+            keys = ", ".join(sorted(differing))
+            notes.append(
+                f"model {number} by itself would be decoded with other settings ({keys}); those of model 1 count"
+            )
+    return cfg, notes
+
+
+def _made(values: Mapping[str, Any]) -> GenerationConfig:
+    cfg = from_dict(GenerationConfig, values, "generation")
+    return dataclasses.replace(cfg, semantics=cfg.semantics or "fairseq")
+
+
+def _without_effect(cfg: GenerationConfig) -> set[str]:
+    """The keys that ``check_combinations`` would refuse."""
+    refused = (need for need in NEEDS if not need.met(cfg, cfg.semantics))
+    return {key for need in refused for key in need.keys if getattr(cfg, key) != NEUTRAL[key]}
+
+
+def _lifted(cfg: GenerationConfig, key: str) -> bool:
+    """Whether a value only takes away a limit that is seqgen's own."""
+    return (key == "max_len_b" and 0 < cfg.max_len <= cfg.max_len_b) or (key == "min_len" and cfg.min_len == 0)
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    """The keys of which two models have different values."""
+    return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changes_scores(cfg: GenerationConfig) -> bool:
+    """Whether the scores of an output may be others than the models themselves give it; true where in doubt."""
+    plain = {**to_dict(cfg), "min_len": max(cfg.min_len, NEUTRAL["min_len"])}  # one that forbids less changes nothing
+    return draws(cfg) or any(value != NEUTRAL[key] for key, value in plain.items() if key not in SCORES_STAY)

@@ -1,0 +1,1 @@
+"""fairseq's and Hugging Face's rules of decoding: every difference between the two."""

@@ -1,0 +1,275 @@
+"""Drafts: guesses of the next tokens, made cheaply, which a larger model then judges all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.processors.base import apply_all
+from seqgen.generation.speculative.look_ahead import LookAhead
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Source
+
+if TYPE_CHECKING:
+    from seqgen.generation.speculative.verification import Speculation
+
+GUESS, ACCEPTANCE, REPLACEMENT = 3, 4, 5
+"""Counters that keep random numbers apart, beside those of ``randomness``: which token is guessed, whether it is
+accepted, and which token replaces it."""
+
+NOTHING = -1
+"""Stands where there is no guess."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Guesses for some steps.
+
+    Attributes:
+        tokens: ``(live, beam, D)`` int64; ``NOTHING`` where there is no guess.
+        lprobs: for each step the log-probabilities ``(live, beam, V)`` that the guess was drawn with; none where
+            guesses were not drawn.
+    """
+
+    tokens: Tensor
+    lprobs: list[Tensor]
+
+    def select(self, keep: Tensor) -> Drafts:
+        """Those of some sentences, ``keep`` being ``(kept,)`` int64."""
+        return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
+
+
+class Draft(Protocol):
+    """What makes guesses for one batch."""
+
+    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+        """Guess the next tokens of all rows.
+
+        Args:
+            step: how many tokens each row has.
+            written: ``(live, beam, 1 + step)`` int64, these tokens behind a start symbol.
+            count: how many tokens are wanted at most.
+
+        Returns:
+            Guesses for ``count`` steps, or for fewer.
+        """
+        ...
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        ...
+
+
+class Drafter(Protocol):
+    """A way to make guesses."""
+
+    def begin(self, decoding: Speculation, source: Source) -> Draft:
+        """Make ready for a batch.
+
+        Args:
+            decoding: the batch.
+            source: its sentences as the draft reads them.
+        """
+        ...
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Do whatever is needed before and after decoding."""
+        ...
+
+
+class ModelDrafter:
+    """A smaller model over the same target vocabulary guesses (Leviathan et al. 2023, Chen et al. 2023).
+
+    Args:
+        model: any model, with a source vocabulary of its own if it likes.
+    """
+
+    def __init__(self, model: EncoderDecoderModel):
+        self.model = model
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See ``Drafter.evaluating``: the model is in evaluation mode meanwhile."""
+        with Ensemble([self.model]).evaluating():
+            yield
+
+    def begin(self, decoding: Speculation, source: Source) -> Draft:
+        """See ``Drafter.begin``.
+
+        Raises:
+            ConfigError: a source is longer than the model can read.
+        """
+        longest = self.model.max_positions()[0]
+        if int(source.src_lengths.max()) > longest:
+            raise ConfigError(
+                f"the draft model reads at most {longest} source tokens, and a sentence has "
+                f"{int(source.src_lengths.max())}; shorten it, or decode without generation.draft"
+            )
+        return ModelDraft(self.model, decoding, source)
+
+
+class ModelDraft:
+    """A model that guesses for one batch; see ``Draft``.
+
+    Its scores go through the same logits processors as those of the judge. Where the judge samples, the guesses are
+    drawn as well, and otherwise they are the likeliest tokens.
+
+    Args:
+        model: the model.
+        decoding: the batch.
+        source: its sentences as the model reads them.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, decoding: Speculation, source: Source):
+        generator = decoding.generator
+        self.decoding = decoding
+        start = model.start_symbol(generator.eos)
+        self.member = LookAhead(
+            model,
+            source,
+            decoding.beam,
+            start if start != decoding.history.start else None,
+            generator.use_cache,
+            generator.beam_table,
+            decoding.reach,
+        )
+        self.longest = model.max_positions()[1]
+
+    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+        """See ``Draft.propose``."""
+        self.member.rewind(step)
+        tokens = written
+        drawn: list[Tensor] = []
+        for place in range(max(0, min(count, self.longest - step))):
+            self.member.read(tokens.flatten(0, 1))
+            lprobs = self.scores(tokens, step + place)
+            if self.decoding.draws:
+                drawn.append(lprobs)
+                newest = self.decoding.draw(GUESS, step + place, lprobs)
+            else:
+                newest = lprobs.argmax(-1)
+            tokens = torch.cat([tokens, newest.unsqueeze(-1)], dim=-1)
+        return Drafts(tokens[..., 1 + step :], drawn)
+
+    def scores(self, tokens: Tensor, step: int) -> Tensor:
+        """What the model gives to the next token, processed: ``(live, beam, V)`` log-probabilities.
+
+        Args:
+            tokens: ``(live, beam, 1 + step)`` int64.
+            step: how many tokens each row has.
+        """
+        decoding, generator = self.decoding, self.decoding.generator
+        logits = self.member.next_logits(tokens.flatten(0, 1), need_attention=False).logits
+        if logits.size(-1) < len(generator.tgt_dict):
+            raise other_vocabulary(logits.size(-1), len(generator.tgt_dict))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / generator.temperature
+        lprobs = logits if generator.processes_logits else self.member.model.get_normalized_probs(logits)
+        context = decoding.context(step, decoding.beam, tokens)
+        lprobs = apply_all(generator.processors, lprobs, context).view(*tokens.shape[:2], -1)
+        if bool(lprobs.isnan().any()):
+            raise DecodingError(
+                f"the draft model's scores are NaN at step {step}; its weights are damaged or its number format "
+                "overflows"
+            )
+        return normalized(lprobs) if decoding.draws else lprobs
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Draft.select_sentences``."""
+        self.member.select_sentences(keep)
+
+
+class PromptLookup:
+    """Guesses that what followed the newest tokens before, in the source or in the output, will follow them again.
+
+    For outputs that repeat much of their source, such as corrections and summaries; the vocabularies of source and
+    target must be one. Longer matches come before shorter, the source before the output, and the first before those
+    after it, as with Hugging Face's prompt lookup, which for an encoder-decoder model looks at the output alone.
+
+    Args:
+        longest: tokens that are looked up at most.
+    """
+
+    def __init__(self, longest: int = 2):
+        if longest < 1:
+            raise ConfigError(f"prompt_lookup={longest} must be at least 1")
+        self.longest = longest
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See ``Drafter.evaluating``."""
+        yield
+
+    def begin(self, decoding: Speculation, source: Source) -> Draft:
+        """See ``Drafter.begin``."""
+        return LookedUp(self.longest, decoding)
+
+
+class LookedUp:
+    """Guesses for one batch by looking things up; see ``Draft``.
+
+    Args:
+        longest: tokens that are looked up at most.
+        decoding: the batch.
+    """
+
+    def __init__(self, longest: int, decoding: Speculation):
+        self.longest = longest
+        self.decoding = decoding
+
+    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+        """See ``Draft.propose``.
+
+        With the source a b c d and the output x b, looking up b gives c d. The text that is searched is
+        a b c d - x b, where nothing matches the gap, and no guess goes beyond it.
+        """
+        output = written[..., 1:].flatten(0, 1)
+        text = torch.cat([self.source(written.size(1)), output], dim=1)
+        length = text.size(1)
+        begins = text.new_full((len(text),), length)  # where the continuation begins; behind the end for none
+        for size in range(1, min(self.longest, step) + 1):
+            windows = text.unfold(1, size, 1)[:, :-1]  # those that something follows
+            hits = (windows == output[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
+            # window 2 of size 3 covers the columns 2, 3 and 4; what follows it begins in column 2 + 3
+            begins = torch.where(hits.any(1), hits.to(torch.int8).argmax(1) + size, begins)
+        text = torch.nn.functional.pad(text, (0, count), value=NOTHING)
+        columns = begins.unsqueeze(1) + torch.arange(count, device=text.device)
+        guesses = text.gather(1, columns)
+        guesses = guesses.masked_fill((guesses == NOTHING).cumsum(1) > 0, NOTHING)
+        useful = int((guesses != NOTHING).any(0).sum())
+        return Drafts(guesses[:, :useful].view(*written.shape[:2], useful), [])
+
+    def source(self, beam: int) -> Tensor:
+        """The sources of all rows with a gap behind, ``(live * beam, S + 1)``, padding and ends being gaps too."""
+        decoding = self.decoding
+        tokens = decoding.src_tokens
+        assert tokens is not None  # no other batch has joined this one
+        hidden = tokens == decoding.generator.eos
+        if decoding.src_padding is not None:
+            hidden = hidden | decoding.src_padding
+        tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, 1), value=NOTHING)
+        return tokens.repeat_interleave(beam, dim=0)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Draft.select_sentences``: the sources are those of the batch itself."""
+
+
+def other_vocabulary(draft: int, wanted: int) -> ConfigError:
+    """The error of a draft model that writes another number of symbols than the models that it drafts for."""
+    return ConfigError(
+        f"the draft model writes {draft} symbols, and the models that it drafts for {wanted}; a draft needs the same "
+        "target vocabulary"
+    )
+
+
+def normalized(scores: Tensor) -> Tensor:
+    """Scores ``(..., V)`` as log-probabilities; a row in which everything is forbidden stays so."""
+    nothing = scores.amax(-1, keepdim=True) == -torch.inf
+    return scores.log_softmax(-1).masked_fill(nothing, -torch.inf)

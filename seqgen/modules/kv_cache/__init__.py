@@ -1,0 +1,1 @@
+"""Key/value caches of attention: one protocol, one class per memory layout."""

@@ -1,0 +1,308 @@
+"""The translator: models by their paths, texts in, texts out.
+
+Everything that decodes text goes through here: ``seqgen-generate``, the validation of ``seqgen-train``, and Python::
+
+    translator = seqgen.Translator("runs/a")
+    for translation in translator.translate(["a dog runs", "two men talk"], beam=5, nbest=3):
+        print(translation.text, [hypothesis.score for hypothesis in translation.hypotheses])
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+import seqgen
+from seqgen.compose import from_dict
+from seqgen.config import GenerationConfig
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.model_settings import resolve_settings
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.session import Streamer
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.number_formats import note_on, to_number_format
+from seqgen.structures import Hypothesis
+from seqgen.task import Task
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import Details, TextDecoding, TextModel
+from seqgen.text.word_streaming import IteratorStreamer, StreamedText
+
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """A model that was not loaded from anywhere, such as one that is being trained.
+
+    Attributes:
+        task: encodes and decodes text.
+        model: the model.
+        generation: how it wants to be decoded, by the names of ``GenerationConfig``'s fields.
+    """
+
+    task: Task
+    model: EncoderDecoderModel
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+Model: TypeAlias = str | Path | TextModel
+"""A path that ``load_model`` takes, or what it returned."""
+
+
+class Translator:
+    """Decodes text with one model or an ensemble.
+
+    Args:
+        models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
+        device: where to put models that are loaded here.
+        settings: how to decode where a call does not say: keys of ``GenerationConfig``. Those that are not given are
+            the first model's own, or else the defaults.
+
+    Raises:
+        CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
+        ConfigError: a key is unknown, a value does not fit, settings exclude each other, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        models: Model | Sequence[Model],
+        *,
+        device: torch.device | str = "cpu",
+        **settings: Any,
+    ):
+        given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
+        if not given:
+            raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
+        from_dict(GenerationConfig, settings, "generation")  # what is misspelt is known before anything is loaded
+        self.given = settings
+        self.members: list[TextModel] = []
+        for item in given:
+            self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+        resolve_settings([member.generation for member in self.members], settings)  # and here what does not go together
+        self.dtype = str(settings.get("dtype", ""))
+        self.models = [self._in_number_format(member.model) for member in self.members]
+        self.task = self.members[0].task
+        self.device = next(self.models[0].parameters()).device
+        for number, member in enumerate(self.members[1:], start=2):
+            self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
+        self._generators: dict[str, SequenceGenerator] = {}
+        self._drafts: dict[str, TextModel] = {}
+
+    def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
+        return to_number_format(model, self.dtype) if self.dtype else model
+
+    def settings(self, **settings: Any) -> GenerationConfig:
+        """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
+        return self._settings(settings)[0]
+
+    def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        given = {**self.given, **settings}
+        if given.get("dtype", "") != self.dtype:
+            raise ConfigError(
+                f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
+            )
+        cfg, notes = resolve_settings([member.generation for member in self.members], given)
+        note = note_on(self.dtype, self.device) if self.dtype else None
+        return cfg, [*notes, *([note] if note else [])]
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        prefixes: Iterable[str] | None = None,
+        streamer: Streamer | None = None,
+        return_attention: bool = False,
+        return_scores: bool = False,
+        return_hidden: bool = False,
+        **settings: Any,
+    ) -> list[Translation]:
+        """Decode texts.
+
+        Args:
+            texts: one line each; an empty one has an empty answer.
+            prefixes: what the output of each begins with.
+            streamer: takes tokens or words as they are written; ``beam`` is then 1.
+            return_attention: whether hypotheses carry attention and alignment.
+            return_scores: whether they carry each model's own scores of their tokens.
+            return_hidden: whether they carry the last hidden features of the decoders.
+            settings: keys of ``GenerationConfig``.
+
+        Returns:
+            One translation for each text, in order, with ``nbest`` hypotheses, best first.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            DataError: the numbers of texts and prefixes differ.
+        """
+        _check_lists(texts, prefixes)
+        details = Details(return_attention, return_scores, return_hidden)
+        return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+
+    def stream(
+        self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
+    ) -> Iterator[StreamedText]:
+        """Decode texts in a thread of their own, word by word.
+
+        Args:
+            texts: one line each.
+            prefixes: what the output of each begins with.
+            settings: keys of ``GenerationConfig``; ``beam`` is 1.
+
+        Returns:
+            The words of every text, those of one text in order. Whoever stops listening ends the decoding.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        _check_lists(texts, prefixes)
+        streamer = IteratorStreamer()
+        return _listen(streamer, self.prepare(Details(), streamer, **settings).translate(texts, prefixes))
+
+    def prepare(
+        self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
+    ) -> TextDecoding:
+        """Make ready to decode lines as they come; what ``translate`` and ``stream`` do for whole lists.
+
+        Args:
+            details: what hypotheses carry besides tokens and scores.
+            streamer: takes tokens or words as they are written.
+            settings: keys of ``GenerationConfig``.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        details = details or Details()
+        if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
+            settings = {"beam": 1, **self.given, **settings}
+        cfg, notes = self._settings(settings)
+        if streamer is not None:
+            _check_streamable(cfg)
+        self._check_shared_vocabulary(cfg)
+        need_attention = details.attention or bool(cfg.replace_unknown)
+        draft = self._draft(cfg.draft) if cfg.draft else None
+        key = f"{need_attention} {cfg}"
+        if key not in self._generators:
+            further = {} if draft is None else {"draft": draft.model}
+            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **further)
+            self._generators = {key: generator}
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
+
+    def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
+        """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
+        if self.task.source_dictionary == self.task.target_dictionary:
+            return
+        neutral = GenerationConfig()
+        for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
+            if (value := getattr(cfg, key)) != getattr(neutral, key):
+                raise ConfigError(
+                    f"generation.{key}={value} compares the output with the source, and this model has a vocabulary "
+                    "for each; leave it out"
+                )
+
+    def _draft(self, path: str) -> TextModel:
+        """The model that drafts for the others, loaded once."""
+        if path not in self._drafts:
+            draft: TextModel = seqgen.load_model(path, self.device, torch.float32)
+            self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
+            self._in_number_format(draft.model)
+            self._drafts[path] = draft
+        return self._drafts[path]
+
+    def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:
+        """Refuse a model that writes another vocabulary than the first."""
+        own, other = self.task.target_dictionary, member.task.target_dictionary
+        if own != other:
+            raise CheckpointError(
+                f"{which} writes another target vocabulary ({len(other)} symbols) than model 1 ({len(own)} symbols); "
+                f"{need} trained with the same one"
+            )
+
+    def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
+        """Find the log-probabilities that the models give to known targets.
+
+        Args:
+            sources: the source lines.
+            references: the target of each.
+            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
+                ``GenerationConfig``.
+
+        Yields:
+            For each line, in order, its target with scores. An empty line is scored like any other.
+
+        Raises:
+            DataError: the numbers of lines differ, or a line is longer than a model can read or write.
+        """
+        if isinstance(sources, str) or isinstance(references, str):
+            raise DataError("sources and references are lists of texts, not one text; write [text]")
+        if len(sources) != len(references):
+            raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
+        cfg = self.settings(**settings)
+        target = self.task.target_dictionary
+        scorer = SequenceScorer(
+            self.models, target.pad(), target.eos(), not cfg.unnormalized, cfg.ensemble_average, cfg.ensemble_weights
+        )
+        for start in range(0, len(sources), cfg.batch_size):
+            rows = range(start, min(start + cfg.batch_size, len(sources)))
+            targets = [self.task.encode_target(references[i]) for i in rows]
+            batches = []
+            for member in self.members:
+                encoded = [member.task.encode_source(sources[i]) for i in rows]
+                _check_lengths(rows, encoded, targets, member.model.max_positions())
+                batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
+            batch = batches[0]
+            batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
+            yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
+
+
+def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
+    if isinstance(texts, str) or isinstance(prefixes, str):
+        raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+
+
+def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:
+    """Let another thread decode, and hand on what it writes."""
+
+    def work() -> None:
+        with suppress(BaseException):  # the streamer hands it over
+            for _ in translations:
+                pass
+
+    thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
+    thread.start()
+    try:
+        yield from streamer
+    finally:
+        streamer.cancel()
+        thread.join()
+
+
+def _check_streamable(cfg: GenerationConfig) -> None:
+    """Refuse to stream what may yet change."""
+    if cfg.beam > 1:
+        raise ConfigError(
+            f"generation.beam={cfg.beam} cannot be streamed, since a line has one output there and beams take back "
+            "what they wrote; leave it out, or do without a stream"
+        )
+    if cfg.replace_unknown:
+        raise ConfigError(
+            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, since unknown words are replaced "
+            "when the output is complete; leave it out, or do without a stream"
+        )
+
+
+def _check_lengths(
+    rows: Iterable[int], sources: Sequence[Tensor], targets: Sequence[Tensor], longest: tuple[int, int]
+) -> None:
+    for row, source, target in zip(rows, sources, targets, strict=True):
+        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, longest[1])):
+            if len(tokens) > limit:
+                raise DataError(
+                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can take; "
+                    "shorten the line"
+                )
