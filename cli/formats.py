@@ -39,7 +39,10 @@ def text_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
 def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
     """One JSON object a line, with floats that round-trip."""
     cfg = decoding.cfg
-    how: dict[str, Any] = {"semantics": cfg.semantics, **({"seed": cfg.seed} if draws(cfg) else {})}
+    how: dict[str, Any] = {
+        "semantics": decoding.generator.setup.rules.name,
+        **({"seed": cfg.seed} if draws(cfg) else {}),
+    }
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {

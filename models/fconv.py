@@ -15,7 +15,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
 from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
 from seqgen.modules.dropout import Dropout
@@ -30,7 +30,7 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 _EMBEDDING_STD = 0.1
 
@@ -312,7 +312,7 @@ class FConvModel(EncoderDecoderModel):
     """The convolutional model."""
 
     @classmethod
-    def build_model(cls, cfg: FConvConfig, task: Task) -> Self:
+    def build_model(cls, cfg: FConvConfig, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:

@@ -15,7 +15,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.t5_config import PRESETS, T5Config
 from seqgen.models.t5_layers import T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
@@ -28,7 +28,7 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 
 class T5Encoder(Encoder):
@@ -172,7 +172,7 @@ class T5Model(EncoderDecoderModel):
         self.padding_idx = padding_idx
 
     @classmethod
-    def build_model(cls, cfg: T5Config, task: Task) -> Self:
+    def build_model(cls, cfg: T5Config, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:

@@ -14,7 +14,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.embedding import token_embedding
 from seqgen.modules.layer_drop import LayerDropList
@@ -32,7 +32,7 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 
 @dataclass
@@ -267,7 +267,7 @@ class TransformerModel(EncoderDecoderModel):
     supports_packing = True
 
     @classmethod
-    def build_model(cls, cfg: TransformerConfig, task: Task) -> Self:
+    def build_model(cls, cfg: TransformerConfig, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ def option(
         The dataclass field.
     """
     metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -126,6 +127,10 @@ class DistributedConfig:
 
     distributed_world_size: int = option(1, "processes that train together on this machine", minimum=1)
     distributed_backend: str = option("auto", "how they talk", choices=("auto", "gloo", "nccl"))
+
+
+SINGLE_COMPONENTS = ("search", "combination", "utility")
+"""Groups of decoding components of which one is used at a time."""
 
 
 @dataclass
@@ -226,7 +231,10 @@ class GenerationConfig:
         "", "replace unknown words by the source words they attend to (source), or by FILE's lines SOURCE<tab>TARGET"
     )
 
+    observers: list[str] = option([], "observers by name, which are told of every decoding step")
+
     # ensembles
+    combination: str = option("", "combination of the members' scores by name; empty for ensemble_average")
     ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
 
@@ -237,8 +245,21 @@ class GenerationConfig:
         0, "input lines read before they are decoded; 0 takes 1 on a terminal, else 4096", minimum=0
     )
     dtype: str = option(
-        "", "number format to compute in; empty for float32", choices=("", "float32", "bfloat16", "float16", "int8")
+        "", "dtype to compute in; empty for float32", choices=("", "float32", "bfloat16", "float16", "int8")
     )
+
+    components: dict[str, Any] = option(
+        {}, "values of the components' own keys, such as search.groups; set them as search.KEY=VALUE and so on"
+    )
+
+    def component_values(self, group: str, name: str) -> dict[str, Any]:
+        """The values that were given for the keys of one component, by field.
+
+        Keys are ``search.FIELD``, ``combination.FIELD`` and ``utility.FIELD``, of which there is one at a time, and
+        ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+        """
+        prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
+        return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
 
 
 @dataclass

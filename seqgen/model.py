@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
+from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.structures import DecoderOut
 
-if TYPE_CHECKING:
-    from seqgen.task import Task
+
+class Vocabularies(Protocol):
+    """What a model is built for; every ``Task`` has it."""
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The vocabulary of the source."""
+        ...
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The vocabulary of the target."""
+        ...
 
 
 class EncoderDecoderModel(nn.Module):
@@ -35,7 +47,7 @@ class EncoderDecoderModel(nn.Module):
         self.decoder = decoder
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Task) -> Self:
+    def build_model(cls, cfg: Any, task: Vocabularies) -> Self:
         """Build the model from its configuration.
 
         Args:

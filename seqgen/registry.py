@@ -182,7 +182,11 @@ CRITERIA = Registry("criterion", "criterion")
 OPTIMIZERS = Registry("optimizer", "optimizer")
 LR_SCHEDULERS = Registry("learning-rate schedule", "lr_scheduler")
 SEARCHES = Registry("search strategy", "search")
-LOGITS_PROCESSORS = Registry("logits processor", "logits_processor")
+LOGITS_PROCESSORS = Registry("logits processor", "processor")
+COMBINATIONS = Registry("combination", "combination")
+STOPPING_RULES = Registry("stopping rule", "stopping")
+OBSERVERS = Registry("observer", "observer")
+UTILITIES = Registry("utility", "utility")
 
 register_model = MODELS.register
 register_task = TASKS.register
@@ -191,18 +195,24 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_search = SEARCHES.register
 register_logits_processor = LOGITS_PROCESSORS.register
+register_combination = COMBINATIONS.register
+register_stopping_rule = STOPPING_RULES.register
+register_observer = OBSERVERS.register
+register_utility = UTILITIES.register
 
 # The engine's own components; those of models/ and tasks/ are declared there.
 CRITERIA.declare("", "seqgen.training.criteria")
 OPTIMIZERS.declare("", "seqgen.training.optimizers")
 LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")
-SEARCHES.declare("", "seqgen.generation.search.base")
+SEARCHES.declare("", "seqgen.generation.search.beam")
 SEARCHES.declare("diverse", "seqgen.generation.search.diverse")
 SEARCHES.declare("constrained", "seqgen.generation.search.constrained")
-SEARCHES.declare("greedy", "seqgen.generation.search.sampling")
+SEARCHES.declare("greedy", "seqgen.generation.search.beam")
 SEARCHES.declare("sampling", "seqgen.generation.search.sampling")
 SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
-SEARCHES.declare("stochastic", "seqgen.generation.search.sampling")
+SEARCHES.declare("stochastic", "seqgen.generation.search.stochastic_beam")
 SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("exact", "seqgen.generation.search.exact")
 LOGITS_PROCESSORS.declare("", "seqgen.generation.processors.base")
+COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
+STOPPING_RULES.declare("", "seqgen.generation.stopping")

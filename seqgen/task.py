@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import GenerationConfig
 from seqgen.data.collate import collate
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import Dataset
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
+from seqgen.generation.component import Phrases
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import Streamer
+from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
-
-if TYPE_CHECKING:
-    from seqgen.config import GenerationConfig
-    from seqgen.data.dictionary import Dictionary
-    from seqgen.data.pair_dataset import Dataset
-    from seqgen.data.tokenizers.base import Tokenizer
-    from seqgen.generation.search.base import Phrases
-    from seqgen.generation.sequence_generator import SequenceGenerator
-    from seqgen.generation.session import Streamer
-    from seqgen.model import EncoderDecoderModel
 
 
 class Task:
@@ -149,8 +147,6 @@ class Task:
         Raises:
             ConfigError: the configuration contradicts itself, or asks for what the task does not have.
         """
-        from seqgen.generation.sequence_generator import SequenceGenerator
-
         if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
             raise ConfigError(
                 f"generation.prompt_lookup={cfg.prompt_lookup} looks for the output's words in the source, which has "

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Decoding
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingRequest
 from seqgen.modules.multihead_attention import MultiheadAttention
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO, build
 from tests.scripted_model import batch_of, dictionary
 
@@ -51,9 +52,9 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def static_tensors(decoding: Decoding) -> Iterator[Tensor]:
+def static_tensors(session: Session) -> Iterator[Tensor]:
     """The encoder's outputs, and the keys and values that attention made of them."""
-    for member in decoding.members:
+    for member in session.members:
         yield from (tensor for tensor in vars(member.encoder_out).values() if isinstance(tensor, Tensor))
         for module in member.model.decoder.modules():
             if isinstance(module, MultiheadAttention) and module.encoder_decoder:
@@ -63,19 +64,19 @@ def static_tensors(decoding: Decoding) -> Iterator[Tensor]:
 
 def copies(name: str, compact_at: int) -> tuple[list[str], bool]:
     """The copies after the first step, and whether any sentence was compacted away."""
-    generator = SequenceGenerator(
+    generator = make_generator(
         [build(name)], dictionary(VOCAB - 4), beam_size=BEAM, max_len_a=0.5, max_len_b=3, compact_at=compact_at
     )
     batch = batch_of(SOURCES)
     with torch.no_grad(), CountCopies() as counted:
-        decoding = Decoding(generator, batch)
-        assert decoding.step()
-        live = len(decoding.sentences)
-        counted.watch(static_tensors(decoding))
+        session = Session(generator.setup, DecodingRequest(batch))
+        assert session.step()
+        live = len(session.live)
+        counted.watch(static_tensors(session))
         assert len(counted.watched) >= 2
-        while decoding.step():
+        while session.step():
             pass
-    return counted.copies, len(decoding.sentences) < live
+    return counted.copies, len(session.live) < live
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if build(name).decoder.shares_encoder_output])

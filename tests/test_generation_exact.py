@@ -11,9 +11,11 @@ import torch
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.finished import Ranking
+from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
@@ -49,7 +51,7 @@ def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Rank
 
 
 def generator(models: list[ScriptedModel], words: int, search: ExactSearch | None = None, **options: object):
-    return SequenceGenerator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
+    return make_generator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
@@ -131,7 +133,7 @@ def test_no_beam_is_better() -> None:
     for seed in range(3):
         model = ScriptedModel(random_rule(vocab=8, seed=seed))
         best = generator([model], 4, beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
-        beam = SequenceGenerator([model], dictionary(4), beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
+        beam = make_generator([model], dictionary(4), beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
         for one, two in zip(best, beam, strict=True):
             assert all(h.score >= k.score - 1e-12 for h, k in zip(one, two, strict=True))
 
@@ -180,19 +182,16 @@ def test_ensembles_and_guidance() -> None:
 
     for rule, further in ((mean, {}), (guided, {"guidance_scale": 1.5, "renormalize": True})):
         processors = [Renormalized()] if further.pop("renormalize", False) else []
-        options = {"beam_size": 3, "max_len_b": 3, "logits_processors": processors, **further}
+        options = {"beam_size": 3, "max_len_b": 3, "processors": processors, **further}
         found = generator([ScriptedModel(rule) for rule in rules], 2, **options).generate(batch_of(SOURCES))
-        plain = SequenceGenerator([ScriptedModel(rule)], dictionary(2), beam_size=130, max_len_b=3)
+        plain = make_generator([ScriptedModel(rule)], dictionary(2), beam_size=130, max_len_b=3)
         if rule is guided:
-            plain.processors.append(Renormalized())
+            plain.setup.processors.append(Renormalized())
         for one, two in zip(found, plain.generate(batch_of(SOURCES)), strict=True):
             assert_same(as_pairs(one), as_pairs(two)[:3])
 
 
-class Renormalized:
-    shift_invariant = False
-    reads_tokens = False
-
+class Renormalized(LogitsProcessor):
     def __call__(self, lprobs: torch.Tensor, context: object) -> torch.Tensor:
         return lprobs.log_softmax(-1)
 
@@ -231,5 +230,5 @@ def test_configuration() -> None:
     cfg = GenerationConfig(search="exact", beam=3, max_len_b=3)
     model = ScriptedModel(random_rule(vocab=7, seed=1))
     made = SequenceGenerator.from_config([model], dictionary(3), cfg)
-    assert isinstance(made.search, ExactSearch)
+    assert isinstance(made.setup.search, ExactSearch)
     assert [len(hypotheses) for hypotheses in made.generate(batch_of(SOURCES))] == [3] * len(SOURCES)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Batch
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO, registered
 from tests.scripted_model import batch_of, dictionary
 from tests.test_laws_generation import assert_same, build, words
@@ -53,10 +53,10 @@ def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int, int], 
 def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     model = build(name, seed=3)
     rows = sources(17, seed=len(name))
-    generator = SequenceGenerator([model], words(), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options})
+    generator = make_generator([model], words(), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options})
     assert generator.joins
     take, asked = queue(rows, 5)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
     for number, row in enumerate(rows):
@@ -73,9 +73,9 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
 )
 def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -> None:
     rows = sources(40, seed=5)
-    generator = SequenceGenerator([build("transformer_tiny")], words(), **options)
+    generator = make_generator([build("transformer_tiny")], words(), **options)
     take, asked = queue(rows, 6)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(40))
     assert all(0 <= running <= 6 for running in asked)
     for number, row in enumerate(rows):
@@ -85,8 +85,8 @@ def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -
 def test_dead_weight_may_outlive_the_table_of_positions() -> None:
     model = registered("transformer_tiny", max_target_positions=12)().double().eval()
     rows = sources(60, seed=6)
-    generator = SequenceGenerator([model], words(), beam_size=2, max_len_a=1.0, max_len_b=0)
-    found = dict(generator.generate_rolling(queue(rows, 24)[0]))
+    generator = make_generator([model], words(), beam_size=2, max_len_a=1.0, max_len_b=0)
+    found = dict(generator.generate_continuously(queue(rows, 24)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
@@ -94,8 +94,8 @@ def test_dead_weight_may_outlive_the_table_of_positions() -> None:
 def test_ensembles_are_joined_too() -> None:
     models = [build(name) for name in JOINING]
     rows = sources(9, seed=1)
-    generator = SequenceGenerator(models, words(), beam_size=3, max_len_b=8)
-    found = dict(generator.generate_rolling(queue(rows, 3)[0]))
+    generator = make_generator(models, words(), beam_size=3, max_len_b=8)
+    found = dict(generator.generate_continuously(queue(rows, 3)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
@@ -105,15 +105,15 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
     """A decoder that does not know how, and a processor that looks at what was written."""
     model = build(name)
     rows = sources(7, seed=2)
-    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
+    generator = make_generator([model], words(), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
     assert not generator.joins
     take, asked = queue(rows, 3)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert set(asked) == {0}
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
 
 def test_nobody_waits() -> None:
-    generator = SequenceGenerator([build("transformer_tiny")], dictionary(VOCAB - 4))
-    assert list(generator.generate_rolling(lambda running, width: None)) == []
+    generator = make_generator([build("transformer_tiny")], dictionary(VOCAB - 4))
+    assert list(generator.generate_continuously(lambda running, width: None)) == []

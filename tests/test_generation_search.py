@@ -12,6 +12,7 @@ from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
+from tests.generators import make_generator
 from tests.reference_search import EOS, Settings, beam_search
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
@@ -20,7 +21,7 @@ SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 
 
 def generator(models: list[ScriptedModel], words: int, **options: object) -> SequenceGenerator:
-    return SequenceGenerator(models, dictionary(words), **options)
+    return make_generator(models, dictionary(words), **options)
 
 
 def as_pairs(hypotheses: list[Hypothesis]) -> list[tuple[tuple[int, ...], float]]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.search.base import BeamSearch, Candidates, Phrase, Search, search_from_config
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import Phrase, Resources
+from seqgen.generation.context import StepContext
+from seqgen.generation.options import search_from_config, search_name
+from seqgen.generation.rules import FAIRSEQ
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.beam_allocation import allocate
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
@@ -19,9 +26,11 @@ from seqgen.generation.search.lexical_constraints import LexicalConstraints, One
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from seqgen.structures import Hypothesis
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.step_contexts import step_context
 
 A, B, C = 4, 5, 6
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
@@ -31,7 +40,7 @@ Pairs = list[tuple[tuple[int, ...], float]]
 def decode(rule: Rule, words: int, search: Search, sources: Sequence[tuple[int, ...]] = SOURCES, **options: object):
     constraints = options.pop("constraints", None)
     prefix = options.pop("prefix_tokens", None)
-    generator = SequenceGenerator([ScriptedModel(rule)], dictionary(words), search_strategy=search, **options)
+    generator = make_generator([ScriptedModel(rule)], dictionary(words), search_strategy=search, **options)
     return generator.generate(batch_of(sources), prefix_tokens=prefix, constraints=constraints)
 
 
@@ -114,10 +123,10 @@ def test_siblings_lose_by_rank() -> None:
     }
     step = DiverseSiblingsSearch(rate=0.5).step
     rule = table_rule(table, 7)
-    first = step(0, rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
+    first = step(step_context(0), rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
     assert first.tokens[0, :2].tolist() == [A, B]
     lprobs = torch.stack([rule((), (token,)).log_softmax(-1) for token in (A, B)]).unsqueeze(0)
-    second = step(1, lprobs, first.scores[:, :2])
+    second = step(step_context(1), lprobs, first.scores[:, :2])
     # A A .3 and B A .36 lose .5 each, A B .24 loses 1
     got = list(zip(second.beams[0].tolist(), second.tokens[0].tolist(), strict=True))[:3]
     assert got == [(1, A), (0, A), (0, B)]
@@ -332,15 +341,20 @@ def test_cached_equals_uncached() -> None:
 # -- choosing a strategy ----------------------------------------------------------------------------------------------
 
 
+def search_of(**values: object) -> Search:
+    cfg = GenerationConfig(**values)
+    return search_from_config(replace(cfg, search=search_name(cfg, FAIRSEQ)), Resources(dictionary(5)))
+
+
 def test_keys_choose_the_strategy() -> None:
-    assert type(search_from_config(GenerationConfig())) is BeamSearch
-    groups = search_from_config(GenerationConfig(diverse_beam_groups=3, diverse_beam_strength=0.7))
+    assert type(search_of()) is BeamSearch
+    groups = search_of(diverse_beam_groups=3, diverse_beam_strength=0.7)
     assert isinstance(groups, DiverseBeamSearch)
     assert (groups.groups, groups.strength) == (3, 0.7)
-    siblings = search_from_config(GenerationConfig(diversity_rate=0.3))
+    siblings = search_of(diversity_rate=0.3)
     assert isinstance(siblings, DiverseSiblingsSearch)
     assert siblings.rate == 0.3
-    constrained = search_from_config(GenerationConfig(constraints="ordered"))
+    constrained = search_of(constraints="ordered")
     assert isinstance(constrained, ConstrainedSearch)
     assert constrained.ordered
 
@@ -361,11 +375,11 @@ def test_contradictions_are_refused(values: dict[str, object], words: str) -> No
 def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
     @register_search("last_first")
     class LastFirst(Search):
-        def step(self, step: int, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
-            return BeamSearch().step(step, lprobs.flip(1), scores.flip(1))
+        def step(self, context: StepContext, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
+            return BeamSearch().step(context, lprobs.flip(1), scores.flip(1))
 
     try:
-        assert type(search_from_config(GenerationConfig(search="last_first"))) is LastFirst
+        assert type(search_of(search="last_first")) is LastFirst
     finally:
         SEARCHES._entries.pop("last_first")
     with pytest.raises(ConfigError, match="does not take constraints"):
@@ -386,7 +400,7 @@ def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
     constraints = [[[5, 7], [9]], [], [[8]]] if isinstance(strategy, ConstrainedSearch) else None
 
     def results(rows: slice, use_cache: bool = True) -> list[Pairs]:
-        generator = SequenceGenerator(
+        generator = make_generator(
             [model], dictionary(VOCAB - 4), beam_size=4, max_len_b=9, search_strategy=strategy, use_cache=use_cache
         )
         given = None if constraints is None else constraints[rows]

@@ -12,6 +12,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache import indirection as beam_table_cache
 from seqgen.structures import Batch, Hypothesis
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO
 from tests.scripted_model import batch_of, dictionary
 
@@ -32,7 +33,7 @@ def words() -> Dictionary:
 
 
 def decode(models: list[EncoderDecoderModel], batch: Batch, **options: object) -> list[list[Hypothesis]]:
-    return SequenceGenerator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
+    return make_generator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
 
 
 def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
@@ -83,7 +84,7 @@ def test_alone_equals_batched(name: str) -> None:
 def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
     model, batch = build(name), batch_of(SOURCES)
     prefix = torch.tensor([[5, 6], [7, 1], [1, 1], [4, 4], [9, 1]])
-    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8)
+    generator = make_generator([model], words(), beam_size=3, max_len_b=8)
     results = generator.generate(batch, prefix_tokens=prefix)
     for row, hypotheses in zip(prefix.tolist(), results, strict=True):
         wanted = [token for token in row if token != 1]
@@ -168,4 +169,4 @@ def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
 def test_a_limit_that_is_given_alone_is_the_only_one(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
     generator = SequenceGenerator.from_config([build("fconv_tiny")], words(), cfg)
-    assert generator.max_lengths(torch.tensor([5])).tolist() == [longest]
+    assert generator.last_steps(torch.tensor([5])).tolist() == [longest]

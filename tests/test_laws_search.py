@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
-from seqgen.generation.search.base import Phrases, Search
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.component import Phrases
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import Search
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import SEARCHES
 from seqgen.structures import Batch, Hypothesis
+from tests.generators import make_generator, resources
 from tests.model_zoo import VOCAB, build
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary, random_rule
 
@@ -93,7 +95,7 @@ class Readable(EncoderDecoderModel):
 
 def strategy(name: str) -> Search:
     entry = SEARCHES.entry(name)
-    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values))  # type: ignore[attr-defined]
+    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values), resources(dictionary(5)))  # type: ignore[attr-defined]
     return search
 
 
@@ -104,7 +106,7 @@ def decode(
         phrases = phrases or [[]] * batch.num_sentences
     prefix = options.pop("prefix_tokens", None)
     values = {"beam_size": 4, "max_len": STRATEGIES[name].longest, "min_len": 0, **options}
-    generator = SequenceGenerator(models, dictionary(words), search_strategy=strategy(name), **values)
+    generator = make_generator(models, dictionary(words), search_strategy=strategy(name), **values)
     return generator.generate(batch, prefix, phrases)
 
 
@@ -226,10 +228,10 @@ class Nothing(LogitsProcessor):
     def __init__(self, step: int, sentence: int):
         self.step, self.sentence = step, sentence
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         if context.step < self.step:
             return lprobs
-        return lprobs.masked_fill((context.sentences == self.sentence).unsqueeze(1), -torch.inf)
+        return lprobs.masked_fill((context.sentence_ids == self.sentence).unsqueeze(1), -torch.inf)
 
 
 @names
@@ -239,7 +241,7 @@ def test_everything_forbidden_gives_no_hypothesis(step: int, add_logits: bool, s
     """Of that sentence, none that goes on past the step; the others are what they were."""
     models = [sharp("transformer_tiny")]
     options = {"semantics": semantics, "add_logits": add_logits}
-    found = decode(name, models, lines(), VOCAB - 4, logits_processors=[Nothing(step, 2)], **options)
+    found = decode(name, models, lines(), VOCAB - 4, processors=[Nothing(step, 2)], **options)
     usual = decode(name, models, lines(), VOCAB - 4, **options)
     assert_same(found[:2] + found[3:], usual[:2] + usual[3:])
     assert all(len(h.tokens) <= step and math.isfinite(h.score) for h in found[2])

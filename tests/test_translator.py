@@ -15,8 +15,8 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.model_settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
-from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.text.translator import ModelInMemory, Translator
+from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
@@ -29,7 +29,7 @@ def test_translations_are_those_of_the_generator(name: str) -> None:
     one = text_model(name)
     found = Translator(one).translate(TEXTS, beam=4, nbest=3, **SHORT)
     batch = batch_of([one.task.encode_source(text).tolist() for text in TEXTS])
-    wanted = SequenceGenerator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
+    wanted = make_generator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
     assert [translation.source for translation in found] == TEXTS
     for translation, hypotheses in zip(found, wanted, strict=True):
         assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in hypotheses[:3]]

@@ -28,7 +28,7 @@ from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.files import write_atomically
-from seqgen.generation.compatibility import check_combinations
+from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import TASKS, register_task
@@ -294,7 +294,7 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
     before = plain.get("generation")
     semantics = cfg.semantics or (before.get("semantics", "") if isinstance(before, dict) else "")
     cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
-    check_combinations(cfg)
+    check_compatible(cfg)
     plain["generation"] = to_dict(cfg)
     write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
 

@@ -159,20 +159,6 @@ class Dictionary:
         return dictionary
 
     @classmethod
-    def from_sentencepiece(cls, model_file: Path | str) -> Self:
-        """The pieces of a SentencePiece model with the model's own ids.
-
-        A special symbol that the model lacks is appended at the end; begin-of-sentence stays away.
-
-        Raises:
-            DataError: the file is missing or not a SentencePiece model.
-        """
-        from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-
-        dictionary = SentencePieceTokenizer(read_model(Path(model_file))).dictionary
-        return cls(dictionary.symbols, **dictionary.special_ids)  # type: ignore[arg-type]
-
-    @classmethod
     def load(cls, path: Path | str) -> Self:
         """Read a vocabulary: one that ``save`` wrote as ``.json``, or else a fairseq ``dict.txt``.
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.generation.candidates import Candidates
+from seqgen.generation.candidates import Candidates, gather_beams
 
 _BLOCK = 32
 """Steps that memory is made for at a time."""
 
 
-class History:
+class BackPointers:
     """Tokens, parents and scores of the beams of all live sentences, step by step.
 
     Args:
@@ -37,7 +37,7 @@ class History:
         self.length = 0
         self.tokens = torch.zeros(sentences, 0, beam, dtype=torch.int64, device=device)
         self.parents = torch.zeros_like(self.tokens)
-        self.sums: Tensor | None = None
+        self.cumulative: Tensor | None = None
         self.attention: Tensor | None = None
         self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
         """The step at which each sentence began; what stands before it is not its own."""
@@ -57,29 +57,29 @@ class History:
         if attention is not None:
             self.attention = _written(self.attention, self.length, attention)
 
-    def append(self, going_on: Candidates) -> None:
+    def append(self, active: Candidates) -> None:
         """Go on with the next step.
 
         Args:
-            going_on: ``beam`` candidates of each live sentence.
+            active: ``beam`` candidates of each live sentence.
         """
-        self.tokens = _written(self.tokens, self.length, going_on.tokens)
-        self.parents = _written(self.parents, self.length, going_on.beams)
-        self.sums = _written(self.sums, self.length, going_on.scores)
+        self.tokens = _written(self.tokens, self.length, active.tokens)
+        self.parents = _written(self.parents, self.length, active.beams)
+        self.cumulative = _written(self.cumulative, self.length, active.scores)
         self.length += 1
         if self._matrix is not None:
-            rows = gather_beams(self._matrix, going_on.beams)
-            self._matrix = torch.cat([rows, going_on.tokens.unsqueeze(-1)], dim=-1)
+            rows = gather_beams(self._matrix, active.beams)
+            self._matrix = torch.cat([rows, active.tokens.unsqueeze(-1)], dim=-1)
 
     def select(self, keep: Tensor) -> None:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
         self.tokens, self.parents = self.tokens.index_select(0, keep), self.parents.index_select(0, keep)
-        self.sums = None if self.sums is None else self.sums.index_select(0, keep)
+        self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
         self.starts = self.starts.index_select(0, keep)
 
-    def merge(self, other: History) -> None:
+    def merge(self, other: BackPointers) -> None:
         """Add the sentences of another batch behind these, the last step of both being the same from now on.
 
         What both have in common at the beginning is forgotten: of histories of 5 and 2 steps, the second begins 3 steps
@@ -87,7 +87,7 @@ class History:
         """
         length = max(self.length, other.length)
         begins = [one.starts + (length - one.length) for one in (self, other)]
-        for name in ("tokens", "parents", "sums"):
+        for name in ("tokens", "parents", "cumulative"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(
                 self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
@@ -96,10 +96,10 @@ class History:
         self.length = length
         self._matrix = None
 
-    def trim(self, steps: int) -> None:
+    def crop_left(self, steps: int) -> None:
         """Forget the first steps, in which no sentence had begun."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
-        self.sums = None if self.sums is None else self.sums[:, steps:]
+        self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
         self.starts = self.starts - steps
         self.length -= steps
 
@@ -142,7 +142,9 @@ class History:
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
         sums = (
-            tokens.new_zeros(tokens.shape) if self.sums is None else _from(self.sums[sentences].cpu(), begins, longest)
+            tokens.new_zeros(tokens.shape)
+            if self.cumulative is None
+            else _from(self.cumulative[sentences].cpu(), begins, longest)
         )
         attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
         traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
@@ -182,9 +184,3 @@ def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:
         return memory[:, :length]
     steps = (begins.unsqueeze(1) + torch.arange(length)).clamp(max=memory.size(1) - 1)
     return memory.gather(1, steps.view(*steps.shape, *[1] * (memory.dim() - 2)).expand(-1, -1, *memory.shape[2:]))
-
-
-def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
-    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
-    index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
-    return values.gather(1, index)

@@ -93,7 +93,7 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     return Candidates(best, tokens, torch.where(is_inside, beams.gather(1, winner), rest // width))
 
 
-def log_normalizer(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
     """The logarithm of the sum of the exponentials of each row.
 
     Args:
@@ -107,3 +107,9 @@ def log_normalizer(logits: Tensor) -> Tensor:
     # and a logarithm apart, and many times quicker than its logsumexp.
     parts = [rows.amax(1, keepdim=True) - rows.log_softmax(1).amax(1, keepdim=True) for rows in logits.split(at_once)]
     return torch.cat(parts)
+
+
+def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
+    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
+    index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
+    return values.gather(1, index)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
+from seqgen.generation.rules import rules_named
 
 DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
 """The built-in strategies that draw at random."""
@@ -33,12 +34,12 @@ class Need(NamedTuple):
 
     Attributes:
         keys: names of fields; one counts as given where its value is not the default.
-        met: whether a configuration, under some semantics, has what they need.
+        met: whether a configuration has what they need.
         sentence: what they need, after "generation.KEY=VALUE ".
     """
 
     keys: tuple[str, ...]
-    met: Callable[[GenerationConfig, str], bool]
+    met: Callable[[GenerationConfig], bool]
     sentence: str
 
 
@@ -47,111 +48,104 @@ CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cuto
 NEEDS = (
     Need(
         CUTOFFS,
-        lambda cfg, semantics: draws(cfg) or of_a_user(cfg),
+        lambda cfg: draws(cfg) or of_a_user(cfg),
         "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
     ),
     Need(
-        ("temperature",),
-        lambda cfg, semantics: semantics == "fairseq" or draws(cfg) or of_a_user(cfg),
-        "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true, or leave it out",
-    ),
-    Need(
         ("sampling",),
-        lambda cfg, semantics: cfg.search not in NOT_DRAWING,
+        lambda cfg: cfg.search not in NOT_DRAWING,
         "draws at random, and the strategy that generation.search names does not; choose one",
     ),
     Need(
         ("sampling",),
-        lambda cfg, semantics: cfg.diverse_beam_groups < 1 and cfg.diversity_rate <= 0 and not cfg.constraints,
+        lambda cfg: cfg.diverse_beam_groups < 1 and cfg.diversity_rate <= 0 and not cfg.constraints,
         "is one search strategy, and generation.diverse_beam_groups, diversity_rate and constraints are others; "
         "choose one",
     ),
     Need(
         ("diverse_beam_strength",),
-        lambda cfg, semantics: cfg.diverse_beam_groups > 0,
+        lambda cfg: cfg.diverse_beam_groups > 0,
         "has no effect without generation.diverse_beam_groups; give both or neither",
     ),
     Need(
         ("penalty_alpha", "contrastive_topk"),
-        lambda cfg, semantics: cfg.search == "contrastive" or of_a_user(cfg),
+        lambda cfg: cfg.search == "contrastive" or of_a_user(cfg),
         "belongs to contrastive search; give generation.search=contrastive, or leave it out",
     ),
     Need(
         ("draft_tokens",),
-        lambda cfg, semantics: bool(cfg.draft) or cfg.prompt_lookup > 0,
+        lambda cfg: bool(cfg.draft) or cfg.prompt_lookup > 0,
         "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
     ),
     Need(
         ("draft",),
-        lambda cfg, semantics: cfg.prompt_lookup == 0,
+        lambda cfg: cfg.prompt_lookup == 0,
         "and generation.prompt_lookup both draft; choose one",
     ),
     Need(
         ("mbr",),
-        lambda cfg, semantics: cfg.beam > 1 and cfg.search not in ("greedy", "contrastive"),
+        lambda cfg: cfg.beam > 1 and cfg.search not in ("greedy", "contrastive"),
         "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
         "search, which write one whatever the beam",
     ),
     Need(
         ("exponential_decay_start",),
-        lambda cfg, semantics: cfg.exponential_decay_factor != 1,
+        lambda cfg: cfg.exponential_decay_factor != 1,
         "has no effect without generation.exponential_decay_factor; give both or neither",
     ),
     Need(
-        ("early_stopping",),
-        lambda cfg, semantics: semantics == "huggingface",
-        "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out",
-    ),
-    Need(
-        ("forced_last",),
-        lambda cfg, semantics: semantics == "huggingface",
-        "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
-        "generation.semantics=huggingface, or leave it out",
-    ),
-    Need(
         ("lenpen", "length_penalty"),
-        lambda cfg, semantics: not cfg.unnormalized,
+        lambda cfg: not cfg.unnormalized,
         "has no effect with generation.unnormalized=true; leave one out",
     ),
     Need(
         ("max_len_a", "max_len_b"),
-        lambda cfg, semantics: not cfg.match_source_len,
+        lambda cfg: not cfg.match_source_len,
         "has no effect with generation.match_source_len=true; leave one out",
     ),
     Need(
         ("min_len",),
-        lambda cfg, semantics: not cfg.max_len or cfg.min_len <= cfg.max_len,
+        lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
         "is more than generation.max_len allows; lower the one or raise the other",
     ),
     Need(
         ("nbest",),
-        lambda cfg, semantics: cfg.nbest <= cfg.beam,
+        lambda cfg: cfg.nbest <= cfg.beam,
         "hypotheses are more than generation.beam keeps; lower the one or raise the other",
     ),
     Need(
         ("nbest",),
-        lambda cfg, semantics: cfg.search != "greedy",
+        lambda cfg: cfg.search != "greedy",
         "hypotheses are more than the one that greedy search writes; choose another search",
     ),
 )
 """What is refused, in the order in which it is looked for."""
 
 
-def check_combinations(cfg: GenerationConfig, semantics: str = "") -> None:
-    """Refuse keys that exclude each other, or of which one means nothing without another.
+def check_compatible(cfg: GenerationConfig) -> None:
+    """Refuse keys that exclude each other, or that have no effect without another key or under the rules in use.
 
     Args:
         cfg: the configuration.
-        semantics: ``"fairseq"`` or ``"huggingface"``; if not given, what the configuration says, or else fairseq.
 
     Raises:
-        ConfigError: the first such combination, the reason and the remedy.
+        ConfigError: the first such key, the reason and what to do.
     """
-    semantics = semantics or cfg.semantics or "fairseq"
+    for key, reason in incompatible(cfg):
+        value = getattr(cfg, key)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"generation.{key}={shown} {reason}")
+
+
+def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
+    """The keys that ``check_compatible`` refuses, and why."""
     neutral = dataclasses.asdict(GenerationConfig())
+    given = [key for key, value in vars(cfg).items() if value != neutral[key]]
     for need in NEEDS:
         for key in need.keys:
-            value = getattr(cfg, key)
-            if value != neutral[key] and not need.met(cfg, semantics):
-                shown = str(value).lower() if isinstance(value, bool) else value
-                raise ConfigError(f"generation.{key}={shown} {need.sentence}")
+            if key in given and not need.met(cfg):
+                yield key, need.sentence
+    rules = rules_named(cfg.semantics)
+    for key in given:
+        if reason := rules.objection(cfg, key):
+            yield key, reason

@@ -1,7 +1,7 @@
 """Finished hypotheses: which candidates end, how they rank, and when a sentence is done.
 
 Three rules, each a class; docs/decoding.md compares them. Everything stays in tensors of fixed shape, so that nothing
-waits for the device: a finished hypothesis is the place where it ended, and ``History`` reads it backwards from there.
+waits for the device: a finished hypothesis is the place where it ended, and ``BackPointers`` reads it backwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.generation.backpointers import History
+from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
 from seqgen.structures import Hypothesis
 
@@ -72,10 +72,12 @@ class FinishedHypotheses:
         """Tokens of the hypothesis in each place, the last one included; 0 where the place is free."""
         self.beams = torch.zeros_like(self.lengths)
         self.tokens = torch.zeros_like(self.lengths)
-        self.sums = torch.full((sentences, beam), -torch.inf, device=device)
-        self.scores = torch.full_like(self.sums, -torch.inf)
+        self.cumulative = torch.full((sentences, beam), -torch.inf, device=device)
+        self.scores = torch.full_like(self.cumulative, -torch.inf)
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
         """Take those candidates that finish, and choose those that go on.
 
         Args:
@@ -89,11 +91,11 @@ class FinishedHypotheses:
         """
         raise NotImplementedError
 
-    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """Which sentences need no further hypotheses, or can get none.
 
         Args:
-            going_on: what ``take`` returned.
+            active: what ``take`` returned.
             step: the same as there, ``(live,)`` int64 where sentences differ.
             max_lengths: ``(live,)`` int64, the last step of each sentence.
 
@@ -104,28 +106,28 @@ class FinishedHypotheses:
 
     def select(self, keep: Tensor) -> None:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
-        for name in ("lengths", "beams", "tokens", "sums", "scores"):
+        for name in ("lengths", "beams", "tokens", "cumulative", "scores"):
             setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def merge(self, other: Self) -> None:
         """Add the sentences of another batch behind these."""
-        other._widened(self.sums.dtype)
-        for name in ("lengths", "beams", "tokens", "sums", "scores"):
+        other._widened(self.cumulative.dtype)
+        for name in ("lengths", "beams", "tokens", "cumulative", "scores"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
-    def hypotheses(self, sentences: Tensor, history: History) -> list[list[Hypothesis]]:
+    def hypotheses(self, sentences: Tensor, backpointers: BackPointers) -> list[list[Hypothesis]]:
         """Read out sentences; this is where hypotheses leave the device.
 
         Args:
             sentences: ``(k,)`` int64 live sentences.
-            history: what was written.
+            backpointers: what was generated.
 
         Returns:
             The hypotheses of each sentence, best first; those with equal scores in the order of their places.
         """
         lengths, beams = self.lengths[sentences], self.beams[sentences]
-        before, totals, weights = history.trace(sentences, beams, (lengths - 1).clamp(min=0))
-        last, sums = self.tokens[sentences].cpu(), self.sums[sentences].cpu()
+        before, totals, weights = backpointers.trace(sentences, beams, (lengths - 1).clamp(min=0))
+        last, sums = self.tokens[sentences].cpu(), self.cumulative[sentences].cpu()
         results = []
         rows = zip(lengths.tolist(), self.scores[sentences].tolist(), strict=True)
         for row, (sizes, scores) in enumerate(rows):
@@ -144,10 +146,10 @@ class FinishedHypotheses:
 
     def _widened(self, dtype: torch.dtype) -> None:
         """Take over the number format of the scores."""
-        if self.sums.dtype != dtype:
-            self.sums, self.scores = self.sums.to(dtype), self.scores.to(dtype)
+        if self.cumulative.dtype != dtype:
+            self.cumulative, self.scores = self.cumulative.to(dtype), self.scores.to(dtype)
 
-    def _first_going_on(self, candidates: Candidates, ends: Tensor) -> Candidates:
+    def _first_active(self, candidates: Candidates, ends: Tensor) -> Candidates:
         """The first ``beam`` candidates that have not ended, in their order."""
         # a stable sort of [no, yes, no, no] by "ends" gives the columns [0, 2, 3, 1]
         columns = ends.to(torch.int8).argsort(dim=1, stable=True)[:, : self.beam]
@@ -160,7 +162,7 @@ class FinishedHypotheses:
         index = torch.where(taken, places, self.beam)
         lengths = torch.zeros_like(candidates.tokens) + (step + 1)
         values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
-        for name, value in zip(("lengths", "beams", "tokens", "sums", "scores"), values, strict=True):
+        for name, value in zip(("lengths", "beams", "tokens", "cumulative", "scores"), values, strict=True):
             room = torch.nn.functional.pad(getattr(self, name), (0, 1))
             setattr(self, name, room.scatter(1, index, value)[:, : self.beam])
 
@@ -177,7 +179,7 @@ class FinishedHypotheses:
             "lengths": torch.where(scores > -torch.inf, step + 1, torch.zeros_like(candidates.tokens)),
             "beams": candidates.beams,
             "tokens": candidates.tokens,
-            "sums": candidates.scores,
+            "cumulative": candidates.scores,
             "scores": scores,
         }
         merged = {
@@ -192,7 +194,9 @@ class FinishedHypotheses:
 class FirstFinished(FinishedHypotheses):
     """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever those that go on would have scored."""
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
         """Take what ends among the first ``beam`` candidates, as many as there are places for."""
         self._widened(candidates.scores.dtype)
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
@@ -202,12 +206,12 @@ class FirstFinished(FinishedHypotheses):
         scores = self.ranking.score(candidates.scores, step + 1)
         scores = scores if bonus is None else scores + bonus
         self._place(places, finished & (places < self.beam), candidates, scores, step)
-        return self._first_going_on(candidates, ends)
+        return self._first_active(candidates, ends)
 
-    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All places are filled, the maximum is reached, or no beam can give one."""
         full = (self.lengths > 0).all(1)
-        return full | (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)
+        return full | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
 
 class BestFinished(FinishedHypotheses):
@@ -230,7 +234,9 @@ class BestFinished(FinishedHypotheses):
         self.early_stopping = early_stopping
         self._all_ended = torch.zeros(sentences, dtype=torch.bool, device=device)
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
         """Take what ends among the first ``beam`` candidates and beats the worst."""
         self._widened(candidates.scores.dtype)
         possible = candidates.scores > -torch.inf
@@ -248,13 +254,13 @@ class BestFinished(FinishedHypotheses):
             candidates.beams.gather(1, columns[:, : self.beam]),
         )
 
-    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """See ``early_stopping``; a sentence is done as well when everything has ended."""
         full = (self.lengths > 0).all(1)
         if self.early_stopping == "true":
             return full | self._all_ended
         length = max_lengths + 1 if self.early_stopping == "never" and self.ranking.favours_length else step + 1
-        best = self.ranking.score(going_on.scores[:, 0], length)
+        best = self.ranking.score(active.scores[:, 0], length)
         return (full & (best <= self.scores[:, -1])) | self._all_ended
 
     def select(self, keep: Tensor) -> None:
@@ -271,7 +277,9 @@ class BestFinished(FinishedHypotheses):
 class EachRow(FinishedHypotheses):
     """Every beam is a hypothesis of its own, which ends when it ends: greedy search and sampling."""
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
         """Take each candidate that ends into its own place; candidate ``i`` continues beam ``i``."""
         self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
@@ -281,6 +289,6 @@ class EachRow(FinishedHypotheses):
         self._place(places, finished, candidates, scores, step)
         return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
 
-    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """No beam goes on."""
-        return (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)
+        return (max_lengths <= step) | (active.scores == -torch.inf).all(1)

@@ -13,10 +13,11 @@ from typing import Any
 
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import GenerationConfig
-from seqgen.generation.compatibility import NEEDS, check_combinations, draws
+from seqgen.generation.compatibility import check_compatible, draws, incompatible
+from seqgen.generation.rules import rules_named
 
 OF_THE_COMMAND = frozenset(
-    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie"}
+    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers"}
     | {"replace_unknown", "ensemble_average", "ensemble_weights"}
 )
 """Keys that are never a model's own: how fast, which other files, and what an ensemble does."""
@@ -53,13 +54,13 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
     taken = {key: value for key, value in own[0].items() if key not in given}
-    while vain := _without_effect(_made({**taken, **given})) & set(taken):
-        taken = {key: value for key, value in taken.items() if key not in vain}
+    while useless := _without_effect(_made({**taken, **given})) & set(taken):
+        taken = {key: value for key, value in taken.items() if key not in useless}
     cfg = _made({**taken, **given})
-    check_combinations(cfg, cfg.semantics)
+    check_compatible(cfg)
     worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
     shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
-    notes = [f"decoded as the model says where you do not: generation.{shown}"] if shown else []
+    notes = [f"keys you do not set come from the model: generation.{shown}"] if shown else []
     for number, other in enumerate(own[1:], start=2):
         if differing := _differing(own[0], other) - set(given):
             keys = ", ".join(sorted(differing))
@@ -71,13 +72,12 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
 
 def _made(values: Mapping[str, Any]) -> GenerationConfig:
     cfg = from_dict(GenerationConfig, values, "generation")
-    return dataclasses.replace(cfg, semantics=cfg.semantics or "fairseq")
+    return dataclasses.replace(cfg, semantics=rules_named(cfg.semantics).name)
 
 
 def _without_effect(cfg: GenerationConfig) -> set[str]:
-    """The keys that ``check_combinations`` would refuse."""
-    refused = (need for need in NEEDS if not need.met(cfg, cfg.semantics))
-    return {key for need in refused for key in need.keys if getattr(cfg, key) != NEUTRAL[key]}
+    """The keys that ``check_compatible`` would refuse."""
+    return {key for key, _ in incompatible(cfg)}
 
 
 def _lifted(cfg: GenerationConfig, key: str) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.ensemble.member import check_features
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
@@ -38,8 +39,7 @@ class SequenceScorer:
         pad: id of padding in it.
         eos: id of end-of-sentence in it.
         normalize_scores: whether a score is the mean over tokens rather than the sum.
-        ensemble_average: see ``Ensemble``.
-        ensemble_weights: see ``Ensemble``.
+        combination: combines the members' scores; by default the mean of probabilities.
         need_attention: whether hypotheses carry attention and alignment.
     """
 
@@ -49,11 +49,10 @@ class SequenceScorer:
         pad: int,
         eos: int,
         normalize_scores: bool = True,
-        ensemble_average: str = "probability",
-        ensemble_weights: Sequence[float] = (),
+        combination: Combination | None = None,
         need_attention: bool = False,
     ):
-        self.ensemble = Ensemble(models, ensemble_average, ensemble_weights)
+        self.ensemble = Ensemble(models, combination)
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
         self.need_attention = need_attention
@@ -95,7 +94,7 @@ class SequenceScorer:
                 lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
                 weights.append(out.attention if reads_alike else None)
         members = [_of_tokens(scores, target) for scores in lprobs]
-        positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combine(lprobs), target)
+        positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combination(lprobs, None), target)
         attention = self.ensemble.combine_attention(weights) if self.need_attention else None
         results = []
         for row, tokens in enumerate(target.cpu()):
@@ -125,14 +124,7 @@ class SequenceScorer:
         found = []
         with self.ensemble.evaluating():
             for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
-                if type(model.decoder).extract_features in (
-                    Decoder.extract_features,
-                    IncrementalDecoder.extract_features,
-                ):
-                    raise ConfigError(
-                        f"{type(model.decoder).__name__} has no extract_features, so that its hidden features cannot "
-                        "be returned; implement it, or leave return_hidden out"
-                    )
+                check_features([model], "return_hidden")
                 encoder_out = model.encoder(source.src_tokens, source.src_lengths)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
         return found

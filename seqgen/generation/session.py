@@ -1,150 +1,117 @@
-"""One batch in the middle of being decoded: the loop that drives a search over the members of an ensemble."""
+"""The session: the loop that decodes one batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import DecodingError
-from seqgen.generation.backpointers import History, gather_beams
-from seqgen.generation.candidates import Candidates, log_normalizer
-from seqgen.generation.ensemble.ensemble import Member
-from seqgen.generation.ensemble.guidance import guide
-from seqgen.generation.finished import BestFinished, EachRow, FinishedHypotheses, FirstFinished
-from seqgen.generation.processors.base import DecodingContext, apply_all
-from seqgen.generation.search.base import Phrases, SearchBatch
-from seqgen.structures import Batch, Hypothesis, Source
-
-if TYPE_CHECKING:
-    from seqgen.generation.sequence_generator import SequenceGenerator
-    from seqgen.model import EncoderDecoderModel
+from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
+from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo, Component
+from seqgen.generation.context import Sentences, StepContext, StepOutputs
+from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec
+from seqgen.generation.finished import FinishedHypotheses
+from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
+from seqgen.generation.processors.base import apply_all
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.structures import Hypothesis, Source
 
 
-class Streamer(Protocol):
-    """What takes tokens as they are written."""
+@dataclass(frozen=True)
+class StepScores:
+    """The scores of the next token.
 
-    def put(self, sentence: int, tokens: Sequence[int]) -> None:
-        """Take the next tokens of a sentence.
-
-        Args:
-            sentence: its number in the batch's ``ids``.
-            tokens: their ids.
-        """
-        ...
-
-    def end(self, sentence: int) -> None:
-        """Note that a sentence has come to its end."""
-        ...
-
-
-class Decoding:
-    """A batch that is being decoded; made for one call and thrown away.
-
-    Its tensors hold the live sentences only; ``sentences`` says which ones of the batch they are. A sentence that is
-    done stays as dead weight until enough of them have gathered to pay for moving the others together.
-
-    Args:
-        generator: says how.
-        sample: the batch.
-        prefix_tokens: ``(sentences, P)`` int64 or ``None``.
-        constraints: phrases for each sentence, or ``None``.
-        streamer: takes the tokens of the first beam as they are written, or ``None``.
-        beam: rows of each sentence; the generator's beam size if not given.
+    Attributes:
+        lprobs: ``(live, beam, V)`` what each token adds; log-probabilities, or logits where nothing needs them
+            normalized.
+        scores: ``(live, beam)`` what it adds to: cumulative scores, less the log-sum-exp of the logits in that case.
+        attention: ``(live, beam, S)`` where wanted.
     """
 
-    def __init__(
-        self,
-        generator: SequenceGenerator,
-        sample: Batch,
-        prefix_tokens: Tensor | None = None,
-        constraints: Sequence[Phrases] | None = None,
-        streamer: Streamer | None = None,
-        beam: int | None = None,
-    ):
-        self.generator = generator
-        self.beam = beam or generator.beam_size
-        self.streamer = streamer
-        sources = generator.ensemble.sources(sample)
-        starts = [model.start_symbol(generator.eos) for model in generator.models]
-        self.members = self._members(sources, starts)
-        self.guides = self._members(self._empty(sources), starts) if generator.guidance_scale != 1 else []
-        device = sources[0].src_tokens.device
-        count = sample.num_sentences
+    lprobs: Tensor
+    scores: Tensor
+    attention: Tensor | None
+
+
+class Session:
+    """Decodes one batch; made for one call and thrown away.
+
+    Its tensors hold the live sentences only; ``live`` says which sentences of the batch these are. A sentence that is
+    done keeps its rows until enough such sentences are there to pay for moving the others together.
+
+    Args:
+        setup: how to decode.
+        request: the batch, and what is asked of its outputs.
+        beam: rows of each sentence; the setup's beam size if not given.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
+        self.setup, self.request = setup, request
+        self.beam = beam or setup.beam_size
+        sample = request.sample
+        sources = setup.ensemble.sources(sample)
+        device, count = sources[0].src_tokens.device, sample.num_sentences
+        specs = setup.ensemble.members
+        starts = [spec.model.start_symbol(setup.eos) for spec in specs]
+        # generated tokens follow the start symbol of the first member
+        self.members = [
+            self.new_member(spec, source, start if start != starts[0] else None)
+            for spec, source, start in zip(specs, sources, starts, strict=True)
+        ]
+        self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)
-        self.search = generator.search.begin(
-            SearchBatch(
-                count,
-                self.beam,
-                generator.eos,
-                device,
-                constraints,
-                self.ids,
-                len(generator.end_tokens),
-                generator.semantics,
-                generator.end_tokens,
-                generator.pad,
-            )
+        self.live = torch.arange(count, device=device)
+        batch = BatchInfo(
+            count, self.beam, setup.eos, device, request.constraints, self.ids, setup.end_tokens, setup.pad
         )
-        self.stopping = [rule.begin() for rule in generator.stopping]
-        self.sentences = torch.arange(count, device=device)
-        self.done = torch.zeros(count, dtype=torch.bool, device=device)
+        self.search = setup.search.begin(batch)
+        self.combination = setup.ensemble.combination.begin(batch)
+        self.processors = [processor.begin(batch) for processor in setup.processors]
+        self.stopping = [rule.begin(batch) for rule in setup.stopping]
+        self.observers = [observer.begin(batch) for observer in setup.observers]
+        self.needs = setup.needs
+        last_steps = setup.limits.last_steps(sources[0].src_lengths)
+        self.sentences = Sentences(
+            ids=self.ids,
+            max_lengths=last_steps,
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            prefix_tokens=request.prefix_tokens,
+            src_tokens=sources[0].src_tokens,
+            src_padding=_padding(sources[0], specs[0].model.left_pad_source),
+        )
         self.num_done = 0
-        self.read_alike = generator.ensemble.read_alike(sources)
-        self.src_tokens: Tensor | None = sources[0].src_tokens
-        self.src_padding = _padding(sources[0], generator.models[0].left_pad_source)
-        self.prefix_tokens = prefix_tokens
-        self.max_lengths = generator.max_lengths(sources[0].src_lengths)
-        self.first_end = int(self.max_lengths.min())
+        self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage: Tensor | None = None
-        self.history = History(count, self.beam, starts[0], device)
+        self.backpointers = BackPointers(count, self.beam, starts[0], device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.collected: list[int] = []
-        """Sentences whose results were collected since ``fresh`` was last asked."""
-        self.has_joined = False
+        """Sentences whose results were collected since ``new_results`` was last called."""
 
-    def member(self, model: EncoderDecoderModel, source: Source, start_symbol: int | None) -> Member:
-        """One model that has read its source; a way to decode that asks more of it has its own kind.
+    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
+        """One model with its source; a session that asks more of it makes its own kind.
 
         Args:
-            model: the model.
+            spec: the model and its part.
             source: the sentences as it reads them.
-            start_symbol: what its decoder's input begins with; ``None`` where the histories begin with it anyway.
+            start_symbol: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
         """
-        generator = self.generator
-        return Member(model, source, self.beam, start_symbol, generator.use_cache, generator.beam_table)
-
-    def _members(self, sources: Sequence[Source], starts: Sequence[int]) -> list[Member]:
-        """All members; histories begin with the start symbol of the first."""
-        return [
-            self.member(model, source, start if start != starts[0] else None)
-            for model, source, start in zip(self.generator.models, sources, starts, strict=True)
-        ]
-
-    def _empty(self, sources: Sequence[Source]) -> list[Source]:
-        """For each member a source that says nothing: its end-of-sentence alone."""
-        empty = []
-        for model, source in zip(self.generator.models, sources, strict=True):
-            last = source.src_tokens.size(1) if model.left_pad_source else source.src_lengths
-            columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
-            ends = source.src_tokens.gather(1, columns.unsqueeze(1))
-            empty.append(Source(ends, torch.ones_like(source.src_lengths)))
-        return empty
+        debug = self.setup.debug
+        return Member(spec.model, source, self.beam, start_symbol, debug.use_cache, debug.beam_table)
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
-        generator = self.generator
-        own = self.search.finished(generator.ranking, generator.early_stopping)
-        if own is not None:
+        setup = self.setup
+        if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
             return own
         if self.search.independent_rows:
-            return EachRow(count, self.beam, generator.ranking, device)
-        if generator.semantics == "huggingface":
-            return BestFinished(count, self.beam, generator.ranking, device, generator.early_stopping)
-        return FirstFinished(count, self.beam, generator.ranking, device)
+            return setup.rules.finished_rows(count, self.beam, setup.ranking, device)
+        return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.
@@ -161,282 +128,305 @@ class Decoding:
         """Decode one step.
 
         Returns:
-            Whether any sentence wants more.
+            Whether any sentence needs another one.
 
         Raises:
             DecodingError: a model gave NaN or infinity.
         """
-        step = self.history.length
-        lprobs, scores, attention = self.next_scores(step)
-        candidates = self.choose(lprobs, scores, step)
-        ends = self.ends(candidates, step)
-        self.history.attend(attention)
-        own_steps = step - self.history.starts if self.has_joined else None
-        going_on = self.finished.take(
-            candidates,
-            ends,
-            step if own_steps is None else own_steps.unsqueeze(1),
-            self.coverage_penalty(candidates, attention),
-        )
-        before = self.done
-        self.done = before | self.finished.done(going_on, step if own_steps is None else own_steps, self.max_lengths)
-        self.stream(candidates, self.done & ~before)
-        if not self.goes_on(candidates, step):
+        step = self.backpointers.length
+        # (1) The members score the next token, the combination merges their scores, the processors change them.
+        context, scored = self.score(step)
+        # (2) The search strategy chooses candidates.
+        candidates = self.choose(context, scored)
+        # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
+        ended = self.ended(candidates, context)
+        # (4) Those that end may become finished hypotheses; of the others, the best continue.
+        self.backpointers.attend(scored.attention)
+        active = self.finalize(context, candidates, ended, scored.attention)
+        # (5) Sentences that are done leave the batch, once they are enough.
+        if not self.needs_another_step(candidates, step):
             return False
-        if self.num_done * self.generator.compact_at >= len(self.sentences):
-            going_on, attention = self.compact(going_on, attention)
-        self.advance(going_on, attention)
+        attention = scored.attention
+        if self.num_done * self.setup.debug.compact_at >= len(self.live):
+            active, attention = self.compact(active, attention)
+        # (6) Tokens, scores, decoder states and components follow the beams that continue.
+        self.advance(active, attention)
         return True
 
-    def merge(self, other: Decoding) -> None:
-        """Take in the sentences of another batch, which have been decoded for a step at least.
-
-        From then on both are one batch. ``SequenceGenerator.joins`` says whether the generator's ways allow it.
-
-        Args:
-            other: a batch of the same generator, not to be used any more.
-        """
-        self.has_joined = True
-        self.src_tokens = self.src_padding = None  # no processor that reads them is in use
-        self.sentences = torch.cat([self.sentences, other.sentences + len(self.ids)])
-        self.collected += [sentence + len(self.ids) for sentence in other.collected]
-        self.ids = torch.cat([self.ids, other.ids])
-        self.results += other.results
-        for name in ("done", "max_lengths", "scores"):
-            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
-        self.finished.merge(other.finished)
-        self.history.merge(other.history)
-        for mine, theirs in zip(self.members, other.members, strict=True):
-            mine.merge(theirs)
-        if (unseen := int(self.history.starts.min())) > 0:
-            self.history.trim(unseen)
-            for member in self.members:
-                member.trim(unseen)
-        self.first_end = int(self.last_steps.min())
-
-    def drop_done(self) -> None:
-        """Take the results of all sentences that are done, and forget their rows, between two steps."""
-        if self.num_done:
-            self.compact(Candidates(self.scores, self.history.last_tokens(), self.history.last_tokens()), None)
-
-    @property
-    def last_steps(self) -> Tensor:
-        """The last step of each sentence, ``(live,)`` int64, in the batch's own count."""
-        return self.max_lengths + self.history.starts if self.has_joined else self.max_lengths
-
-    @property
-    def renormalizes(self) -> bool:
-        """Whether what processors leave sums to one again: to draw from it, and in Hugging Face's greedy search."""
-        rows = self.search.independent_rows
-        return rows and (self.generator.semantics == "huggingface" or not self.search.additive)
-
-    def next_scores(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Score the next token of every beam.
-
-        Returns:
-            What each token adds ``(live, beam, V)``, what it adds to ``(live, beam)``, and attention
-            ``(live, beam, S)`` where wanted. Where nothing needs normalized scores, the first are logits, and their
-            normalizer is subtracted from the second.
-        """
-        generator = self.generator
-        logits, attention = self._logits()
-        scores = self.scores
-        if self.renormalizes:  # processors may leave nothing of a row, a model may not
+    def score(self, step: int) -> tuple[StepContext, StepScores]:
+        """Score the next token of every beam."""
+        setup, scores = self.setup, self.scores
+        logits, outputs = self._outputs()
+        context = replace(self.context(step, self.beam), scores=scores.flatten(), outputs=outputs)
+        attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
+        log_sum: Tensor | None = None
+        if setup.renormalizes:  # processors may forbid a whole row, a model may not
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
-        if generator.adds_logits:
-            # processors may work in place
-            normalizer = None if self.renormalizes else log_normalizer(logits[0])
-            added = self.process(logits[0], step)
-            if normalizer is None:
-                normalizer = _normalizer_of_allowed(added)
-            return self._by_beam(added), scores - normalizer.view_as(scores), attention
-        lprobs = logits[0] if generator.processes_logits else self._combined(self.members, logits)
-        if self.guides:
-            tokens = self._decoder_input()
-            away = self._combined(self.guides, [guide.next_logits(tokens, False).logits for guide in self.guides])
-            lprobs = guide(lprobs.log_softmax(-1), away, generator.guidance_scale)
-        lprobs = self.process(lprobs, step)
-        if self.renormalizes:
-            nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # a row of which everything is forbidden
+        if setup.adds_logits:
+            lprobs = logits[0]
+            log_sum = None if setup.renormalizes else log_sum_exp(lprobs)  # before processors, which work in place
+        elif setup.processes_logits:
+            lprobs = logits[0]
+        else:
+            models = (spec.model for spec in setup.ensemble.members)
+            each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
+            lprobs = self.combination(each, context)
+        context, lprobs = self._process(context, lprobs)
+        if setup.renormalizes and setup.adds_logits:
+            log_sum = _log_sum_exp_of_allowed(lprobs)
+        elif setup.renormalizes:
+            nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # everything is forbidden
             lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
-        return self._by_beam(lprobs), scores, attention
+        if log_sum is not None:
+            scores = scores - log_sum.view_as(scores)
+        return context, StepScores(context.by_sentence(lprobs), scores, attention)
 
-    def _logits(self) -> tuple[list[Tensor], Tensor | None]:
-        """Logits ``(live * beam, V)`` of each member, in float32 or wider, and their common attention."""
-        generator = self.generator
-        tokens = self._decoder_input()
-        logits, weights = [], []
-        for member, reads_alike in zip(self.members, self.read_alike, strict=True):
-            out = member.next_logits(tokens, generator.need_attention)
-            own = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
-            logits.append(own / generator.temperature if generator.temperature != 1.0 else own)
-            weights.append(out.attention if reads_alike else None)
-        attention = generator.ensemble.combine_attention(weights) if generator.need_attention else None
-        return logits, None if attention is None else self._by_beam(attention)
+    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
+        """Logits ``(rows, V)`` of each member in float32 or wider, and what components declare that they need."""
+        need_attention = ATTENTION in self.needs
+        outputs = self.member_outputs(need_attention)
+        logits = []
+        for out in outputs:
+            wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+            logits.append(wide / self.setup.temperature if self.setup.temperature != 1.0 else wide)
+        attention = None
+        if need_attention:
+            weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
+            attention = self.setup.ensemble.combine_attention(weights)
+        kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
+        return logits, StepOutputs(outputs[0].features, attention, kept)
 
-    def _combined(self, members: Sequence[Member], logits: Sequence[Tensor]) -> Tensor:
-        """Log-probabilities ``(live * beam, V)`` of the ensemble."""
-        lprobs = [member.model.get_normalized_probs(own) for member, own in zip(members, logits, strict=True)]
-        return self.generator.ensemble.combine(lprobs)
+    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+        """What each member computes for the newest token of each row."""
+        tokens, features = self._decoder_input(), FEATURES in self.needs
+        return [
+            member.next_output(tokens, need_attention, features and number == 0)
+            for number, member in enumerate(self.members)
+        ]
 
     def _decoder_input(self) -> Tensor:
-        """Decoder input ``(live * beam, 1 + step)`` int64; where that is enough, only its last column is true."""
-        if self.generator.reads_history:
-            return self.history.matrix().flatten(0, 1)
-        return self.history.last_tokens().reshape(-1, 1).expand(-1, 1 + self.history.length)
+        """Decoder input ``(rows, 1 + step)`` int64; where no decoder reads more, only its last column is valid."""
+        if self.setup.reads_history:
+            return self.backpointers.matrix().flatten(0, 1)
+        return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
 
-    def _by_beam(self, rows: Tensor) -> Tensor:
-        return rows.view(len(self.sentences), self.beam, rows.size(-1))
+    def _process(self, context: StepContext, lprobs: Tensor) -> tuple[StepContext, Tensor]:
+        """Apply the logits processors to ``(rows, V)`` scores."""
+        if FORBIDDEN in self.needs:
+            context = replace(context, watch=ForbiddenWatch(lprobs.log_softmax(-1), 2 * self.beam))
+        return context, apply_all(self.processors, lprobs, context)
 
-    def process(self, lprobs: Tensor, step: int) -> Tensor:
-        """Apply the logits processors to ``(live * beam, V)`` scores."""
-        return apply_all(self.generator.processors, lprobs, self.context(step, self.beam))
-
-    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> DecodingContext:
-        """What processors and stopping rules may look at.
+    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
+        """What components may look at.
 
         Args:
-            step: how many tokens each beam has.
+            step: how many tokens each row has.
             rows: rows of each live sentence.
-            tokens: ``(live, rows, 1 + step)`` int64 what the rows hold; the beams' own if not given.
+            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
         """
-        generator = self.generator
-        if tokens is None:
-            tokens = self.history.matrix() if generator.processors_read else self.sentences.new_zeros(0, 0, 1)
-        written = tokens.flatten(0, 1)
-        return DecodingContext(
+        setup = self.setup
+        return StepContext(
             step=step,
-            tokens=written[:, 1:],
-            written=written if generator.semantics == "huggingface" else written[:, 1:],
-            max_lengths=self.last_steps.repeat_interleave(rows),
+            sentences=self.sentences,
+            rows_per_sentence=rows,
+            eos=setup.eos,
+            pad=setup.pad,
             first_end=self.first_end,
-            prefix_tokens=None if self.prefix_tokens is None else self.prefix_tokens.repeat_interleave(rows, 0),
-            eos=generator.eos,
-            pad=generator.pad,
-            src_tokens=None if self.src_tokens is None else self.src_tokens.repeat_interleave(rows, 0),
-            src_padding=None if self.src_padding is None else self.src_padding.repeat_interleave(rows, 0),
-            sentences=self.ids[self.sentences].repeat_interleave(rows),
-            starts=self.history.starts.repeat_interleave(rows) if self.has_joined else None,
+            read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
+            counts_start=setup.rules.counts_start,
         )
 
-    def choose(self, lprobs: Tensor, scores: Tensor, step: int) -> Candidates:
+    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """Let the search strategy choose candidates; sentences that are done have none."""
-        candidates = self.search.step(step, lprobs, scores)
-        alive = candidates.scores.masked_fill(self.done.unsqueeze(1), -torch.inf)
+        candidates = self.search.step(context, scored.lprobs, scored.scores)
+        alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
 
-    def ends(self, candidates: Candidates, step: int) -> Tensor:
-        """Which candidates have come to their end: ``(live, K)`` bool."""
-        generator = self.generator
-        ends = candidates.tokens == generator.end_tokens[0]
-        for token in generator.end_tokens[1:]:
-            ends |= candidates.tokens == token
-        if generator.semantics == "huggingface":
-            ends |= (self.last_steps <= step).unsqueeze(1)
+    def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
+        """Which candidates end: ``(live, K)`` bool."""
+        ended = candidates.tokens == self.setup.end_tokens[0]
+        for token in self.setup.end_tokens[1:]:
+            ended |= candidates.tokens == token
+        if not self.setup.rules.forces_end:
+            ended |= (self.sentences.max_lengths <= context.step).unsqueeze(1)
         if self.stopping:
-            rows = candidates.tokens.size(1)
-            tokens = torch.cat(
-                [gather_beams(self.history.matrix(), candidates.beams), candidates.tokens.unsqueeze(-1)], dim=-1
-            )
-            context = self.context(step, rows, tokens[..., :-1])
+            parents = gather_beams(self.backpointers.matrix(), candidates.beams)
+            tokens = torch.cat([parents, candidates.tokens.unsqueeze(-1)], dim=-1)
+            of_candidates = self.context(context.step, candidates.tokens.size(1), tokens[..., :-1])
+            of_candidates = replace(of_candidates, scores=candidates.scores.flatten())
             for rule in self.stopping:
-                ends |= rule(tokens.flatten(0, 1)[:, 1:], context).view_as(ends)
-        return ends
+                ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
+        return ended
+
+    def finalize(
+        self, context: StepContext, candidates: Candidates, ended: Tensor, attention: Tensor | None
+    ) -> Candidates:
+        """Finalize hypotheses, note which sentences are done, and tell observers and the streamer.
+
+        Returns:
+            The ``beam`` candidates of each sentence that continue.
+        """
+        own = context.step if self.sentences.starts is None else context.step - self.sentences.starts
+        by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
+        before = Places.of(self.finished) if self.observers else None
+        was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
+        active = self.finished.finalize(candidates, ended, by_candidate, penalty)
+        done = was_done | self.finished.done(active, own, self.sentences.own_limits)
+        self.sentences = replace(self.sentences, done=done)
+        if before is not None:
+            watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
+            after = Places.of(self.finished)
+            record = StepRecord(context, candidates, ended, active, was_done, done, before, after, watch)
+            for observer in self.observers:
+                observer.observe(record)
+        self.stream(candidates, done & ~was_done)
+        return active
 
     def coverage_penalty(self, candidates: Candidates, attention: Tensor | None) -> Tensor | None:
-        """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` where there is none."""
-        weight = self.generator.ranking.coverage
+        """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` without one."""
+        weight = self.setup.ranking.coverage
         if not weight or attention is None:
             return None
         covered = attention if self.coverage is None else self.coverage + attention
         logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
-        if self.src_padding is not None and self.src_padding.size(1) == logs.size(-1):
-            logs = logs.masked_fill(self.src_padding.unsqueeze(1), 0.0)
+        padding = self.sentences.src_padding
+        if padding is not None and padding.size(1) == logs.size(-1):
+            logs = logs.masked_fill(padding.unsqueeze(1), 0.0)
         return weight * logs.sum(-1)
 
     def stream(self, candidates: Candidates, done: Tensor) -> None:
         """Hand the newest token of each sentence's first beam to the streamer, and say which sentences are done now."""
-        if self.streamer is None:
+        streamer = self.request.streamer
+        if streamer is None:
             return
-        going = (candidates.scores[:, 0] > -torch.inf).tolist()
-        tokens, ids = candidates.tokens[:, 0].tolist(), self.ids[self.sentences].tolist()
-        for sentence, token, goes, ended in zip(ids, tokens, going, done.tolist(), strict=True):
-            if goes:
-                self.streamer.put(sentence, [token])
-            if ended:
-                self.streamer.end(sentence)
+        exists = (candidates.scores[:, 0] > -torch.inf).tolist()
+        tokens, ids = candidates.tokens[:, 0].tolist(), self.sentences.ids.tolist()
+        for sentence, token, exists_, done_ in zip(ids, tokens, exists, done.tolist(), strict=True):
+            if exists_:
+                streamer.put(sentence, [token])
+            if done_:
+                streamer.end(sentence)
 
-    def goes_on(self, candidates: Candidates, step: int) -> bool:
-        """Whether any sentence wants more. This is the one time in a step that the device is waited for."""
+    def needs_another_step(self, candidates: Candidates, step: int) -> bool:
+        """Whether any sentence is not done. This is the one time in a step that the device is waited for."""
         damaged = candidates.scores.isnan()
-        self.num_done, bad = torch.stack([self.done.sum(), damaged.sum()]).tolist()
+        self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
-            sentence = int(self.sentences[damaged.any(1)][0])
+            sentence = int(self.live[damaged.any(1)][0])
             raise DecodingError(
                 f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
-                "are damaged or its number format overflows"
+                "are damaged or its dtype overflows"
             )
-        return self.num_done < len(self.sentences)
+        return self.num_done < len(self.live)
 
-    def compact(self, going_on: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
-        """Take the results of the sentences that are done, and forget their rows."""
-        self.collect(self.done.nonzero().squeeze(1))
-        keep = (~self.done).nonzero().squeeze(1)
-        for name in ("sentences", "done", "max_lengths", "scores", "src_tokens", "src_padding", "prefix_tokens"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value.index_select(0, keep))
-        self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+    @property
+    def components(self) -> list[Component]:
+        """Everything whose state follows the beams."""
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers]
+
+    def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
+        """Collect the results of the sentences that are done, and drop their rows."""
+        done = self.sentences.done
+        self.collect(done.nonzero().squeeze(1))
+        keep = (~done).nonzero().squeeze(1)
+        self.select_sentences(keep)
         self.num_done = 0
-        self.history.select(keep)
-        self.first_end = int(self.last_steps.min()) if len(keep) else 0
+        self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
+        return active.select(keep), None if attention is None else attention.index_select(0, keep)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Drop the rows of all sentences but those in ``keep``, ``(kept,)`` int64."""
+        self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
+        self.sentences = self.sentences.select(keep)
+        self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+        self.backpointers.select(keep)
         self.finished.select(keep)
-        self.search.select_sentences(keep)
-        for member in [*self.members, *self.guides]:
-            member.select_sentences(keep)
-        return going_on.select(keep), None if attention is None else attention.index_select(0, keep)
+        for part in [*self.components, *self.members]:
+            part.select_sentences(keep)
+
+    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+        """Move everything to the next step: tokens, scores, components and decoder states."""
+        if self.setup.ranking.coverage and attention is not None:
+            covered = attention if self.coverage is None else self.coverage + attention
+            self.coverage = gather_beams(covered, active.beams)
+        self.backpointers.append(active)
+        self.scores = active.scores
+        for component in self.components:
+            component.advance(active)
+        if self.search.independent_rows or self.beam == 1:
+            return  # every beam continues itself
+        for member in self.members:
+            member.reorder_beams(active.beams)
+
+    def merge(self, other: Self) -> None:
+        """Add the sentences of another batch, which have been decoded for a step at least.
+
+        From then on both are one batch. ``DecodingSetup.joins`` says whether that is possible.
+
+        Args:
+            other: a session of the same setup, not to be used any more.
+        """
+        self.live = torch.cat([self.live, other.live + len(self.ids)])
+        self.collected += [sentence + len(self.ids) for sentence in other.collected]
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        self.scores = torch.cat([self.scores, other.scores])
+        self.finished.merge(other.finished)
+        for mine, theirs in zip(self.components, other.components, strict=True):
+            mine.merge(theirs)
+        for mine_, theirs_ in zip(self.members, other.members, strict=True):
+            mine_.merge(theirs_)
+        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
+        self.backpointers.merge(other.backpointers)
+        if (unseen := int(self.backpointers.starts.min())) > 0:
+            self.backpointers.crop_left(unseen)
+            for member in self.members:
+                member.crop_left(unseen)
+        starts = self.backpointers.starts
+        self.sentences = Sentences(  # no processor that reads sources or prefixes is in use
+            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
+            max_lengths=own_limits + starts,
+            done=torch.cat([self.sentences.done, other.sentences.done]),
+            starts=starts,
+        )
+        self.first_end = int(self.sentences.max_lengths.min())
+
+    def drop_done(self) -> None:
+        """Collect the results of all sentences that are done, and drop their rows, between two steps."""
+        if self.num_done:
+            self.compact(
+                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
+            )
 
     def collect(self, rows: Tensor) -> None:
         """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, that are done."""
-        owners = self.sentences[rows].tolist()
-        for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.history), strict=True):
+        owners = self.live[rows].tolist()
+        for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.backpointers), strict=True):
             self.results[sentence] = hypotheses
         self.collected += owners
+
+    def collect_all(self) -> None:
+        """Read the hypotheses of all live sentences."""
+        self.collect(torch.arange(len(self.live), device=self.live.device))
+
+    def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Hand over the results collected since the last call: numbers in ``ids``, and hypotheses."""
+        for sentence in self.collected:
+            yield int(self.ids[sentence]), self.results[sentence]
+            self.results[sentence] = []
+        self.collected = []
 
     @property
     def width(self) -> int:
         """How many positions the encoded sources of the batch have."""
         return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
-    def collect_all(self) -> None:
-        """Read the hypotheses of all live sentences."""
-        self.collect(torch.arange(len(self.sentences), device=self.sentences.device))
 
-    def fresh(self) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Hand over the results that were collected since it was last asked: numbers in ``ids``, and hypotheses."""
-        for sentence in self.collected:
-            yield int(self.ids[sentence]), self.results[sentence]
-            self.results[sentence] = []
-        self.collected = []
-
-    def advance(self, going_on: Candidates, attention: Tensor | None) -> None:
-        """Move everything to the next step: histories, scores and decoding states."""
-        if self.generator.ranking.coverage and attention is not None:
-            covered = attention if self.coverage is None else self.coverage + attention
-            self.coverage = gather_beams(covered, going_on.beams)
-        self.history.append(going_on)
-        self.scores = going_on.scores
-        self.search.advance(going_on)
-        if self.search.independent_rows or self.beam == 1:
-            return  # every beam continues itself
-        for member in [*self.members, *self.guides]:
-            member.reorder_beams(going_on.beams)
-
-
-def _normalizer_of_allowed(scores: Tensor) -> Tensor:
-    """The normalizer of scores after processors, ``(rows, 1)``; 0 where they forbid everything, which is no damage."""
+def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:
+    """The log-sum-exp of processed scores, ``(rows, 1)``; 0 where everything is forbidden, which is no error."""
     nothing = scores.amax(1, keepdim=True) == -torch.inf
-    return log_normalizer(scores).masked_fill(nothing, 0.0)
+    return log_sum_exp(scores).masked_fill(nothing, 0.0)
 
 
 def _padding(source: Source, left: bool) -> Tensor | None:

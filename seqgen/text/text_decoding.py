@@ -13,11 +13,12 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
+from seqgen.generation.component import Phrase, Resources
 from seqgen.generation.finished import Ranking
+from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.base import Phrase
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Streamer
+from seqgen.generation.setup import Streamer
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
@@ -114,8 +115,7 @@ class TextDecoding:
             target.dictionary.pad(),
             target.dictionary.eos(),
             not cfg.unnormalized,
-            cfg.ensemble_average,
-            cfg.ensemble_weights,
+            combination_from_config(cfg, Resources(target.dictionary)),
         )
 
     def translate(
@@ -191,7 +191,7 @@ class TextDecoding:
             taken = [waiting.pop() for _ in range(min(max(1, places), len(waiting)))]
             return self._collate(self.readers, [(line, None) for line in taken])
 
-        for number, hypotheses in self.generator.generate_rolling(take):
+        for number, hypotheses in self.generator.generate_continuously(take):
             self._take(by_number[number], hypotheses, 0)
 
     def _demands(self, lines: list[_Line]) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class TextDecoding:
         ids = self.task.target_tokenizer.encode(prefix)
         if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the prefix has what the vocabulary lacks: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = int(self.generator.max_lengths(torch.tensor([len(line.sources[0])]))[0])
+        longest = int(self.generator.last_steps(torch.tensor([len(line.sources[0])]))[0])
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return ids[:longest]

@@ -19,14 +19,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-import seqgen
+from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.model_settings import resolve_settings
+from seqgen.generation.component import Resources
+from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Streamer
+from seqgen.generation.setup import Streamer
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.number_formats import note_on, to_number_format
 from seqgen.structures import Hypothesis
@@ -83,7 +85,7 @@ class Translator:
         self.given = settings
         self.members: list[TextModel] = []
         for item in given:
-            self.members.extend(seqgen.load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+            self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
         resolve_settings([member.generation for member in self.members], settings)  # and here what does not go together
         self.dtype = str(settings.get("dtype", ""))
         self.models = [self._in_number_format(member.model) for member in self.members]
@@ -208,7 +210,7 @@ class Translator:
     def _draft(self, path: str) -> TextModel:
         """The model that drafts for the others, loaded once."""
         if path not in self._drafts:
-            draft: TextModel = seqgen.load_model(path, self.device, torch.float32)
+            draft: TextModel = load_model(path, self.device, torch.float32)
             self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
             self._in_number_format(draft.model)
             self._drafts[path] = draft
@@ -245,7 +247,11 @@ class Translator:
         cfg = self.settings(**settings)
         target = self.task.target_dictionary
         scorer = SequenceScorer(
-            self.models, target.pad(), target.eos(), not cfg.unnormalized, cfg.ensemble_average, cfg.ensemble_weights
+            self.models,
+            target.pad(),
+            target.eos(),
+            not cfg.unnormalized,
+            combination_from_config(cfg, Resources(target)),
         )
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 
 _ANY, _NOTHING = -1, -2
 """What matches every token, and what no sequence has."""
@@ -29,9 +30,8 @@ class SequenceBias(LogitsProcessor):
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
-        self.reads_tokens = self.longest > 1
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         gains = self._biases.to(lprobs)
         if self.longest > 1:

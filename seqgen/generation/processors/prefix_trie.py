@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 
 _NOWHERE = -1
 """Where a hypothesis is that has left the trie."""
@@ -27,10 +28,10 @@ class PrefixConstraint(LogitsProcessor):
     def __init__(self, allowed: Callable[[int, Tensor], Sequence[int]]):
         self.allowed = allowed
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         mask = torch.full_like(lprobs, -torch.inf)
-        for row, (sentence, written) in enumerate(zip(context.sentences.tolist(), context.written, strict=True)):
+        for row, (sentence, written) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
             mask[row, list(self.allowed(sentence, written))] = 0.0
         return lprobs + mask
 
@@ -137,7 +138,7 @@ class TrieConstraint(LogitsProcessor):
     def __init__(self, trie: PrefixTrie):
         self.trie = trie
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         trie = self.trie.to(lprobs.device)
         rows, tokens = trie.edges(trie.walk(context.tokens))

@@ -1,53 +1,29 @@
-"""Processors that look at what stands in the output or in the source already."""
+"""Processors that compare with what stands in the output or in the source already."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor, forbid_completions
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 
 
-class RepetitionPenalty(LogitsProcessor):
-    """Tokens that were written before lose (Keskar et al. 2019, section 4.1).
-
-    A negative score is multiplied by the penalty and a positive one divided by it, so that both become smaller.
-
-    Args:
-        penalty: above 1, repetitions are avoided; below 1, sought.
-    """
-
-    def __init__(self, penalty: float):
-        self.penalty = penalty
-
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
-        """See ``LogitsProcessor``."""
-        return _shrink(lprobs, context.written, self.penalty)
-
-
-class EncoderRepetitionPenalty(LogitsProcessor):
-    """Tokens that the source lacks lose, in that those it has gain: ``RepetitionPenalty`` turned around.
-
-    Padding of the source does not count, so that a sentence's output does not depend on its neighbours' lengths.
+class NoRepeatNgram(LogitsProcessor):
+    """An n-gram that a hypothesis has is not completed a second time.
 
     Args:
-        penalty: above 1, tokens of the source are preferred; below 1, avoided.
+        size: n.
     """
 
-    reads_tokens = False
+    shift_invariant = True
 
-    def __init__(self, penalty: float):
-        self.penalty = penalty
+    def __init__(self, size: int):
+        self.size = size
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        source = context.src_tokens
-        if source is None:
-            return lprobs
-        if context.src_padding is not None:
-            # a row is padded on one side only: what stands at the other end is a token, and one may stand for padding
-            first, last = source[:, :1], source[:, -1:]
-            source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
-        return _shrink(lprobs, source, 1 / self.penalty)
+        return forbid_completions(lprobs, context.generated, context.generated, self.size)
 
 
 class EncoderNoRepeatNgram(LogitsProcessor):
@@ -62,11 +38,80 @@ class EncoderNoRepeatNgram(LogitsProcessor):
     def __init__(self, size: int):
         self.size = size
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.src_tokens is None:
             return lprobs
-        return forbid_completions(lprobs, context.src_tokens, context.written, self.size, context.src_padding)
+        return forbid_completions(lprobs, context.src_tokens, context.generated, self.size, context.src_padding)
+
+
+class RepetitionPenalty(LogitsProcessor):
+    """Tokens that were written before lose (Keskar et al. 2019, section 4.1).
+
+    A negative score is multiplied by the penalty and a positive one divided by it, so that both become smaller.
+
+    Args:
+        penalty: above 1, repetitions are avoided; below 1, sought.
+    """
+
+    def __init__(self, penalty: float):
+        self.penalty = penalty
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        return _shrink(lprobs, context.generated, self.penalty)
+
+
+class EncoderRepetitionPenalty(LogitsProcessor):
+    """Tokens that the source lacks lose, in that those it has gain: ``RepetitionPenalty`` turned around.
+
+    Padding of the source does not count, so that a sentence's output does not depend on its neighbours' lengths.
+
+    Args:
+        penalty: above 1, tokens of the source are preferred; below 1, avoided.
+    """
+
+    def __init__(self, penalty: float):
+        self.penalty = penalty
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        source = context.src_tokens
+        if source is None:
+            return lprobs
+        if context.src_padding is not None:
+            # a row is padded on one side only: what stands at the other end is a token, and one may stand for padding
+            first, last = source[:, :1], source[:, -1:]
+            source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
+        return _shrink(lprobs, source, 1 / self.penalty)
+
+
+def forbid_completions(
+    lprobs: Tensor, text: Tensor, written: Tensor, size: int, padding: Tensor | None = None
+) -> Tensor:
+    """Forbid the last token of each n-gram of a text whose other tokens were written last.
+
+    Args:
+        lprobs: ``(rows, V)``, changed in place.
+        text: ``(rows, L)`` int64 whose n-grams count.
+        written: ``(rows, K)`` int64.
+        size: n.
+        padding: ``(rows, L)`` bool, true where the text is padding; n-grams that touch it do not count.
+
+    Returns:
+        ``lprobs``.
+    """
+    if text.size(1) < size or written.size(1) < size - 1:
+        return lprobs
+    # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is banned
+    windows = text.unfold(1, size, 1)  # (rows, L - size + 1, size)
+    last = written[:, written.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
+    repeated = (windows[..., :-1] == last).all(-1)
+    if padding is not None:
+        repeated &= ~padding.unfold(1, size, 1).any(-1)
+    # the smaller of what is there and of -inf (forbidden) or inf (not): a token may stand in several windows
+    limits = torch.where(repeated, -torch.inf, torch.inf).to(lprobs.dtype)
+    return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
 
 
 def _shrink(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:

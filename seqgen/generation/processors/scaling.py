@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 
 
 class Temperature(LogitsProcessor):
@@ -15,12 +16,10 @@ class Temperature(LogitsProcessor):
         temperature: above 1, probabilities become more even; below 1, less.
     """
 
-    reads_tokens = False
-
     def __init__(self, temperature: float):
         self.temperature = temperature
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return lprobs / self.temperature
 
@@ -28,9 +27,7 @@ class Temperature(LogitsProcessor):
 class Renormalize(LogitsProcessor):
     """Makes probabilities sum to one again. A row in which everything is forbidden stays so."""
 
-    reads_tokens = False
-
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         nothing = lprobs.amax(1, keepdim=True) == -torch.inf
         return lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
@@ -39,8 +36,6 @@ class Renormalize(LogitsProcessor):
 class RemoveInvalid(LogitsProcessor):
     """Replaces NaN by 0 and infinity by the largest number; ``-inf`` stays, since it says that a token is forbidden."""
 
-    reads_tokens = False
-
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return lprobs.nan_to_num(nan=0.0, posinf=torch.finfo(lprobs.dtype).max, neginf=-torch.inf)

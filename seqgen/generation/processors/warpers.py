@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import best_continuations
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 
 _FEW = 512
 """Where so many tokens are enough, the others are not sorted."""
@@ -22,7 +23,6 @@ class Cutoff(LogitsProcessor):
     """
 
     shift_invariant = True
-    reads_tokens = False
 
     def __init__(self, keep: int = 1):
         self.keep = keep
@@ -38,7 +38,7 @@ class Cutoff(LogitsProcessor):
         """
         raise NotImplementedError
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return lprobs.masked_fill(self.improbable(lprobs), -torch.inf)
 

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates, best_continuations
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
 from seqgen.generation.rules.huggingface_finished_groups import GroupedHypotheses
-from seqgen.generation.search.base import Search, SearchBatch
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.beam_allocation import NONE, repeated, take_turns
 from seqgen.generation.search.lexical_constraints import OneAtATime
 
 
-class ConstrainedBeamSearch(Search):
-    """Beam search that shares its beams out among hypotheses that have come differently far with their phrases.
+class HuggingFaceConstrainedBeam(Search):
+    """Beam search that divides its beams among hypotheses that have different numbers of tokens of their phrases.
 
-    To the beams that beam search would go on with there come all continuations that bring a phrase further, and of all
+    To the beams with which beam search would continue come all continuations that bring a phrase further, and of all
     these the best of each bank is taken in turn. A hypothesis finishes only if it has every phrase. The original knows
     phrases in any order only; in a given order, none but the first that is not met may begin. Where no hypothesis has
-    every phrase at the maximum length, it gives some that lack a phrase; here, there are none.
+    every phrase at the maximum length, the original gives some that lack a phrase; here, there are none.
 
     Args:
-        batch: the batch that it searches.
         ordered: whether phrases must occur in the order given.
     """
 
-    def __init__(self, batch: SearchBatch, ordered: bool):
+    takes_constraints = True
+
+    def __init__(self, ordered: bool):
+        self.ordered = ordered
+
+    def begin(self, batch: BatchInfo) -> Any:
+        """See ``Search.begin``; without constraints this is beam search."""
+        return BeamSearch().begin(batch) if batch.constraints is None else _ConstrainedBatch(batch, self.ordered)
+
+
+class _ConstrainedBatch(Search):
+    """The search over one batch."""
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
         assert batch.constraints is not None
         self.batch = batch
         self.constraints = OneAtATime(batch.constraints, ordered, batch.device)
@@ -43,13 +60,13 @@ class ConstrainedBeamSearch(Search):
         self.constraints.select(keep)
         self.progress = self.progress.select(keep)
 
-    def advance(self, going_on: Candidates) -> None:
+    def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
-        self.progress = self.constraints.advance(self.progress.gather(going_on.beams), going_on.tokens)
+        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; behind the best candidates stand those that bring a phrase further."""
-        beam = lprobs.size(1) if step else 1  # at first all beams are the same
+        beam = lprobs.size(1) if context.step else 1  # at first all beams are the same
         totals = lprobs[:, :beam] + scores[:, :beam].unsqueeze(-1)
         best = best_continuations(lprobs[:, :beam], scores[:, :beam], self.batch.num_candidates)
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
@@ -67,7 +84,7 @@ class ConstrainedBeamSearch(Search):
 class _AllocatedHypotheses(GroupedHypotheses):
     """The finished hypotheses of a constrained beam search, which also shares out the beam."""
 
-    def __init__(self, search: ConstrainedBeamSearch, ranking: Ranking, early_stopping: str):
+    def __init__(self, search: _ConstrainedBatch, ranking: Ranking, early_stopping: str):
         batch = search.batch
         super().__init__(batch.num_sentences, batch.beam_size, ranking, batch.device, early_stopping, batch.end_tokens)
         self.search = search

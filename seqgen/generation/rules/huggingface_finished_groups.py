@@ -48,7 +48,9 @@ class GroupedHypotheses(FinishedHypotheses):
         """``(live, groups)`` which groups look for no more hypotheses."""
         self._best = torch.full((sentences, groups), -torch.inf, device=device)
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
         """Take what ends among the first candidates of each group; where all must end, also what would go on."""
         self._widened(candidates.scores.dtype)
         all_end = ends.all(1, keepdim=True)
@@ -101,11 +103,11 @@ class GroupedHypotheses(FinishedHypotheses):
         worst: Tensor = self.scores.unflatten(1, (self.groups, -1))[..., -1]
         return full & (self.ranking.score(self._best, length) <= worst)
 
-    def done(self, going_on: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
+    def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
         """All groups are done, or no beam goes on."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
-        return self.group_done.all(1) | (max_lengths <= step) | (going_on.scores == -torch.inf).all(1)
+        return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
     def select(self, keep: Tensor) -> None:
         """See ``FinishedHypotheses.select``."""

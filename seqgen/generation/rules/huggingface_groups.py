@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from seqgen.generation.candidates import Candidates, best_continuations
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
 from seqgen.generation.finished import Ranking
 from seqgen.generation.rules.huggingface_finished_groups import GroupedHypotheses
-from seqgen.generation.search.base import Search, SearchBatch
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.diverse import check_groups
 
 
-class GroupBeamSearch(Search):
+class HuggingFaceDiverseBeam(Search):
     """Groups that keep to themselves and avoid the tokens of those before them (Vijayakumar et al. 2018, section 4).
 
-    A token loses ``strength`` for each beam of an earlier group that goes on with it. A group keeps its own beams and
-    hypotheses to the end, and all of them are ranked together. One that is done goes on writing padding: so does the
+    A token loses ``strength`` for each beam of an earlier group that continues with it. A group keeps its own beams and
+    hypotheses to the end, and all of them are ranked together. One that is done continues with padding: so does the
     original, whose later groups avoid padding then.
 
     Args:
-        batch: the batch that it searches.
         groups: how many; they divide the beam size.
         strength: see above, in nats.
     """
 
     additive = True
 
-    def __init__(self, batch: SearchBatch, groups: int, strength: float):
-        self.batch = batch
+    def __init__(self, groups: int, strength: float):
         self.groups = groups
         self.strength = strength
-        self.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
+        self.batch = BatchInfo(0, groups, 0, torch.device("cpu"))
+        self.end_tokens = torch.zeros(0, dtype=torch.int64)
         self.hypotheses: GroupedHypotheses | None = None
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        check_groups(batch.beam_size, self.groups)
+        search = copy.copy(super().begin(batch))
+        search.batch = batch
+        search.end_tokens = torch.tensor(batch.end_tokens, device=batch.device)
+        return search
 
     def finished(self, ranking: Ranking, early_stopping: str) -> GroupedHypotheses:
         """See ``Search.finished``."""
@@ -41,7 +54,7 @@ class GroupBeamSearch(Search):
         )
         return self.hypotheses
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; the candidates stand group by group."""
         assert self.hypotheses is not None
         size = lprobs.size(1) // self.groups
@@ -50,12 +63,12 @@ class GroupBeamSearch(Search):
         for group in range(self.groups):
             done = self.hypotheses.group_done[:, group : group + 1]
             # at first all beams of a group are the same
-            rows = slice(group * size, group * size + (size if step else 1))
+            rows = slice(group * size, group * size + (size if context.step else 1))
             penalized = lprobs[:, rows] - self.strength * used.unsqueeze(1)
             own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
             ends = torch.isin(own.tokens, self.end_tokens)
-            going_on = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
-            written = going_on.masked_fill(done, self.batch.pad)
+            active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])
+            written = active.masked_fill(done, self.batch.pad)
             used.scatter_add_(1, written, torch.ones_like(written, dtype=used.dtype))
             # with groups of 3, beams 0 and 1 of group 2 are beams 6 and 7 of the sentence
             chosen.append(Candidates(own.scores.masked_fill(done, -torch.inf), own.tokens, own.beams + group * size))

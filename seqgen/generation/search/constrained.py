@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import option
 from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
-from seqgen.generation.rules.huggingface_constraints import ConstrainedBeamSearch
-from seqgen.generation.search.base import BeamSearch, Search, SearchBatch
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.beam_allocation import allocate, repeated
 from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints
 from seqgen.registry import register_search
@@ -29,34 +32,30 @@ class ConstrainedSearch(Search):
     """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
 
     Hypotheses are divided into banks by how many tokens of the phrases they have, and the beam takes the best of each
-    bank in turn, the furthest bank first. Besides the best candidates of all there are considered the best one of each
-    beam, and all that bring a hypothesis further. No hypothesis ends before it has every phrase. Hugging Face's rules
-    are those of ``ConstrainedBeamSearch``.
+    bank in turn, the furthest bank first. Besides the best candidates of all, the best one of each beam and all that
+    bring a hypothesis further are considered. No hypothesis ends before it has every phrase. By Hugging Face's rules
+    ``HuggingFaceConstrainedBeam`` takes its place.
 
     Args:
         ordered: whether phrases must occur in the order given, none overlapping another.
     """
 
+    takes_constraints = True
+
     def __init__(self, ordered: bool = False):
         self.ordered = ordered
 
-    def begin(self, batch: SearchBatch) -> Search:
+    def begin(self, batch: BatchInfo) -> Any:
         """See ``Search.begin``; without constraints this is beam search."""
         if batch.constraints is None:
             return BeamSearch().begin(batch)
-        if batch.semantics == "huggingface":
-            return ConstrainedBeamSearch(batch, self.ordered)
         return _ConstrainedBatch(batch, self.ordered)
-
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """Not called: ``begin`` gives the strategy that each batch is decoded with."""
-        raise NotImplementedError("begin a batch first")
 
 
 class _ConstrainedBatch(Search):
-    """The search over one batch: its phrases, and how far each beam has come."""
+    """The search over one batch: its phrases, and how many of their tokens each beam has."""
 
-    def __init__(self, batch: SearchBatch, ordered: bool):
+    def __init__(self, batch: BatchInfo, ordered: bool):
         assert batch.constraints is not None
         self.batch = batch
         self.constraints = LexicalConstraints(batch.constraints, ordered, batch.device)
@@ -72,16 +71,16 @@ class _ConstrainedBatch(Search):
         self.constraints.select(keep)
         self.progress = self.progress.select(keep)
 
-    def advance(self, going_on: Candidates) -> None:
+    def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
-        self.progress = self.constraints.advance(self.progress.gather(going_on.beams), going_on.tokens)
+        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         unmet = self.constraints.unmet(self.progress)
         for token in self.batch.end_tokens or [self.batch.eos]:
             lprobs[..., token].masked_fill_(unmet, -torch.inf)
-        candidates = self._candidates(step, lprobs, scores)
+        candidates = self._candidates(context, lprobs, scores)
         reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
         columns = allocate(self.constraints.bank(reached), candidates.scores)
         return candidates.gather(columns[:, : self.batch.num_candidates])
@@ -91,10 +90,10 @@ class _ConstrainedBatch(Search):
         reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
         return self.constraints.unmet(reached)
 
-    def _candidates(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """The best of all, the best of each beam, and those that bring a hypothesis further, each once."""
-        top = self._beam_search.step(step, lprobs, scores)
-        if step == 0:
+        top = self._beam_search.step(context, lprobs, scores)
+        if context.step == 0:
             lprobs, scores = lprobs[:, :1], scores[:, :1]
         totals = lprobs + scores.unsqueeze(-1)
         beam, vocab = totals.shape[1:]
@@ -115,7 +114,9 @@ class _CompleteFinished(FirstFinished):
         super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
         self.search = search
 
-    def take(self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None) -> Candidates:
-        """See ``FinishedHypotheses.take``."""
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
+        """See ``FinishedHypotheses.finalize``."""
         scores = candidates.scores.masked_fill(ends & self.search.lacking(candidates), -torch.inf)
-        return super().take(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)
+        return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.rules.huggingface_groups import GroupBeamSearch
-from seqgen.generation.search.base import BeamSearch, Search, SearchBatch
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
 from seqgen.registry import register_search
 
 
@@ -31,8 +34,8 @@ class DiverseBeamSearch(Search):
     The groups choose one after the other, at every step. A token loses ``strength`` for each time that it is among the
     candidates of an earlier group (Hamming diversity), and the loss stays in the scores. Beam ``i`` belongs to group
     ``i % groups``, and the candidates are interleaved rank by rank, so that the first ``beam`` of them are the first
-    few of each group. As in fairseq, groups are places rather than families: when a hypothesis has ended, those after
-    it move up, and the next step finds them in other groups. Hugging Face's rules are those of ``GroupBeamSearch``.
+    few of each group. As in fairseq, a group is a set of ranks: when a hypothesis has ended, those after it move up,
+    and the next step finds them in other groups. By Hugging Face's rules ``HuggingFaceDiverseBeam`` takes its place.
 
     Args:
         groups: how many; the beam size must be a multiple of it. One group is plain beam search.
@@ -46,30 +49,23 @@ class DiverseBeamSearch(Search):
         self.strength = strength
         self._beam_search: Search = BeamSearch()
 
-    def begin(self, batch: SearchBatch) -> Search:
+    def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
-        if batch.beam_size % self.groups:
-            raise ConfigError(
-                f"generation.beam={batch.beam_size} cannot be divided into "
-                f"generation.diverse_beam_groups={self.groups} groups of equal size"
-            )
-        plain = self._beam_search.begin(batch)
-        if self.groups == 1:
-            return plain
-        if batch.semantics == "huggingface":
-            return GroupBeamSearch(batch, self.groups, self.strength)
-        search = copy.copy(self)
-        search._beam_search = plain
+        check_groups(batch.beam_size, self.groups)
+        search = copy.copy(super().begin(batch))
+        search._beam_search = self._beam_search.begin(batch)
         return search
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
+        if self.groups == 1:
+            return self._beam_search.step(context, lprobs, scores)
         used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups have each token
         chosen = []
         for group in range(self.groups):
             members = slice(group, None, self.groups)
             penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
-            own = self._beam_search.step(step, penalized, scores[:, members])
+            own = self._beam_search.step(context, penalized, scores[:, members])
             used.scatter_add_(1, own.tokens, (own.scores > -torch.inf).to(used.dtype))
             # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
             chosen.append(Candidates(own.scores, own.tokens, own.beams * self.groups + group))
@@ -106,17 +102,17 @@ class DiverseSiblingsSearch(Search):
         self._beam_search: Search = BeamSearch()
         self._each = 2
 
-    def begin(self, batch: SearchBatch) -> Search:
+    def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
-        search = copy.copy(self)
+        search = copy.copy(super().begin(batch))
         search._beam_search = self._beam_search.begin(batch)
         search._each = batch.num_candidates // batch.beam_size
         return search
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
-        if step == 0:
-            return self._beam_search.step(step, lprobs, scores)
+        if context.step == 0:
+            return self._beam_search.step(context, lprobs, scores)
         beam, vocab = lprobs.shape[1:]
         count = self._each * beam
         siblings = min(count, vocab)
@@ -126,3 +122,16 @@ class DiverseSiblingsSearch(Search):
         best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
         candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
         return candidates.padded(count)
+
+
+def check_groups(beam: int, groups: int) -> None:
+    """Refuse a beam size that cannot be divided among the groups.
+
+    Raises:
+        ConfigError: it is not a multiple of their number.
+    """
+    if beam % groups:
+        raise ConfigError(
+            f"generation.beam={beam} cannot be divided into generation.diverse_beam_groups={groups} groups of equal "
+            "size; give a beam that is a multiple of it"
+        )

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.backpointers import History
+from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.finished import EachRow
-from seqgen.generation.search.base import Phrases, Search
-from seqgen.generation.session import Decoding, Streamer
+from seqgen.generation.search.base import Search
+from seqgen.generation.session import Session, StepScores
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.incremental_state import IncrementalState
 from seqgen.registry import register_search
 from seqgen.structures import Batch, Hypothesis, map_tensors
-
-if TYPE_CHECKING:
-    from seqgen.generation.sequence_generator import SequenceGenerator
 
 _ROUNDING = 1e-4
 """A log-probability may be above zero by so much without being taken for a reward."""
@@ -55,28 +51,6 @@ class ExactSearch(Search):
             raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
         self.expansions, self.at_once = expansions, at_once
 
-    def decode(
-        self,
-        generator: SequenceGenerator,
-        sample: Batch,
-        prefix_tokens: Tensor | None = None,
-        constraints: Sequence[Phrases] | None = None,
-        streamer: Streamer | None = None,
-    ) -> list[list[Hypothesis]]:
-        """Search sentence by sentence; see ``Procedure``.
-
-        Raises:
-            ConfigError: there is a streamer.
-            DecodingError: a sentence needs too many expansions, or a score rises, so that there is no bound.
-        """
-        if streamer is not None:
-            raise ConfigError("exact search knows no token of an output before it knows all; it cannot be streamed")
-        results: list[list[Hypothesis]] = []
-        for row in range(sample.num_sentences):
-            prefix = None if prefix_tokens is None else prefix_tokens[row : row + 1]
-            results += ExactDecoding(self, generator, sample, row, prefix, constraints).run()
-        return results
-
 
 @dataclass
 class Branch:
@@ -85,16 +59,16 @@ class Branch:
     Attributes:
         candidates: ``(1, K)`` continuations, best first.
         bounds: ``(K,)`` the best score that each may lead to.
-        history: what the beams have written.
+        backpointers: what the beams have generated.
         states: the decoding state of each member.
-        coverage: see ``Decoding``.
+        coverage: see ``Session``.
         attention: at the newest token, likewise.
         tried: how many of the candidates have been.
     """
 
     candidates: Candidates
     bounds: Tensor
-    history: History
+    backpointers: BackPointers
     states: list[IncrementalState | None]
     coverage: Tensor | None
     attention: Tensor | None
@@ -108,61 +82,66 @@ class Branch:
         return self.candidates.gather(columns).padded(count) if columns.numel() else None
 
 
-class ExactDecoding(Decoding):
-    """One sentence that is being searched.
+class ExactSession(Session):
+    """Searches the sentences of a batch, one after the other.
 
     The search goes into the depth: of the newest continuations the best are tried first, several at once, and others
     only when nothing is left of these. So the first outputs are found as a beam search finds them, and what waits
     takes little memory.
 
     Args:
-        exact: the strategy.
-        generator: see ``Decoding``.
-        sample: the whole batch.
-        row: which sentence of it.
-        prefix_tokens: ``(1, P)`` int64 or ``None``, that of the sentence.
-        constraints: see ``Decoding``.
+        setup: see ``Session``; its search is an ``ExactSearch``.
+        request: see ``Session``.
     """
 
-    def __init__(
-        self,
-        exact: ExactSearch,
-        generator: SequenceGenerator,
-        sample: Batch,
-        row: int,
-        prefix_tokens: Tensor | None,
-        constraints: Sequence[Phrases] | None,
-    ):
-        sentence: Batch = map_tensors(sample, lambda tensor: tensor[row : row + 1])
-        super().__init__(generator, sentence, prefix_tokens, constraints, beam=exact.at_once)
-        self.ids, self.sentences = sample.ids.to(self.ids.device), self.sentences + row
-        self.wanted, self.expansions = generator.beam_size, exact.expansions
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        if request.streamer is not None:
+            raise ConfigError("exact search knows no token of an output before it knows all; it cannot be streamed")
+        self.whole = request
+        self.row = 0
+        self._begin(setup, 0)
+
+    def _begin(self, setup: DecodingSetup, row: int) -> None:
+        """Prepare for one sentence of the batch."""
+        assert isinstance(setup.search, ExactSearch)
+        whole, exact = self.whole, setup.search
+        sentence: Batch = map_tensors(whole.sample, lambda tensor: tensor[row : row + 1])
+        prefix = None if whole.prefix_tokens is None else whole.prefix_tokens[row : row + 1]
+        super().__init__(setup, replace(whole, sample=sentence, prefix_tokens=prefix), beam=exact.at_once)
+        self.row, self.live = row, self.live + row
+        self.wanted, self.expansions = setup.beam_size, exact.expansions
         self.expanded = 0
-        self.longest = int(self.max_lengths[0])
+        self.longest = int(self.sentences.max_lengths[0])
         self.scores[:, 1:] = -torch.inf  # at first all beams are the same
         self.branches: list[Branch] = []
         self.found: list[Hypothesis] = []
 
     def run(self) -> list[list[Hypothesis]]:
-        """Search until nothing better is left.
-
-        Returns:
-            The hypotheses of the one sentence.
+        """Search sentence by sentence until nothing better is left.
 
         Raises:
-            DecodingError: see ``ExactSearch.decode``.
+            DecodingError: a sentence needs too many expansions, or a score rises, so that there is no bound.
         """
+        results = []
+        for row in range(self.whole.sample.num_sentences):
+            if row:
+                self._begin(self.setup, row)
+            results.append(self._search())
+        return results
+
+    def _search(self) -> list[Hypothesis]:
+        """The hypotheses of the sentence."""
         self.expand()
         while self.branches:
             branch = self.branches[-1]
-            going_on = branch.take(self.beam, self.least())
-            if going_on is None:
+            active = branch.take(self.beam, self.least())
+            if active is None:
                 self.branches.pop()
             else:
                 self.resume(branch)
-                self.advance(going_on, branch.attention)
+                self.advance(active, branch.attention)
                 self.expand()
-        return [self.found]
+        return self.found
 
     def least(self) -> float:
         """The score that an output must exceed to be wanted."""
@@ -170,35 +149,37 @@ class ExactDecoding(Decoding):
 
     def expand(self) -> None:
         """Score all continuations of the beams: keep what ends, and remember what may still become better."""
-        step = self.history.length
+        step = self.backpointers.length
         self.expanded += int((self.scores > -torch.inf).sum())
         if self.expanded > self.expansions:
             raise DecodingError(
-                f"exact search of sentence {int(self.sentences[0])} of the batch has scored {self.expansions} prefixes "
+                f"exact search of sentence {self.row} of the batch has scored {self.expansions} prefixes "
                 "and would need more; allow more (ExactSearch(expansions=...)) or fewer tokens (generation.max_len), "
                 "or take beam search"
             )
-        lprobs, scores, attention = self.next_scores(step)
-        candidates = self.continuations(lprobs, scores, step)
-        self.history.attend(attention)
-        ends = self.ends(candidates, step)[0]
+        context, scored = self.score(step)
+        attention = scored.attention
+        candidates = self.continuations(scored, step)
+        self.backpointers.attend(attention)
+        ends = self.ended(candidates, context)[0]
         self.keep(_columns(candidates, ends), step, attention)
-        going_on = _columns(candidates, ~ends)
-        if step < self.longest and going_on.scores.numel():
-            states = [member.state for member in [*self.members, *self.guides]]
-            bounds = self.bounds(going_on.scores[0], step + 2)
-            self.branches.append(Branch(going_on, bounds, self.history, states, self.coverage, attention))
+        active = _columns(candidates, ~ends)
+        if step < self.longest and active.scores.numel():
+            states = [member.state for member in self.members]
+            bounds = self.bounds(active.scores[0], step + 2)
+            self.branches.append(Branch(active, bounds, self.backpointers, states, self.coverage, attention))
 
-    def continuations(self, lprobs: Tensor, scores: Tensor, step: int) -> Candidates:
+    def continuations(self, scored: StepScores, step: int) -> Candidates:
         """All continuations that may be wanted, those with the largest sum first: ``(1, K)``."""
+        lprobs, scores = scored.lprobs, scored.scores
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
         totals = totals.masked_fill((scores[0] == -torch.inf).unsqueeze(1), -torch.inf)
-        self.goes_on(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
+        self.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
         if bool((totals > scores[0].unsqueeze(1) + _ROUNDING).any()):
             raise DecodingError(
                 f"exact search needs scores that only fall, and one rises at step {step} in sentence "
-                f"{int(self.sentences[0])} of the batch; take away what rewards tokens (such as unkpen below 0, "
+                f"{self.row} of the batch; take away what rewards tokens (such as unkpen below 0, "
                 "sequence_bias, exponential_decay_factor), or take beam search"
             )
         sums = totals.flatten()
@@ -210,7 +191,7 @@ class ExactDecoding(Decoding):
 
     def bounds(self, sums: Tensor, shortest: int) -> Tensor:
         """The largest score that outputs of at least ``shortest`` tokens can have when they begin with such a sum."""
-        ranking = self.generator.ranking
+        ranking = self.setup.ranking
         return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
 
     def keep(self, ended: Candidates, step: int, attention: Tensor | None) -> None:
@@ -221,20 +202,23 @@ class ExactDecoding(Decoding):
         bonus = self.coverage_penalty(ended, attention)
         if bonus is None:  # then they rank as they stand
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
-        finished = EachRow(1, ended.scores.size(1), self.generator.ranking, ended.tokens.device)
-        finished.take(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
+        finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
+        finished.finalize(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
         first = torch.zeros(1, dtype=torch.int64, device=ended.tokens.device)
-        self.found += finished.hypotheses(first, self.history)[0]
+        self.found += finished.hypotheses(first, self.backpointers)[0]
         self.found = sorted(self.found, key=lambda hypothesis: hypothesis.score, reverse=True)[: self.wanted]
 
     def resume(self, branch: Branch) -> None:
         """Go back to where a branch began; what is written from now on does not touch it."""
-        self.history = copy.deepcopy(branch.history)
+        self.backpointers = copy.deepcopy(branch.backpointers)
         self.coverage = branch.coverage
-        for member, state in zip([*self.members, *self.guides], branch.states, strict=True):
+        for member, state in zip(self.members, branch.states, strict=True):
             member.state = copy.deepcopy(state)
 
 
 def _columns(candidates: Candidates, wanted: Tensor) -> Candidates:
     """The candidates ``(1, K)`` at which ``wanted``, ``(K,)`` bool, is true."""
     return candidates.gather(wanted.nonzero().T)
+
+
+ExactSearch.session_class = ExactSession

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.search.base import Phrase, Phrases
+from seqgen.generation.component import Phrase, Phrases
 from seqgen.generation.search.beam_allocation import NONE
 
 Node: TypeAlias = tuple[int, ...]

@@ -1,26 +1,26 @@
-"""Drafts: guesses of the next tokens, made cheaply, which a larger model then judges all at once."""
+"""Drafters: they propose the next tokens cheaply, and a larger model verifies all of them at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.context import Sentences, StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.processors.base import apply_all
+from seqgen.generation.processors.base import LogitsProcessor, apply_all
+from seqgen.generation.setup import DecodingSetup
 from seqgen.generation.speculative.look_ahead import LookAhead
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
-if TYPE_CHECKING:
-    from seqgen.generation.speculative.verification import Speculation
-
-GUESS, ACCEPTANCE, REPLACEMENT = 3, 4, 5
+DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
 """Counters that keep random numbers apart, beside those of ``randomness``: which token is guessed, whether it is
 accepted, and which token replaces it."""
 
@@ -44,6 +44,30 @@ class Drafts:
     def select(self, keep: Tensor) -> Drafts:
         """Those of some sentences, ``keep`` being ``(kept,)`` int64."""
         return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
+
+
+class DraftTarget(Protocol):
+    """The session that verifies drafts, as drafters see it."""
+
+    setup: DecodingSetup
+    processors: list[LogitsProcessor]
+    backpointers: BackPointers
+    sentences: Sentences
+    beam: int
+    reach: int
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn at random."""
+        ...
+
+    def draw(self, purpose: int, step: int, lprobs: Tensor) -> Tensor:
+        """Draw a token for each row: ``(live, beam, V)`` log-probabilities give ``(live, beam)`` int64."""
+        ...
+
+    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
+        """What components may look at; see ``Session.context``."""
+        ...
 
 
 class Draft(Protocol):
@@ -70,11 +94,11 @@ class Draft(Protocol):
 class Drafter(Protocol):
     """A way to make guesses."""
 
-    def begin(self, decoding: Speculation, source: Source) -> Draft:
+    def begin(self, target: DraftTarget, source: Source) -> Draft:
         """Make ready for a batch.
 
         Args:
-            decoding: the batch.
+            target: the session that verifies.
             source: its sentences as the draft reads them.
         """
         ...
@@ -101,7 +125,7 @@ class ModelDrafter:
         with Ensemble([self.model]).evaluating():
             yield
 
-    def begin(self, decoding: Speculation, source: Source) -> Draft:
+    def begin(self, target: DraftTarget, source: Source) -> Draft:
         """See ``Drafter.begin``.
 
         Raises:
@@ -113,7 +137,7 @@ class ModelDrafter:
                 f"the draft model reads at most {longest} source tokens, and a sentence has "
                 f"{int(source.src_lengths.max())}; shorten it, or decode without generation.draft"
             )
-        return ModelDraft(self.model, decoding, source)
+        return ModelDraft(self.model, target, source)
 
 
 class ModelDraft:
@@ -124,22 +148,21 @@ class ModelDraft:
 
     Args:
         model: the model.
-        decoding: the batch.
+        target: the session that verifies.
         source: its sentences as the model reads them.
     """
 
-    def __init__(self, model: EncoderDecoderModel, decoding: Speculation, source: Source):
-        generator = decoding.generator
-        self.decoding = decoding
-        start = model.start_symbol(generator.eos)
+    def __init__(self, model: EncoderDecoderModel, target: DraftTarget, source: Source):
+        self.target, debug = target, target.setup.debug
+        start = model.start_symbol(target.setup.eos)
         self.member = LookAhead(
             model,
             source,
-            decoding.beam,
-            start if start != decoding.history.start else None,
-            generator.use_cache,
-            generator.beam_table,
-            decoding.reach,
+            target.beam,
+            start if start != target.backpointers.start else None,
+            debug.use_cache,
+            debug.beam_table,
+            target.reach,
         )
         self.longest = model.max_positions()[1]
 
@@ -151,9 +174,9 @@ class ModelDraft:
         for place in range(max(0, min(count, self.longest - step))):
             self.member.read(tokens.flatten(0, 1))
             lprobs = self.scores(tokens, step + place)
-            if self.decoding.draws:
+            if self.target.draws:
                 drawn.append(lprobs)
-                newest = self.decoding.draw(GUESS, step + place, lprobs)
+                newest = self.target.draw(DRAFTED, step + place, lprobs)
             else:
                 newest = lprobs.argmax(-1)
             tokens = torch.cat([tokens, newest.unsqueeze(-1)], dim=-1)
@@ -166,20 +189,20 @@ class ModelDraft:
             tokens: ``(live, beam, 1 + step)`` int64.
             step: how many tokens each row has.
         """
-        decoding, generator = self.decoding, self.decoding.generator
-        logits = self.member.next_logits(tokens.flatten(0, 1), need_attention=False).logits
-        if logits.size(-1) < len(generator.tgt_dict):
-            raise other_vocabulary(logits.size(-1), len(generator.tgt_dict))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / generator.temperature
-        lprobs = logits if generator.processes_logits else self.member.model.get_normalized_probs(logits)
-        context = decoding.context(step, decoding.beam, tokens)
-        lprobs = apply_all(generator.processors, lprobs, context).view(*tokens.shape[:2], -1)
+        target, setup = self.target, self.target.setup
+        logits = self.member.next_output(tokens.flatten(0, 1)).logits
+        if logits.size(-1) < setup.vocab_size:
+            raise other_vocabulary(logits.size(-1), setup.vocab_size)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / setup.temperature
+        lprobs = logits if setup.processes_logits else self.member.model.get_normalized_probs(logits)
+        context = target.context(step, target.beam, tokens)
+        lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
         if bool(lprobs.isnan().any()):
             raise DecodingError(
                 f"the draft model's scores are NaN at step {step}; its weights are damaged or its number format "
                 "overflows"
             )
-        return normalized(lprobs) if decoding.draws else lprobs
+        return normalized(lprobs) if target.draws else lprobs
 
     def select_sentences(self, keep: Tensor) -> None:
         """See ``Draft.select_sentences``."""
@@ -207,22 +230,22 @@ class PromptLookup:
         """See ``Drafter.evaluating``."""
         yield
 
-    def begin(self, decoding: Speculation, source: Source) -> Draft:
+    def begin(self, target: DraftTarget, source: Source) -> Draft:
         """See ``Drafter.begin``."""
-        return LookedUp(self.longest, decoding)
+        return NgramDraft(self.longest, target)
 
 
-class LookedUp:
+class NgramDraft:
     """Guesses for one batch by looking things up; see ``Draft``.
 
     Args:
         longest: tokens that are looked up at most.
-        decoding: the batch.
+        target: the session that verifies.
     """
 
-    def __init__(self, longest: int, decoding: Speculation):
+    def __init__(self, longest: int, target: DraftTarget):
         self.longest = longest
-        self.decoding = decoding
+        self.target = target
 
     def propose(self, step: int, written: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``.
@@ -248,12 +271,12 @@ class LookedUp:
 
     def source(self, beam: int) -> Tensor:
         """The sources of all rows with a gap behind, ``(live * beam, S + 1)``, padding and ends being gaps too."""
-        decoding = self.decoding
-        tokens = decoding.src_tokens
+        target = self.target
+        tokens, padding = target.sentences.src_tokens, target.sentences.src_padding
         assert tokens is not None  # no other batch has joined this one
-        hidden = tokens == decoding.generator.eos
-        if decoding.src_padding is not None:
-            hidden = hidden | decoding.src_padding
+        hidden = tokens == target.setup.eos
+        if padding is not None:
+            hidden = hidden | padding
         tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, 1), value=NOTHING)
         return tokens.repeat_interleave(beam, dim=0)
 

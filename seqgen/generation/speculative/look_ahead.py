@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
-from seqgen.generation.ensemble.ensemble import Member
+from seqgen.generation.ensemble.member import Member, MemberOutput
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import DecoderOut, Source
@@ -18,7 +18,7 @@ class LookAhead(Member):
     """One model mid-decode that reads ahead.
 
     ``rewind`` forgets guesses that were wrong, ``read`` reads the newest tokens and guesses in one pass, and
-    ``next_logits`` then answers for each of these positions without computing anything.
+    ``next_output`` then answers for each of these positions without computing anything.
 
     A decoder that can truncate its state does; of any other a copy of the state is kept, to which it goes back.
 
@@ -89,11 +89,11 @@ class LookAhead(Member):
             out = DecoderOut(logits[:, self.seen :], None if attention is None else attention[:, self.seen :])
         self.out, self.first, self.seen = out, self.seen, tokens.size(1)
 
-    def next_logits(self, tokens: Tensor, need_attention: bool) -> DecoderOut:
+    def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
         """What was computed for the last column of ``tokens``, one of those read last; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
-        return DecoderOut(logits, None if self.out.attention is None else self.out.attention[:, column])
+        return MemberOutput(logits, None if self.out.attention is None else self.out.attention[:, column])
 
     def select_sentences(self, keep: Tensor) -> None:
         """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""

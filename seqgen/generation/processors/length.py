@@ -1,4 +1,4 @@
-"""Tokens that an output begins or ends with, and the pull towards its end."""
+"""Processors of an output's ends: its length, its first token and its last one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,52 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seqgen.generation.processors.base import DecodingContext, LogitsProcessor
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
+
+
+class MinimumLength(LogitsProcessor):
+    """An output does not end before ``min_len`` tokens.
+
+    Args:
+        min_len: tokens before end-of-sentence.
+        end_symbols: ids that end an output besides end-of-sentence.
+        yields: whether a sentence whose maximum is shorter may end there.
+    """
+
+    shift_invariant = True
+    joins = True
+
+    def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
+        self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        if not context.has_joined and context.step >= self.min_len:
+            return lprobs
+        short = context.steps < self.min_len
+        if self.yields:
+            short &= context.max_lengths > context.step
+        for symbol in (context.eos, *self.end_symbols):
+            lprobs[:, symbol].masked_fill_(short, -torch.inf)
+        return lprobs
+
+
+class ForceEndAtMaximum(LogitsProcessor):
+    """At a sentence's maximum length only end-of-sentence remains, with its own score."""
+
+    shift_invariant = True
+    joins = True
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        if context.step < context.first_end:
+            return lprobs
+        ending = context.max_lengths <= context.step
+        end_scores = lprobs[ending, context.eos]
+        lprobs[ending] = -torch.inf
+        lprobs[ending, context.eos] = end_scores
+        return lprobs
 
 
 class ForceFirst(LogitsProcessor):
@@ -19,13 +64,11 @@ class ForceFirst(LogitsProcessor):
             Face's toolkit.
     """
 
-    reads_tokens = False
-
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
         self.shift_invariant = keep_score
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step > 0:
             return lprobs
@@ -41,12 +84,10 @@ class ForceLast(LogitsProcessor):
         token: its id.
     """
 
-    reads_tokens = False
-
     def __init__(self, token: int):
         self.token = token
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step < context.first_end:
             return lprobs
@@ -67,12 +108,10 @@ class ExponentialDecay(LogitsProcessor):
         end_symbols: ids that end an output besides end-of-sentence.
     """
 
-    reads_tokens = False
-
     def __init__(self, start: int, factor: float, end_symbols: Sequence[int] = ()):
         self.start, self.factor, self.end_symbols = start, factor, list(end_symbols)
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         past = context.step - self.start
         if past <= 0:
