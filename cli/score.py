@@ -15,7 +15,7 @@ from seqgen.cli.output import open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.text.metrics import text_scores
+from seqgen.metrics import text_scores
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and

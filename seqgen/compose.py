@@ -7,6 +7,7 @@ added or deleted, and the value of a string-typed key is taken literally, whatev
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -25,15 +26,38 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import SINGLE_COMPONENTS, GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.errors import ConfigError, nearest
-from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS, Registry
+from seqgen.registry import (
+    COMBINATIONS,
+    CRITERIA,
+    LOGITS_PROCESSORS,
+    LR_SCHEDULERS,
+    MODELS,
+    OBSERVERS,
+    OPTIMIZERS,
+    SEARCHES,
+    STOPPING_RULES,
+    TASKS,
+    UTILITIES,
+    Registry,
+)
 
 R = TypeVar("R")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
 }
+DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
+    "search": (SEARCHES, "search"),
+    "combination": (COMBINATIONS, "combination"),
+    "utility": (UTILITIES, "mbr"),
+    "processor": (LOGITS_PROCESSORS, "processors"),
+    "stopping": (STOPPING_RULES, "stopping_rules"),
+    "observer": (OBSERVERS, "observers"),
+}
+"""What the keys of decoding components begin with, their registry, and the key of ``generation`` that names them."""
+
 _ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
 _NAME = "_name"  # under which a chosen component's name is saved beside its values
 _ITEM = re.compile(  # of a list of texts: in quotes as a whole, or up to the next comma
@@ -58,7 +82,8 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     """
     pairs = [_split(override) for override in overrides]
     choices = [f"{key}={value}" for key, value in pairs if _is_group(schema, key)]
-    values = [(key, value) for key, value in pairs if not _is_group(schema, key)]
+    of_components = [(key, value) for key, value in pairs if _is_component_key(schema, key)]
+    values = [(key, value) for key, value in pairs if not _is_group(schema, key) and (key, value) not in of_components]
     name = _store(schema, dict(pair for pair in pairs if _is_group(schema, pair[0])))
     with initialize_config_module("seqgen.conf", version_base="1.3"):
         defaults = _run_hydra(name, choices)
@@ -68,8 +93,93 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     for key, value in literal:
         owner, field = _locate(config, key)
         setattr(owner, field.name, _parse_text(value, _annotation(config, key)))
+    for key, value in of_components:
+        config.generation.components[key] = _parse_component_value(config.generation, key, value)
     check_ranges(config)
     return typing.cast(R, config)
+
+
+def component_config(registry: Registry, name: str, generation: GenerationConfig, **flat: Any) -> Any:
+    """The configuration of a decoding component: its preset or defaults, flat keys, and its own keys over them.
+
+    Args:
+        registry: has the component.
+        name: a registered name or a preset.
+        generation: has the component's own keys.
+        flat: values by field that flat keys of ``generation`` gave.
+
+    Raises:
+        ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    config = registry.config(name)
+    values = {**to_dict(config), **flat, **generation.component_values(registry.group, name)}
+    return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
+
+
+def check_component_keys(generation: GenerationConfig) -> None:
+    """Refuse keys of decoding components that are not in use.
+
+    Raises:
+        ConfigError: the first such key, and the key that names its component.
+    """
+    for key in generation.components:
+        _component_of(generation, key)
+
+
+def _component_of(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
+    """The registry, name and field that ``search.FIELD`` or ``processor.NAME.FIELD`` is about."""
+    group, _, rest = key.partition(".")
+    if group not in DECODING_COMPONENTS or not rest:
+        raise ConfigError(f"unknown key {key!r}{nearest(group, DECODING_COMPONENTS)}; --help lists the keys")
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(generation, chooser)
+    if group in SINGLE_COMPONENTS:
+        name, field = chosen or (generation.ensemble_average if group == "combination" else ""), rest
+        wanted = "NAME"
+    else:
+        wanted, _, field = rest.partition(".")
+        name = wanted if wanted in chosen else ""
+    if not name or not field:
+        raise ConfigError(
+            f"{key!r} has no effect, since generation.{chooser} does not name its {registry.kind}; give "
+            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or leave it out"
+        )
+    return registry, name, field
+
+
+def _parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
+    """The value of a component's own key, of the type that its configuration declares."""
+    registry, name, field = _component_of(generation, key)
+    config = registry.config(name)
+    known = {item.name for item in dataclasses.fields(config)}
+    if field not in known:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, known)}; there are: "
+            f"{', '.join(prefix + item for item in sorted(known)) or 'none'}"
+        )
+    annotation = typing.get_type_hints(type(config))[field]
+    value = _parse_text(text, annotation) if _is_text(annotation) else _parse_plain(key, text)
+    if not _fits(value, annotation):
+        raise ConfigError(f"{key}={text} should be {_describe(annotation)}")
+    metadata = next(item.metadata for item in dataclasses.fields(config) if item.name == field)
+    for item in value if isinstance(value, list) else [value]:
+        _check_value(key, item, metadata)
+    return value
+
+
+def _parse_plain(key: str, text: str) -> Any:
+    """A number, a truth value or a list of these, as Hydra reads them."""
+    try:
+        return OverridesParser.create().parse_override(f"{key}={text}").value()
+    except HydraException:
+        return text
+
+
+def _is_component_key(schema: type, key: str) -> bool:
+    return "generation" in {field.name for field in dataclasses.fields(schema)} and (
+        "." in key and key.partition(".")[0] in DECODING_COMPONENTS
+    )
 
 
 def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -80,8 +190,10 @@ def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str,
         group: name of the group, such as ``"generation"``.
         overrides: ``key=value`` arguments.
     """
-    keys = (_split(override)[0].partition(".") for override in overrides)
+    keys = [_split(override)[0].partition(".") for override in overrides]
     names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
+    if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
+        names["components"] = None
     return {name: getattr(getattr(config, group), name) for name in names}
 
 
@@ -130,7 +242,7 @@ def to_dict(config: Any) -> dict[str, Any]:
             named = {_NAME: registry.of(value).name} if registry is not None and _holds_component(field) else {}
             plain[field.name] = {**named, **to_dict(value)}
         else:
-            plain[field.name] = list(value) if isinstance(value, list) else value
+            plain[field.name] = copy.copy(value) if isinstance(value, list | dict) else value
     return plain
 
 
@@ -343,6 +455,8 @@ def _sweep_values(override: str) -> list[str]:
 def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(annotation))
+    if typing.get_origin(annotation) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if typing.get_origin(annotation) is list:
         return isinstance(value, list) and all(_fits(item, typing.get_args(annotation)[0]) for item in value)
     if annotation is type(None):

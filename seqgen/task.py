@@ -18,6 +18,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
+from seqgen.metrics import text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
@@ -224,6 +225,4 @@ class Task:
         Returns:
             Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
         """
-        from seqgen.text.metrics import text_scores
-
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decoding.process import WorkerError, environment
-from seqgen.text.metrics import text_scores
+from seqgen.metrics import text_scores
 
 SAME_TEXTS = 0.98
 """Share of outputs that are the same in float32, below which it is not the same search: ties are fewer."""

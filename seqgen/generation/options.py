@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from seqgen.compose import check_component_keys
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
@@ -62,6 +63,7 @@ def setup_from_config(
     rules = rules_named(cfg.semantics)
     check_compatible(cfg)
     cfg = replace(cfg, search=search_name(cfg, rules))
+    check_component_keys(cfg)
     resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)

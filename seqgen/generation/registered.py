@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from seqgen.compose import component_config
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Resources
@@ -30,13 +31,3 @@ def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, r
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
     return entry.component.build(component_config(registry, name, cfg, **flat), resources)
-
-
-def component_config(registry: Registry, name: str, cfg: GenerationConfig, **flat: Any) -> Any:
-    """The configuration of a registered component: its preset or defaults, and what the user set; see ``build``."""
-    config = registry.config(name)
-    for field, value in flat.items():
-        setattr(config, field, value)
-    for field, value in cfg.component_values(registry.group, name).items():
-        setattr(config, field, value)
-    return config

@@ -23,12 +23,17 @@ from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.model_settings import resolve_settings
 from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.model_settings import resolve_settings
+from seqgen.generation.observers import Observer
 from seqgen.generation.options import combination_from_config
+from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
+from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.number_formats import note_on, to_number_format
 from seqgen.structures import Hypothesis
@@ -93,7 +98,7 @@ class Translator:
         self.device = next(self.models[0].parameters()).device
         for number, member in enumerate(self.members[1:], start=2):
             self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
-        self._generators: dict[str, SequenceGenerator] = {}
+        self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
         self._drafts: dict[str, TextModel] = {}
 
     def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
@@ -133,7 +138,8 @@ class Translator:
             return_attention: whether hypotheses carry attention and alignment.
             return_scores: whether they carry each model's own scores of their tokens.
             return_hidden: whether they carry the last hidden features of the decoders.
-            settings: keys of ``GenerationConfig``.
+            settings: keys of ``GenerationConfig``, and of components by their whole names (``**{"search.groups": 3}``).
+                ``search``, ``combination``, ``processors``, ``stopping_rules`` and ``observers`` may be objects too.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -180,6 +186,7 @@ class Translator:
             ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
         """
         details = details or Details()
+        objects, settings = _objects(settings)
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
             settings = {"beam": 1, **self.given, **settings}
         cfg, notes = self._settings(settings)
@@ -188,10 +195,11 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        key = f"{need_attention} {cfg}"
+        key = (need_attention, str(cfg), *((name, id(value)) for name, value in objects.items()))
         if key not in self._generators:
-            further = {} if draft is None else {"draft": draft.model}
-            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **further)
+            if draft is not None:
+                objects["draft"] = draft.model
+            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
         return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
 
@@ -264,6 +272,32 @@ class Translator:
             batch = batches[0]
             batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
+
+
+OBJECTS: dict[str, tuple[type, str]] = {
+    "search": (Search, "search_strategy"),
+    "combination": (Combination, "combination"),
+    "processors": (LogitsProcessor, "processors"),
+    "stopping_rules": (StoppingRule, "stopping"),
+    "observers": (Observer, "observers"),
+}
+"""Settings whose values may be objects rather than names: their class, and what ``SequenceGenerator`` calls them."""
+
+
+def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate objects from settings, and put the components' own keys (``search.groups``) where they belong."""
+    objects: dict[str, Any] = {}
+    plain = {key: value for key, value in settings.items() if "." not in key}
+    for name, (kind, argument) in OBJECTS.items():
+        value = plain.get(name)
+        if isinstance(value, kind):
+            objects[argument] = plain.pop(name)
+        elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+            objects[argument] = [item for item in value if isinstance(item, kind)]
+            plain[name] = [item for item in value if not isinstance(item, kind)]
+    if own := {key: value for key, value in settings.items() if "." in key}:
+        plain["components"] = {**plain.get("components", {}), **own}
+    return objects, plain
 
 
 def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sacrebleu.metrics import BLEU, CHRF
-
 
 @dataclass(frozen=True)
 class TextScore:
@@ -38,6 +36,8 @@ def text_scores(
     Raises:
         ValueError: the numbers differ, or there are none.
     """
+    from sacrebleu.metrics import BLEU, CHRF  # takes a third of a second, which --help need not wait for
+
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
     scores = {}
