@@ -16,8 +16,8 @@ from seqgen.compose import given_values
 from seqgen.config import GenerateConfig
 from seqgen.data.text import count_lines, decode_line, read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.task import Task
 from seqgen.metrics import text_scores
+from seqgen.task import Task
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer

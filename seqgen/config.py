@@ -263,6 +263,24 @@ class GenerationConfig:
 
 
 @dataclass
+class DebugConfig:
+    """Switches of the optimizations of decoding. None changes an output beyond rounding; each makes decoding slower."""
+
+    use_cache: bool = option(True, "decode from an incremental state; if false, every step computes all positions")
+    beam_table: str = option(
+        "auto",
+        "keys and values stay in place, with an indirection table: always (on), never (off), or where it is faster",
+        choices=("auto", "on", "off"),
+    )
+    share_encoder_output: bool = option(True, "keep the encoder's output once for each sentence, not for each beam")
+    skip_log_softmax: bool = option(True, "search logits where no component needs normalized scores")
+    two_stage_candidates: bool = option(True, "find candidates by the maxima of blocks of the vocabulary")
+    prepacked_weights: bool = option(True, "multiply by weights in the layout that the processor wants")
+    lazy_compaction: bool = option(True, "drop finished sentences when an eighth of the batch is done, not at once")
+    continuous_batching: bool = option(True, "let waiting sentences join a running batch")
+
+
+@dataclass
 class TrainConfig:
     """Everything that ``seqgen-train`` is told."""
 
@@ -324,3 +342,4 @@ class GenerateConfig:
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from seqgen.config import DebugConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Guidance, LogProbabilityMean, ProbabilityMean
@@ -12,16 +13,15 @@ from seqgen.generation.ensemble.member import EMPTY, MemberSpec
 from seqgen.generation.finished import Ranking
 from seqgen.generation.rules import rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.setup import DebugOptions
 from seqgen.model import EncoderDecoderModel
 
-DEBUG = ("use_cache", "beam_table", "add_logits", "compact_at")
+DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
 
 
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
     """A generator; besides its own arguments ``options`` may have values for the objects that it takes.
 
-    These are ``semantics``, the fields of ``DebugOptions`` and ``Ranking``, ``ensemble_average``, ``ensemble_weights``
+    These are ``semantics``, the fields of ``DebugConfig`` and ``Ranking``, ``ensemble_average``, ``ensemble_weights``
     and ``guidance_scale``.
     """
     debug = {name: options.pop(name) for name in DEBUG if name in options}
@@ -38,7 +38,7 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
         words,
         rules=rules_named(options.pop("semantics", "")),
         combination=combination,
-        debug=DebugOptions(**debug),
+        debug=DebugConfig(**debug),
         **options,
     )
 

@@ -129,7 +129,7 @@ def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
     model, batch = build(name), batch_of(SOURCES)
     together = decode(model, batch, need_attention=True)
     assert_same(together, decode(model, batch, use_cache=False))
-    assert_same(together, decode(model, batch, compact_at=1000))
+    assert_same(together, decode(model, batch, lazy_compaction=True))
     for source, hypothesis in zip(SOURCES, together, strict=True):
         [alone] = decode(model, batch_of([source]), need_attention=True)
         assert_same([alone], [hypothesis])

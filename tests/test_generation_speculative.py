@@ -98,7 +98,7 @@ def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
         {"semantics": "huggingface", "min_len": 3, "beam_size": 1},
         {"unk_penalty": -2.0, "temperature": 0.5, "min_len": 8},
         {"guidance_scale": 2.0},
-        {"add_logits": False, "compact_at": 1000},
+        {"skip_log_softmax": False, "lazy_compaction": False},
         {"end_tokens": [2, 7, 9]},
         {"max_len": 3},
         {"max_len_b": 0},

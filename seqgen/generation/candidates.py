@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqgen.switches import TWO_STAGE_CANDIDATES
+
 _BLOCK = 64
 """Entries of the vocabulary that are first represented by their maximum. Of 5 beams and 10 candidates, on one CPU core,
 32 sentences of 32,128 entries take 1.8, 1.1 and 1.0 ms with blocks of 32, 64 and 128, against 8 ms by a plain top-k; 64
@@ -69,7 +71,7 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     """
     beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
-    if blocks < 2 * count:
+    if blocks < 2 * count or not TWO_STAGE_CANDIDATES:
         # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
         best, entries = (lprobs + scores.unsqueeze(-1)).flatten(1).topk(min(count, beam * vocab), dim=1)
         return Candidates(best, entries % vocab, entries // vocab).padded(count)

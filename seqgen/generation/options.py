@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from seqgen.compose import check_component_keys
-from seqgen.config import GenerationConfig
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
@@ -22,7 +22,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.registered import build
 from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
-from seqgen.generation.setup import DebugOptions, DecodingSetup, Limits, longest_output
+from seqgen.generation.setup import DecodingSetup, Limits, longest_output
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
@@ -53,7 +53,7 @@ def setup_from_config(
     stopping: Sequence[StoppingRule] = (),
     observers: Sequence[Observer] = (),
     need_attention: bool = False,
-    debug: DebugOptions | None = None,
+    debug: DebugConfig | None = None,
 ) -> DecodingSetup:
     """Make the setup that a configuration asks for; see ``SequenceGenerator.from_config``.
 
@@ -93,7 +93,7 @@ def setup_from_config(
         end_tokens=end_tokens_from_config(cfg, tgt_dict),
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
-        debug=debug or DebugOptions(),
+        debug=debug or DebugConfig(),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
@@ -29,7 +29,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.lexical_constraints import check_phrases
 from seqgen.generation.session import Session
-from seqgen.generation.setup import DebugOptions, DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
+from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
@@ -99,7 +99,7 @@ class SequenceGenerator:
         early_stopping: str = "false",
         end_tokens: Sequence[int] = (),
         need_attention: bool = False,
-        debug: DebugOptions | None = None,
+        debug: DebugConfig | None = None,
     ):
         if beam_size < 1 or temperature <= 0 or min_len < 0 or no_repeat_ngram_size < 0 or max_len_b < 0:
             raise ConfigError(
@@ -135,7 +135,7 @@ class SequenceGenerator:
                 end_tokens=ends,
                 vocab_size=len(tgt_dict),
                 need_attention=need_attention,
-                debug=debug or DebugOptions(),
+                debug=debug or DebugConfig(),
             )
         )
 
@@ -222,7 +222,7 @@ class SequenceGenerator:
         if constraints is not None:
             check_phrases(constraints, sample.num_sentences, setup.vocab_size)
         session_class = setup.search.session_class or Session
-        with setup.ensemble.evaluating():
+        with setup.ensemble.evaluating(), setup.switched():
             results: list[list[Hypothesis]] = session_class(
                 setup, DecodingRequest(sample, prefix_tokens, constraints, streamer)
             ).run()
@@ -244,7 +244,7 @@ class SequenceGenerator:
         Yields:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
         """
-        with self.setup.ensemble.evaluating():
+        with self.setup.ensemble.evaluating(), self.setup.switched():
             if self.joins:
                 yield from ContinuousBatching(self.setup, waiting).run()
                 return

@@ -38,6 +38,10 @@ class StepScores:
     attention: Tensor | None
 
 
+_LAZY = 8
+"""Finished sentences are dropped when their number times this reaches the number in the batch."""
+
+
 class Session:
     """Decodes one batch; made for one call and thrown away.
 
@@ -102,8 +106,7 @@ class Session:
             source: the sentences as it reads them.
             start_symbol: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
         """
-        debug = self.setup.debug
-        return Member(spec.model, source, self.beam, start_symbol, debug.use_cache, debug.beam_table)
+        return Member(spec.model, source, self.beam, start_symbol, self.setup.debug)
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         setup = self.setup
@@ -147,7 +150,7 @@ class Session:
         if not self.needs_another_step(candidates, step):
             return False
         attention = scored.attention
-        if self.num_done * self.setup.debug.compact_at >= len(self.live):
+        if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
             active, attention = self.compact(active, attention)
         # (6) Tokens, scores, decoder states and components follow the beams that continue.
         self.advance(active, attention)

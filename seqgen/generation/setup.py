@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
 from seqgen.generation.component import ATTENTION, Component, Phrases
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -19,6 +21,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch
+from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
 class Streamer(Protocol):
@@ -36,25 +39,6 @@ class Streamer(Protocol):
     def end(self, sentence: int) -> None:
         """Note that a sentence is complete."""
         ...
-
-
-@dataclass(frozen=True)
-class DebugOptions:
-    """Switches that turn optimizations off; none changes the result beyond rounding.
-
-    Attributes:
-        use_cache: whether decoding continues from an incremental state rather than computing all positions each step.
-        beam_table: whether self-attention keeps keys and values in place, with an indirection table, rather than
-            reorders them with the beams; ``None`` where that is faster.
-        add_logits: whether the search may add logits where no component needs normalized scores, rather than
-            log-probabilities of the whole vocabulary.
-        compact_at: finished sentences are dropped when their number times this reaches the number in the batch.
-    """
-
-    use_cache: bool = True
-    beam_table: bool | None = None
-    add_logits: bool = True
-    compact_at: int = 8
 
 
 @dataclass(frozen=True)
@@ -127,7 +111,7 @@ class DecodingSetup:
     end_tokens: Sequence[int]
     vocab_size: int
     need_attention: bool = False
-    debug: DebugOptions = field(default_factory=DebugOptions)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
     @property
     def components(self) -> list[Component]:
@@ -139,6 +123,11 @@ class DecodingSetup:
         """What some component declares that it needs."""
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
         return wanted.union(*(component.needs for component in self.components))
+
+    def switched(self) -> AbstractContextManager[None]:
+        """Apply those debug switches that are not arguments of what they concern."""
+        debug = self.debug
+        return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
 
     @property
     def reads_history(self) -> bool:
@@ -161,7 +150,7 @@ class DecodingSetup:
         """Whether logits can be searched without being normalized over the vocabulary."""
         model = self.ensemble.members[0].model
         return (
-            self.debug.add_logits
+            self.debug.skip_log_softmax
             and len(self.ensemble.members) == 1
             and self.ensemble.combination.keeps_single
             and self.search.additive
@@ -176,6 +165,7 @@ class DecodingSetup:
         models = self.ensemble.models
         return (
             self.debug.use_cache
+            and self.debug.continuous_batching
             and self.search.session_class is None
             and self.search.joins
             and len(models) == len(self.ensemble.members)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
@@ -75,8 +76,7 @@ class Member:
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
         start_symbol: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
-        use_cache: whether decoding continues from a state; if not, every step computes all positions again.
-        beam_table: see ``IncrementalState``.
+        debug: switches of optimizations.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class Member:
         source: Source,
         beam_size: int,
         start_symbol: int | None,
-        use_cache: bool = True,
-        beam_table: bool | None = None,
+        debug: DebugConfig,
     ):
         self.model = model
         self.beam_size = beam_size
@@ -94,7 +93,8 @@ class Member:
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
         self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
-        self.shares_encoder_output = use_cache and getattr(decoder, "shares_encoder_output", False)
+        use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
+        self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
         if not self.shares_encoder_output:
             rows = torch.arange(sentences, device=device).repeat_interleave(beam_size)
             self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
@@ -102,7 +102,7 @@ class Member:
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
-            self.state.beam_table = beam_table
+            self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
 
     def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
         """Score the token after the last one.

@@ -96,8 +96,7 @@ class ContrastiveSession(Session):
 
     def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
         """A model with a row for each candidate; see ``Session.new_member``."""
-        debug = self.setup.debug
-        return Member(spec.model, source, self.topk, start_symbol, debug.use_cache, debug.beam_table)
+        return Member(spec.model, source, self.topk, start_symbol, self.setup.debug)
 
     def _read(self, tokens: Tensor) -> MemberOutput:
         """Let the rows read their newest token.

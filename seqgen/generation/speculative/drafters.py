@@ -153,15 +153,14 @@ class ModelDraft:
     """
 
     def __init__(self, model: EncoderDecoderModel, target: DraftTarget, source: Source):
-        self.target, debug = target, target.setup.debug
+        self.target = target
         start = model.start_symbol(target.setup.eos)
         self.member = LookAhead(
             model,
             source,
             target.beam,
             start if start != target.backpointers.start else None,
-            debug.use_cache,
-            debug.beam_table,
+            target.setup.debug,
             target.reach,
         )
         self.longest = model.max_positions()[1]

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor
 
+from seqgen.config import DebugConfig
 from seqgen.decoder import IncrementalDecoder
 from seqgen.generation.ensemble.member import Member, MemberOutput
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
@@ -27,8 +28,7 @@ class LookAhead(Member):
         source: see ``Member``.
         beam_size: see ``Member``.
         start_symbol: see ``Member``.
-        use_cache: see ``Member``.
-        beam_table: see ``Member``.
+        debug: see ``Member``.
         reach: how many positions ``rewind`` will take back at most.
     """
 
@@ -38,11 +38,10 @@ class LookAhead(Member):
         source: Source,
         beam_size: int,
         start_symbol: int | None,
-        use_cache: bool,
-        beam_table: bool | None,
+        debug: DebugConfig,
         reach: int,
     ):
-        super().__init__(model, source, beam_size, start_symbol, use_cache, beam_table)
+        super().__init__(model, source, beam_size, start_symbol, debug)
         if self.state is not None:
             self.state.max_truncation = reach
         self.can_truncate = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_truncate

@@ -73,8 +73,7 @@ class SpeculativeSession(Session):
 
     def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
-        debug = self.setup.debug
-        return LookAhead(spec.model, source, self.beam, start_symbol, debug.use_cache, debug.beam_table, self.reach)
+        return LookAhead(spec.model, source, self.beam, start_symbol, self.setup.debug, self.reach)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
         """Draft and read where needed; see ``Session.member_outputs``."""
