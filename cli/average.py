@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seqgen.checkpoints import averaging
-from seqgen.checkpoints.loading import run_folder_of
+from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.run_checkpoints import resolve, run_lock
-from seqgen.cli.command import run
+from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
+from seqgen.cli.command import log, run
 from seqgen.config import option
-from seqgen.errors import ConfigError
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.training.resume import flatten
 
 DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
 The average goes into the run's checkpoints/average, and is decoded with by path=RUN/checkpoints/average."""
@@ -42,20 +45,36 @@ def average(cfg: AverageConfig) -> int:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN last=5, or path=[CHECKPOINT,CHECKPOINT,...]")
-    if cfg.name in ("last", "best") or "/" in cfg.name or cfg.name.startswith("."):
+    if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
         raise ConfigError(f"name={cfg.name!r} is not a name for an average; take another")
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} is for one run folder, but path names {len(cfg.path)}")
-    checkpoints = (
-        averaging.last_checkpoints(Path(cfg.path[0]), cfg.last)
-        if cfg.last
-        else [resolve(Path(path)) for path in cfg.path]
-    )
-    folder = run_folder_of(checkpoints[0])
-    with run_lock(folder):
+    folder = Path(cfg.path[0]) if cfg.last else run_folder_of(resolve(cfg.path[0]))
+    _check_runs([folder, *(run_folder_of(resolve(path)) for path in cfg.path[1:])])
+    with run_lock(folder):  # before reading: a run that trains replaces and deletes checkpoints
+        checkpoints = averaging.last_checkpoints(folder, cfg.last) if cfg.last else [resolve(path) for path in cfg.path]
         written = averaging.write_average(folder, averaging.average(checkpoints), cfg.name)
     print(f"{written}: the average of {', '.join(path.name for path in checkpoints)}")
     return 0
+
+
+def _check_runs(folders: Sequence[Path]) -> None:
+    """Check that folders are runs, whole, and over one vocabulary; the average is decoded as the first one is.
+
+    Raises:
+        UserError: they are not.
+    """
+    configs = {folder: dict(flatten(read_yaml(folder / CONFIG_FILE))) for folder in folders}
+    for folder, config in configs.items():
+        verify_run(folder, config)
+        for key, value in configs[folders[0]].items():
+            if key.startswith("model.") and config.get(key) != value:
+                log(f"{folder}: {key} is {config.get(key)}; the average has {value}")
+        if tokenizer_digests(folder) != tokenizer_digests(folders[0]):
+            raise CheckpointError(
+                f"{folder}: its tokenizer differs from that of {folders[0]}, so that the average would read and write "
+                "neither's text; average checkpoints of runs with one tokenizer"
+            )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from seqgen.compose import compose
 from seqgen.config import CommonConfig
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError
+from seqgen.memory import memory_errors
 
 C = TypeVar("C")
 
@@ -44,7 +45,9 @@ def run(
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     try:
-        sys.exit(_dispatch(schema, work, description, arguments, sweep, program) or 0)
+        with memory_errors(lambda: "on this machine; close other programs, or run the command where there is more"):
+            code = _dispatch(schema, work, description, arguments, sweep, program)
+        sys.exit(code or 0)
     except UserError as error:
         _fail(f"{program}: {error}", 2)
     except BrokenPipeError:

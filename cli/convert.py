@@ -13,7 +13,9 @@ import yaml
 
 from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.checkpoints.run_checkpoints import Checkpoints
+from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
+from seqgen.cli.output import check_output
 from seqgen.compose import compose, from_dict, known_keys, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
@@ -69,6 +71,8 @@ def convert(cfg: ConvertConfig) -> int:
     if folder.exists():
         key = "run_dir" if cfg.run_dir else "huggingface_dir"
         raise ConfigError(f"{key}={folder} is there already; give the name of a new folder")
+    if cfg.huggingface_dir:
+        check_output("huggingface_dir", cfg.huggingface_dir)
     if cfg.run_dir and path.exists() and reader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a toolkit that can be read; a run needs no conversion")
     loaded = load_model(path, reading=cfg.reading)
@@ -126,6 +130,7 @@ def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
             save_tokenizer(tokenizer, temporary / name)
         write_atomically(temporary / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
+        write_run_checksums(temporary, config, loaded.task)
 
 
 def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
@@ -138,7 +143,8 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
     from seqgen.models.huggingface_checkpoint import save_pretrained
 
     wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
-    save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted)
+    for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):
+        log(f"{folder}: {note}")
 
 
 def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from seqgen.config import GenerateConfig
-from seqgen.generation.compatibility import draws
+from seqgen.data.dictionary import Dictionary
+from seqgen.generation.compatibility import takes_seed
 from seqgen.generation.model_settings import changes_scores
 from seqgen.text.alignment import alignment_pairs
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.results import TextHypothesis, Translation, on_one_line
 from seqgen.text.text_decoding import Details, TextDecoding
 from seqgen.text.translator import Translator
 
 Writer = Callable[[Translation], str]
+
+_SEPARATORS = re.compile("[ \t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+"""Characters that separate pieces, fields or, for some programs, lines."""
 
 
 def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
@@ -37,12 +40,13 @@ def text_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
 
 
 def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """One JSON object a line, with floats that round-trip."""
+    """One JSON object a line, with floats that round-trip.
+
+    JSON escapes ``\\n`` and ``\\r`` in a text; here also the other characters at which some programs break lines.
+    """
     cfg = decoding.cfg
-    how: dict[str, Any] = {
-        "semantics": decoding.generator.setup.rules.name,
-        **({"seed": cfg.seed} if draws(cfg) else {}),
-    }
+    how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
+    how |= {"seed": cfg.seed} if takes_seed(cfg) else {}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {
@@ -54,7 +58,9 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        return json.dumps(record, ensure_ascii=False) + "\n"
+        # an escape is the same text to every reader of JSON
+        line = json.dumps(record, ensure_ascii=False)
+        return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
     return write
 
@@ -81,24 +87,23 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
     """Lines that begin with S (source), T (target), H (pieces), D (text), P (scores of the tokens) and A (alignment).
 
     As with fairseq, scores are logarithms to base 2 and rounded to four digits, and the text of S and H is in pieces.
+    Fields are separated by tabs, and pieces by spaces. So a newline or tab in a text is a space, and white space in a
+    piece, which is one in a model of bytes, is written by its number: ``<0x0A>``.
     """
     dictionary, source_dictionary = decoding.task.target_dictionary, decoding.task.source_dictionary
 
-    def pieces(tokens: Tensor) -> str:
-        """The symbols of an output; one that was cut off has no end-of-sentence."""
-        return " ".join(dictionary.symbol(token) for token in tokens.tolist() if token != dictionary.eos())
-
     def write(translation: Translation) -> str:
         number = translation.id
-        source = [source_dictionary.symbol(int(token)) for token in translation.source_tokens[:-1]]
-        lines = [f"S-{number}\t{' '.join(source)}"]
+        lines = [f"S-{number}\t{_pieces(source_dictionary, translation.source_tokens[:-1].tolist())}"]
         if references is not None and number < len(references):
-            lines.append(f"T-{number}\t{references[number]}")
+            lines.append(f"T-{number}\t{_field(references[number])}")
         for item in translation.hypotheses:
             score = item.score / math.log(2)
             positional = " ".join(f"{value / math.log(2):.4f}" for value in item.positional_scores.tolist())
-            lines.append(f"H-{number}\t{score}\t{pieces(item.tokens)}")
-            lines.append(f"D-{number}\t{score}\t{item.text}")
+            # one that was cut off has no end-of-sentence
+            written = [token for token in item.tokens.tolist() if token != dictionary.eos()]
+            lines.append(f"H-{number}\t{score}\t{_pieces(dictionary, written)}")
+            lines.append(f"D-{number}\t{score}\t{_field(item.text)}")
             lines.append(f"P-{number}\t{positional}")
             if item.alignment is not None:
                 pairs = alignment_pairs(item.tokens, item.alignment, dictionary.eos())
@@ -106,6 +111,18 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
         return "\n".join(lines) + "\n"
 
     return write
+
+
+def _pieces(dictionary: Dictionary, tokens: Iterable[int]) -> str:
+    """The symbols of tokens with a space between two; a separator inside a symbol is written by its number."""
+    return " ".join(
+        _SEPARATORS.sub(lambda found: f"<0x{ord(found[0]):02X}>", dictionary.symbol(token)) for token in tokens
+    )
+
+
+def _field(text: str) -> str:
+    """A text as the last of several fields with tabs between them."""
+    return on_one_line(text).replace("\t", " ")
 
 
 FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {

@@ -11,20 +11,20 @@ from typing import Any
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
-from seqgen.cli.output import open_output
+from seqgen.cli.notes import summary
+from seqgen.cli.output import check_output, open_output
 from seqgen.compose import given_values
-from seqgen.config import GenerateConfig
-from seqgen.data.text import count_lines, decode_line, read_lines
+from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
+from seqgen.memory import memory_errors
 from seqgen.metrics import text_scores
 from seqgen.task import Task
-from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import TextStreamer
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
-STDIN_BUFFER = 4096
-"""Lines that are read from a pipe or a file before they are decoded together."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,8 +50,12 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
-    if cfg.input not in ("", "-") and cfg.output != "-" and Path(cfg.input).resolve() == Path(cfg.output).resolve():
-        raise ConfigError(f"output={cfg.output} would overwrite the input; name another file")
+    if cfg.input and cfg.dataset.gen_subset != GenerateDatasetConfig.gen_subset:
+        raise ConfigError(
+            f"dataset.gen_subset={cfg.dataset.gen_subset} is a split of the task, and input={cfg.input} is decoded in "
+            "its place; leave one out"
+        )
+    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading)
     for note in (note for item in loaded for note in item.notes):
@@ -60,18 +64,25 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     decoding = _decoding(cfg, Translator(loaded, **given), streamer)
     for note in decoding.notes:
         log(note)
+    if cfg.format == "text" and decoding.cfg.nbest > 1:
+        log(
+            f"generation.nbest={decoding.cfg.nbest}: format=text writes the best hypothesis of each line alone; "
+            "format=json and format=fairseq write them all"
+        )
     lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
-    if cfg.input not in ("", "-"):
+    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # which can be read only once
         _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
     start = time.perf_counter()
-    with open_output(cfg.output) as file:
+    with open_output(cfg.output) as file, memory_errors(lambda: _less_memory(len(hypotheses))):
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
         for translation in decoding.translate(lines, prefixes, _buffer_size(cfg)):
             hypotheses.append(translation.text)
+            if cfg.print_alignment and any(item.alignment is None for item in translation.hypotheses):
+                translation.notes.append("there is no alignment, for the model does not say what it attends to")
             notes += [(translation.id + 1, note) for note in translation.notes]
             if streamer is None:
                 file.write(write(translation))
@@ -80,6 +91,13 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     seconds = time.perf_counter() - start
     _report(cfg, hypotheses, references, notes, seconds, decoding.tokens_written)
     return 0
+
+
+def _less_memory(written: int) -> str:
+    return (
+        f"after {written} lines, whose outputs are written; choose a smaller generation.beam, generation.batch_size or "
+        "generation.max_tokens"
+    )
 
 
 def _decoding(cfg: GenerateConfig, translator: Translator, streamer: TextStreamer | None) -> TextDecoding:
@@ -95,12 +113,9 @@ def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
     task = _task(cfg, decoding)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
-    lines: Iterator[str] = read_lines(Path(cfg.input))
+    lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
-        lines = (
-            decode_line(line.removesuffix(b"\n"), "standard input", number)
-            for number, line in enumerate(sys.stdin.buffer, start=1)
-        )
+        lines = stream_lines(sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
@@ -130,7 +145,7 @@ def _prefixes(cfg: GenerateConfig) -> Iterator[str] | None:
 
 def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None:
     if cfg.reference:
-        return list(read_lines(Path(cfg.reference)))
+        return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
         lines = _task(cfg, decoding).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
@@ -140,7 +155,7 @@ def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None
 def _buffer_size(cfg: GenerateConfig) -> int:
     if cfg.generation.buffer_size:
         return cfg.generation.buffer_size
-    return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else STDIN_BUFFER
+    return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else BUFFER_SIZE
 
 
 def _report(
@@ -152,10 +167,10 @@ def _report(
     tokens: int,
 ) -> None:
     """Say what was out of the ordinary, the scores and the speed."""
-    for line, note in notes[:20]:
-        log(f"line {line}: {note}")
-    if len(notes) > 20:
-        log(f"... and {len(notes) - 20} further notes")
+    for line in summary(notes):
+        log(line)
+    if not hypotheses:
+        log("the input has no lines, and so has the output")
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     if references is not None:
         if len(references) != len(hypotheses):

@@ -8,6 +8,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from seqgen.errors import ConfigError
+
+
+def check_output(key: str, path: str, *inputs: str) -> None:
+    """Find out before the work whether its output has a place.
+
+    Args:
+        key: the key that names the output.
+        path: the file or folder to write; ``-`` for standard output.
+        inputs: files that are read; empty and ``-`` are none.
+
+    Raises:
+        ConfigError: the folder that it is to be written into does not exist, or it would overwrite an input.
+    """
+    if path == "-":
+        return
+    place = Path(path)
+    if not place.parent.is_dir():
+        raise ConfigError(f"{key}={path}: there is no folder {place.parent}; make it first, or correct the path")
+    if place.is_dir():
+        raise ConfigError(f"{key}={path} is a folder; name a file")
+    for name in inputs:
+        if name not in ("", "-") and Path(name).resolve() == place.resolve():
+            raise ConfigError(f"{key}={path} would overwrite the input {name}; name another file")
+
 
 @contextmanager
 def open_output(path: str) -> Iterator[IO[str]]:
@@ -16,12 +41,11 @@ def open_output(path: str) -> Iterator[IO[str]]:
     It is UTF-8 with ``\\n`` whatever the terminal or the system prefers, so that lines out stay lines in.
 
     Args:
-        path: the file, whose folder is made where it is missing; ``-`` for standard output.
+        path: the file, see ``check_output``; ``-`` for standard output.
     """
     if path == "-":
         with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False) as file:
             yield file
     else:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             yield file

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml
+from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.run_checkpoints import FOLDER
-from seqgen.compose import from_dict, to_dict
+from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
+from seqgen.compose import to_dict
 from seqgen.config import TrainConfig
-from seqgen.files import write_atomically
+from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task
 from seqgen.training.resume import check_resumable
@@ -29,18 +31,39 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
 
     Raises:
         ConfigError: the run was begun with another configuration.
+        CheckpointError: what training made in the folder is missing or damaged.
     """
-    plain = _plain(cfg)
+    for place in (folder, folder / CACHE):
+        remove_leftovers(place)
     path = folder / CONFIG_FILE
+    begun = any((folder / FOLDER).glob("*/"))
     if path.exists():
-        before = _plain(from_dict(TrainConfig, read_yaml(path), str(path)))
-        if any((folder / FOLDER).glob("*/")):
-            check_resumable(before, plain)
-        else:  # only the tokenizer and the encoded text have been made
-            check_resumable({"task": before["task"]}, {"task": plain["task"]})
-    task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
-    write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        _check_continuation(cfg, folder, begun)
+    with frozen(folder) if begun else nullcontext():
+        task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
+    if begun:
+        verify_task(folder, task)
+    write_atomically(path, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True).encode())
+    write_run_checksums(folder, cfg, task)
     return task
+
+
+def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
+    """Check what is in a run folder, and that it can be continued.
+
+    Args:
+        cfg: the configuration to continue with.
+        folder: the run folder.
+        begun: whether there are weights, else at most tokenizers and encoded text, which may also have been deleted.
+    """
+    before = read_run_config(folder)
+    old, new = _plain(before), _plain(cfg)
+    if begun:
+        verify_run(folder, old)
+        check_resumable(old, new)
+    else:
+        verify_tokenizers(folder, complete=False)
+        check_resumable({"task": old["task"]}, {"task": new["task"]})
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.output import open_output
+from seqgen.cli.output import check_output, open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
@@ -20,6 +20,12 @@ from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and
 reference=FILE it writes the log-probability that the model (or ensemble) gives to each reference line."""
+
+OF_TEXT = ("lowercase", "tokenize")
+"""Keys for scoring text."""
+
+OF_MODELS = ("source", "output", "reading", "generation")
+"""Keys for scoring by models."""
 
 
 @dataclass
@@ -68,9 +74,12 @@ def score(cfg: ScoreConfig) -> int:
         raise ConfigError(
             "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model)"
         )
+    _check_keys(cfg)
     if cfg.path:
         return _score_by_model(cfg)
     hypotheses, references = _parallel(cfg.hypothesis, cfg.reference)
+    if not hypotheses:
+        return 0
     for name, value in text_scores(hypotheses, references, cfg.lowercase, cfg.tokenize).items():
         print(f"{name} = {value.value:.2f}{f'  ({value.signature})' if value.signature else ''}")
     return 0
@@ -79,6 +88,7 @@ def score(cfg: ScoreConfig) -> int:
 def _score_by_model(cfg: ScoreConfig) -> int:
     if not cfg.source:
         raise ConfigError("source is missing: give source=FILE, the text that the references translate")
+    check_output("output", cfg.output, cfg.source, cfg.reference)
     sources, references = _parallel(cfg.source, cfg.reference)
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading)
@@ -98,16 +108,26 @@ def _score_by_model(cfg: ScoreConfig) -> int:
             total += float(hypothesis.positional_scores.sum())
             tokens += len(hypothesis.tokens)
     stream = sys.stderr if cfg.output == "-" else sys.stdout
-    print(f"{len(sources)} sentences, {tokens} tokens: {total / tokens:.4f} nats a token", file=stream)
+    mean = f": {total / tokens:.4f} nats a token" if tokens else ""
+    print(f"{len(sources)} sentences, {tokens} tokens{mean}", file=stream)
     return 0
 
 
+def _check_keys(cfg: ScoreConfig) -> None:
+    """Refuse keys of the one way to score beside the other."""
+    neutral = ScoreConfig()
+    for key in OF_TEXT if cfg.path else OF_MODELS:
+        if getattr(cfg, key) != getattr(neutral, key):
+            given, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
+            raise ConfigError(f"{key} is for scoring with {other}=, and has no effect with {given}=; leave it out")
+
+
 def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
-    left, right = list(read_lines(Path(first))), list(read_lines(Path(second)))
+    left, right = (list(read_lines(Path(path), pipes=True)) for path in (first, second))
     if len(left) != len(right):
         raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
     if not left:
-        raise DataError(f"{first} is empty; give a file with at least one line")
+        log(f"{first} and {second} have no lines, so that there is nothing to score")
     return left, right
 
 

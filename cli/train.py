@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,10 +16,13 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
-from seqgen.errors import UserError
+from seqgen.errors import ConfigError, UserError
+from seqgen.processes import end_with
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
-from seqgen.training.training_loop import train
+from seqgen.training.train import train
 
+PREPARATION = timedelta(days=1)
+"""How long processes under ``torchrun`` wait for the first one to encode the text."""
 DESCRIPTION = """trains a model; without arguments, the built-in example.
 Training again into a run folder resumes the run. With -m, several values of a key (model=a,b common.seed=1,2) train
 their product, a run folder each."""
@@ -68,24 +72,33 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
     peers = peers_from_environment()
     if peers.world_size > 1:
         return _train_with_peers(cfg, folder, device, peers)
-    with run_lock(folder):
-        return train(cfg, open_run(cfg, folder), folder, device)
+    with run_lock(folder) as lock:
+        return train(cfg, open_run(cfg, folder), folder, device, lock)
 
 
 def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peers: Peers) -> int:
     """Train together with the other processes that ``torchrun`` started; the first of them prepares the folder."""
+    end_with(os.getppid())
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    join(peers, cfg.distributed_training.distributed_backend, device)
-    with run_lock(folder) if peers.is_main else nullcontext():
+    asked = cfg.distributed_training.distributed_world_size
+    if asked not in (1, peers.world_size):
+        raise ConfigError(
+            f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
+            "processes; leave the key out"
+        )
+    cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
+    join(peers, cfg.distributed_training, device)
+    with ExitStack() as held:
         task, problem = None, ""
         if peers.is_main:
             try:
+                held.enter_context(run_lock(folder))
                 task = open_run(cfg, folder)
             except UserError as error:
                 problem = str(error)
-        problem = peers.gather(problem)[0]  # the others wait here until the folder is ready
+        problem = peers.gather(problem, PREPARATION)[0]  # the others wait here until the folder is ready
         if problem:
             leave()
             raise UserError(problem)

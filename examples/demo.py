@@ -6,10 +6,15 @@ It types the commands that a user would type; ``make demo`` runs it.
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -44,10 +49,57 @@ GOAL = 95.0
 
 
 def run(command: str, *arguments: str) -> str:
-    """Show a command, run it, and return what it wrote to standard output."""
+    """Show a command, run it, and return what it wrote to standard output.
+
+    The command has a session of its own, so that Ctrl-C does not reach it from the terminal too: what stops the demo is
+    passed on once as SIGTERM, upon which training saves, and the demo waits for that.
+
+    Raises:
+        SystemExit: the command failed or was stopped; it has said why.
+    """
     print(f"\n$ {command} {' '.join(arguments)}", flush=True)
     module = [sys.executable, "-m", COMMANDS[command]]
-    return subprocess.run([*module, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+    with _passing_signals() as started:
+        process = subprocess.Popen([*module, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        output = started(process)
+    if process.returncode:
+        sys.exit(f"demo: {command} ended with exit code {process.returncode}")
+    return output
+
+
+@contextmanager
+def _passing_signals() -> Iterator[Any]:
+    """Pass the signals that stop the demo on to a process, wait for its end, and then stop."""
+    received: list[int] = []
+    running: list[subprocess.Popen[str]] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for process in running:
+            process.terminate()
+
+    def wait(process: subprocess.Popen[str]) -> str:
+        running.append(process)
+        for _ in received:  # what came while the process was started
+            process.terminate()
+        return process.communicate()[0]
+
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    kept = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
+    before = {number: signal.signal(number, handle) for number in kept}
+    try:
+        yield wait
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        _stop(received[0])
+
+
+def _stop(number: int) -> NoReturn:
+    with suppress(OSError):  # after SIGHUP there may be no terminal
+        print("demo: stopped; the same command continues where it was", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str]:
@@ -92,4 +144,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # between two commands
+        _stop(signal.SIGINT)

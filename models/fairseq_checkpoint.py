@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
@@ -27,9 +28,11 @@ from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
+from seqgen.models.transformer import TransformerConfig
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")
+_MAX_POSITIONS = 1_000_000
 _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
 
 
@@ -62,8 +65,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
     try:
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
-    except RecursionError:
-        raise CheckpointError(f"{path} is damaged: its options contain themselves") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
     weights = convert_weights(content["model"], path, _ties(options.model))
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
@@ -72,11 +75,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
     task = DecodingTask(None, source, target)
-    try:
-        model = task.build_model(options.model)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    fit(model, weights, str(path))
+    model = _build(task, options.model, weights, path)
     model.load_state_dict(weights)
     return LoadedModel(
         model,
@@ -86,6 +85,35 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         task_values=_task_values(options, source is target, any(side.sentencepiece for side in sides), model),
         notes=_notes(path, sides),
     )
+
+
+def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
+    """Build the model; before it takes memory, check that the checkpoint has weights of its sizes."""
+    if isinstance(config, TransformerConfig):
+        _check_counts(config, weights, path)
+    try:
+        check_size(lambda: task.build_model(config), weights, str(path))
+        model: EncoderDecoderModel = build_real(lambda: task.build_model(config), str(path))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    fit(model, weights, str(path))
+    return model
+
+
+def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse more layers than there are weights of, and tables of sinusoids of any size, which have no weights."""
+    for side in ("encoder", "decoder"):
+        layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
+        wanted = getattr(config, f"{side}_layers")
+        if wanted > len(layers):
+            raise CheckpointError(
+                f"{path}: its options and its weights differ: {side}_layers is {wanted}, but {side}.layers."
+                f"{len(layers)} is missing; copy it again"
+            )
+    for side in ("source", "target"):
+        positions = getattr(config, f"max_{side}_positions")
+        if positions > _MAX_POSITIONS:
+            raise CheckpointError(f"{path}: max_{side}_positions is {positions}; at most {_MAX_POSITIONS} can be read")
 
 
 def _ties(config: Any) -> dict[str, str]:

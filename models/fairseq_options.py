@@ -19,6 +19,8 @@ from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
 
+_LARGEST = 2**31 - 1
+
 _FCONV_20 = "[(512, 3)] * 20"
 _FCONV_EN_DE = "[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2"
 _FCONV_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] * 1 + [(4096, 1)] * 1"
@@ -248,6 +250,10 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         _fill_in_transformer(options)
     known = {field.name: field for field in fields(schema)}
     for key, value in sorted(options.items()):
+        if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
+            raise CheckpointError(
+                f"{path} is damaged: its option {key} is a number beyond {_LARGEST}, which no model has"
+            )
         if key in _MUST_BE and value is not None and value not in _MUST_BE[key]:
             raise CheckpointError(f"{path} was trained with {key}={value!r}, which seqgen does not have")
     unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})

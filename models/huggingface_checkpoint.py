@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.checkpoints.serialization import write_json
@@ -33,6 +34,9 @@ from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_
 
 ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
+
+LAYER_BYTES = 500
+"""Fewer bytes than the names and shapes of a layer's weights take in any file."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -52,6 +56,18 @@ class Architecture(Protocol):
 
     def layout(self, cfg: Any) -> Layout:
         """What the weights of a model of this configuration are called."""
+        ...
+
+    def weights(self, model: Any) -> Mapping[str, Tensor]:
+        """The weights of a model by their names in a folder."""
+        ...
+
+    def notes(self, model: Any) -> list[str]:
+        """What the user should know of a folder written from a model."""
+        ...
+
+    def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """Give a model those weights that its configuration takes for others; see ``Layout.tied``."""
         ...
 
 
@@ -96,7 +112,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     config = JSONConfig.read(path / "config.json")
     architecture = architecture_of(config)
     cfg = architecture.read_config(config)
-    weight_files(path)  # the quickest to find missing
+    _check_size(cfg, path)  # and whether there are weights at all
     tokenizer = load_pretrained_tokenizer(path, cfg.vocab_size)
     generation, notes = read_generation(path, tokenizer)
     given = [key for key, value in to_dict(reading).items() if value]
@@ -111,11 +127,24 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     model.to(placement.dtype or _saved_dtype(config))
-    fill(model, architecture.layout(cfg), path, placement.device)
+    if method := config.values.get("quantization_config"):
+        shown = method.get("quant_method") if isinstance(method, dict) else method
+        notes.append(
+            f"{path}: its config.json has a quantization_config (quant_method={shown}), which is ignored: the weights "
+            "are floating-point numbers and are used as they are"
+        )
+    untied = fill(model, architecture.layout(cfg), path, placement.device)
+    if untied:
+        architecture.untie(model, untied)
+        if not config.string("transformers_version").startswith("5."):  # which writes all folders so
+            notes.append(
+                f"{path}: its config.json says tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
+                "and is used as the output projection"
+            )
     return LoadedModel(
         model,
         task,
-        TrainConfig(model=cfg),
+        TrainConfig(model=getattr(model, "cfg", cfg)),
         path,
         task_values={"_name": "decoding"},
         notes=notes,
@@ -123,12 +152,27 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     )
 
 
+def _check_size(cfg: Any, path: Path) -> None:
+    """Refuse a configuration with more layers or weights than the files have bytes for, before anything is built."""
+    size = sum(file.stat().st_size for file in weight_files(path))
+    if cfg.num_parameters > size or cfg.total_layers * LAYER_BYTES > size:
+        raise CheckpointError(
+            f"{path}: the weights are not those that its config.json describes: that has {cfg.total_layers:,} layers "
+            f"and {cfg.num_parameters:,} parameters, for which {size:,} bytes are too few; copy all files of one model"
+        )
+
+
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
-    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says."""
+    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says.
+
+    In each of them ``bos_token_id`` stands in where there is no ``decoder_start_token_id``.
+    """
+    starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
     if (path / GENERATION_FILE).is_file():
-        said = JSONConfig.read(path / GENERATION_FILE).integer("decoder_start_token_id", -1, minimum=-1)
-        if said >= 0:
-            cfg.decoder_start_token_id = said
+        generation = JSONConfig.read(path / GENERATION_FILE)
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+    cfg.decoder_start_token_id = next((start for start in starts if start >= 0), -1)
     if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
         cfg.decoder_start_token_id = -1
 
@@ -144,7 +188,7 @@ def save_pretrained(
     tokenizer: Tokenizer | None = None,
     generation: GenerationConfig | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> None:
+) -> list[str]:
     """Write a model in Hugging Face's layout, from which transformers gives the same logits.
 
     Args:
@@ -154,6 +198,9 @@ def save_pretrained(
         generation: how the model wants to be decoded.
         shard_bytes: weights of more bytes are written in several files.
 
+    Returns:
+        What the user should know of the folder.
+
     Raises:
         ConfigError: there is no such layout for the model, or the folder is there already.
         DataError: there is no such layout for the tokenizer.
@@ -162,7 +209,7 @@ def save_pretrained(
     architecture = _architecture_of_model(model)
     if folder.exists():
         raise ConfigError(f"{folder} is there already; give the name of a new folder")
-    config, cfg = architecture.write_config(model), getattr(model, "cfg", None)
+    config = architecture.write_config(model)
     eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
     ids = {
         "pad_token_id": getattr(model, "padding_idx", 0),
@@ -174,9 +221,10 @@ def save_pretrained(
     with new_folder(folder) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
         write_json(temporary / GENERATION_FILE, {**ids, **decoding})
-        write_weights(model, architecture.layout(cfg), temporary, shard_bytes)
+        write_weights(architecture.weights(model), temporary, shard_bytes)
         if tokenizer is not None:
             save_pretrained_tokenizer(tokenizer, temporary)
+    return architecture.notes(model)
 
 
 def _architecture_of_model(model: EncoderDecoderModel) -> Architecture:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seqgen.checkpoints.serialization import read_json
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
+
+LARGEST = 2**31 - 1
+"""The largest whole number that a file may have; no size or count of a model is larger."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,14 @@ class JSONConfig:
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self._wrong(name, value, f"a whole number of at least {minimum}")
+        if value > LARGEST:
+            raise self._wrong(name, value, f"a whole number of at most {LARGEST}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """A number."""
+        """A number that is not infinite."""
         value = self._value(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
             raise self._wrong(name, value, "a number")
         return float(value)
 
@@ -68,4 +74,4 @@ class JSONConfig:
         return default if value is None else value
 
     def _wrong(self, name: str, value: Any, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {name} is {value!r}, not {wanted}")
+        return CheckpointError(f"{self.path}: {name} is {shown(value)}, not {wanted}")

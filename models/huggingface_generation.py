@@ -6,6 +6,7 @@ Where nothing is said, what transformers takes then is said, since seqgen's own 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_config import LARGEST, JSONConfig
 
 FILE = "generation_config.json"
 
@@ -188,16 +189,19 @@ class _Reader:
             values["sequence_bias"] = biased
         if decay := self._list("exponential_decay_length_penalty"):
             start, factor = self._pair("exponential_decay_length_penalty", decay)
+            if isinstance(start, int) and start > LARGEST:
+                raise CheckpointError(f"{self.config.path}: exponential_decay_length_penalty starts after {LARGEST}")
             values |= {"exponential_decay_start": start, "exponential_decay_factor": factor}
         return values
 
     def _pair(self, name: str, value: Any) -> tuple[Any, float]:
         """Something, and a number."""
-        if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], int | float):
+        number = value[1] if isinstance(value, list) and len(value) == 2 else None
+        if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) > sys.float_info.max):
             raise CheckpointError(
                 f"{self.config.path}: {name} has {value!r}, which should be a pair ending in a number"
             )
-        return value[0], float(value[1])
+        return value[0], float(number)
 
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """The texts of sequences of ids; one that is not what the tokenizer makes of its text is left out."""

@@ -54,11 +54,14 @@ class Layout:
         pieces: for each name in a folder the place in the model.
         aliases: further names of the same tensors, by the name in ``pieces``; one of them stands in where that lacks.
         ignored: names that some folders have but that nothing is computed with.
+        tied: names that some folders have although the model's configuration says that these tensors are others, by the
+            name in ``pieces``; see ``fill``.
     """
 
     pieces: Mapping[str, Piece]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -128,7 +131,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> None:
+def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
     """Give a model memory for its parameters and stream a folder's weights into it.
 
     At no time is more in memory than the model and one file, or one tensor of a ``safetensors`` file.
@@ -139,35 +142,60 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         folder: the folder.
         device: where to put the model.
 
+    Returns:
+        The tensors of ``layout.tied`` that are not the same as those that they should be, by their names.
+
     Raises:
-        CheckpointError: weights are missing, unknown, of another shape or damaged; all names are listed.
+        CheckpointError: weights are missing, unknown, of another shape, damaged, or differ from what is one and the
+            same tensor in the model; all names are listed.
     """
     files = weight_files(folder)
     materialize(model, device)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    canonical = {alias: name for name, aliases in layout.aliases.items() for alias in aliases}
-    found: set[str] = set()
+    second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
+    filled: dict[str, str] = {}  # for each name in layout.pieces the one whose tensor is there
+    different: dict[str, Tensor] = {}
     unknown: list[str] = []
     misshapen: list[str] = []
     for path in files:
         for name, tensor in tensors_of(path):
-            target = canonical.get(name, name)
-            if target in layout.pieces:
-                place = layout.pieces[target].of(parameters[layout.pieces[target].parameter])
-                if tensor.shape != place.shape:
-                    misshapen.append(f"{name} ({tuple(tensor.shape)}, its config.json says {tuple(place.shape)})")
-                elif not tensor.is_floating_point():
-                    raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
-                elif name == target or target not in found:
-                    place.detach().copy_(tensor)
-                found.add(target)
-            elif name not in layout.ignored:
-                unknown.append(name)
-    missing = sorted(set(layout.pieces) - found)
-    faults = {"missing": missing, "unknown to the model": sorted(unknown), "of another shape": misshapen}
+            target = second_names.get(name, name)
+            if target not in layout.pieces:
+                unknown += [name] * (name not in layout.ignored)
+                continue
+            place = layout.pieces[target].of(parameters[layout.pieces[target].parameter]).detach()
+            if tensor.shape != place.shape:
+                misshapen.append(f"{name} ({tuple(tensor.shape)}, its config.json says {tuple(place.shape)})")
+            elif not tensor.is_floating_point():
+                raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
+            elif target not in filled:
+                place.copy_(tensor)
+            elif name != target and not _same(tensor, place):
+                different[name] = tensor.to(place)
+            elif name == target and not _same(tensor, place):  # it overrules what stood in for it
+                different[filled[name]] = place.clone()
+                place.copy_(tensor)
+            if name == target or target not in filled:
+                filled[target] = name
+    different = {
+        name: tensor
+        for name, tensor in different.items()
+        if name in second_names and not _same(tensor, parameters[layout.pieces[second_names[name]].parameter])
+    }
+    faults = {
+        "missing": sorted(set(layout.pieces) - set(filled)),
+        "unknown to the model": sorted(unknown),
+        "of another shape": misshapen,
+        "unlike the tensors that they should be": sorted(set(different) - set(layout.tied)),
+    }
     if any(faults.values()):
         listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
         raise CheckpointError(f"{folder}: the weights are not those that its config.json describes: {listed}")
+    return different
+
+
+def _same(tensor: Tensor, place: Tensor) -> bool:
+    return place.is_meta or torch.equal(tensor.to(place), place)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
@@ -194,20 +222,28 @@ def materialize(model: nn.Module, device: torch.device) -> None:
             setattr(module, name, buffer.to(device))
 
 
-def write_weights(model: nn.Module, layout: Layout, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a model's weights as a folder has them.
+def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """A model's weights by their names in a folder.
 
     Args:
         model: the model.
         layout: what the weights are called.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {name: piece.of(parameters[piece.parameter]).detach() for name, piece in layout.pieces.items()}
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write weights as a folder has them.
+
+    Args:
+        weights: the weights by their names there.
         folder: where to write.
         shard_bytes: largest size of a file; a single tensor may be larger.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    pieces = {name: piece.of(parameters[piece.parameter]).detach() for name, piece in layout.pieces.items()}
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, tensor in pieces.items():
+    for name, tensor in weights.items():
         if shards[-1] and size + tensor.nbytes > shard_bytes:
             shards.append({})
             size = 0
@@ -221,7 +257,7 @@ def write_weights(model: nn.Module, layout: Layout, folder: Path, shard_bytes: i
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write_tensors(folder / file, shard)
         places.update(dict.fromkeys(shard, file))
-    total = sum(tensor.nbytes for tensor in pieces.values())
+    total = sum(tensor.nbytes for tensor in weights.values())
     write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
 
 

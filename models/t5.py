@@ -144,7 +144,7 @@ class T5Decoder(IncrementalDecoder):
 
     def _scaled(self, features: Tensor) -> Tensor:
         # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
-        return features * self.cfg.d_model**-0.5 if self.cfg.tie_word_embeddings else features
+        return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""

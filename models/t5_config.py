@@ -43,6 +43,9 @@ class T5Config:
     per_layer_bias: bool = option(False, "whether each layer has position biases of its own (umT5)")
     feed_forward_proj: str = option("relu", "activation of the feed-forward part", choices=tuple(FEED_FORWARDS))
     tie_word_embeddings: bool = option(True, "whether the embedding is the output projection as well")
+    scale_decoder_outputs: bool | None = option(
+        None, "whether the output projection reads features times d_model ** -0.5; null where the embedding is tied"
+    )
     dropout_rate: float = option(0.1, "probability of dropping a feature or attention weight", minimum=0, maximum=0.99)
     layer_norm_epsilon: float = option(1e-6, "added to the mean square in normalization", minimum=0)
     decoder_start_token_id: int = option(-1, "id that outputs start from; -1 for that of padding", minimum=-1)
@@ -66,6 +69,25 @@ class T5Config:
     def is_gated(self) -> bool:
         """Whether the feed-forward part has a gate."""
         return self.feed_forward_proj.startswith("gated-")
+
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether features are multiplied by ``d_model ** -0.5`` before the output projection."""
+        return self.tie_word_embeddings if self.scale_decoder_outputs is None else self.scale_decoder_outputs
+
+    @property
+    def total_layers(self) -> int:
+        """Layers of encoder and decoder."""
+        return self.num_layers + self.decoder_layers
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the weight matrices of the model have; its norms, few, are not counted."""
+        attention = 4 * self.d_model * self.inner_dim
+        feed_forward = (3 if self.is_gated else 2) * self.d_model * self.d_ff
+        bias = (self.total_layers if self.per_layer_bias else 2) * self.relative_attention_num_buckets * self.num_heads
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.d_model
+        return embeddings + bias + self.total_layers * (attention + feed_forward) + self.decoder_layers * attention
 
     def check(self) -> None:
         """Refuse what contradicts itself.

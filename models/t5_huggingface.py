@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor, nn
 
 from seqgen.compose import from_dict
 from seqgen.config import TrainConfig
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
-from seqgen.models.huggingface_weights import Layout, Piece
+from seqgen.models.huggingface_weights import Layout, Piece, weights_of
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
 
 MODEL = T5Model
 
+_HEAD = "lm_head.weight"
 _TIED = {"t5": True, "mt5": False, "umt5": True}
+_STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
 _DEFAULTS = {
     "t5": {"vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
     "mt5": {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
@@ -54,9 +59,10 @@ def read_config(config: JSONConfig) -> T5Config:
         "per_layer_bias": kind == "umt5",
         "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
         "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
+        "scale_decoder_outputs": _scales(config, kind),
         "dropout_rate": config.number("dropout_rate", 0.1),
         "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
-        "decoder_start_token_id": config.integer("decoder_start_token_id", -1, minimum=-1),
+        "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
     }
     try:
         cfg: T5Config = from_dict(TrainConfig, {"model": values}, str(config.path)).model
@@ -66,6 +72,18 @@ def read_config(config: JSONConfig) -> T5Config:
             f"{config.path}: {str(error).removeprefix(f'{config.path}: ').replace('model.', '')}"
         ) from None
     return cfg
+
+
+def _scales(config: JSONConfig, kind: str) -> bool | None:
+    """Whether features are scaled before the output projection, where that is not what ``tie_word_embeddings`` says.
+
+    Version 5 of transformers writes ``"tie_word_embeddings": true`` whatever the weights are. There a T5 has a key of
+    its own for the scale, and an mT5 is never scaled. Version 4 scales an mT5 with a tied embedding.
+    """
+    if kind == "mt5":
+        return None if config.string("transformers_version").startswith("4.") else False
+    given = kind == "t5" and config.values.get("scale_decoder_outputs") is not None
+    return config.boolean("scale_decoder_outputs", True) if given else None
 
 
 def _feed_forward(config: JSONConfig, default: str) -> str:
@@ -102,18 +120,56 @@ def write_config(model: T5Model) -> dict[str, Any]:
         "num_heads",
         "relative_attention_num_buckets",
     )
-    names += ("relative_attention_max_distance", "feed_forward_proj", "tie_word_embeddings", "dropout_rate")
+    names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
     return {
         "architectures": [f"{kind.upper()}ForConditionalGeneration"],
         "model_type": kind,
         "is_encoder_decoder": True,
         **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
         "num_decoder_layers": cfg.decoder_layers,
+        "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
         "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
         "is_gated_act": cfg.is_gated,
         "initializer_factor": 1.0,
         "use_cache": True,
     }
+
+
+def _is_plain_tie(cfg: T5Config) -> bool:
+    """Whether the embedding is the projection and is scaled, which every version of transformers takes a tie for."""
+    return cfg.tie_word_embeddings and cfg.scales_outputs
+
+
+def weights(model: T5Model) -> dict[str, Tensor]:
+    """The weights of a model by their names in a folder, so that its config.json need not say what only one version of
+    transformers understands: a projection that is tied but not scaled is written as one of its own, and a scale of one
+    that is not tied is multiplied into it.
+
+    Args:
+        model: the model.
+    """
+    cfg = model.cfg
+    tensors = weights_of(model, layout(replace(cfg, tie_word_embeddings=_is_plain_tie(cfg))))
+    if _HEAD in tensors and cfg.tie_word_embeddings:
+        tensors[_HEAD] = tensors[_HEAD].clone()
+    if _HEAD in tensors and cfg.scales_outputs and not cfg.per_layer_bias:
+        tensors[_HEAD] = (tensors[_HEAD].float() * cfg.d_model**-0.5).to(tensors[_HEAD].dtype)
+    return tensors
+
+
+def notes(model: T5Model) -> list[str]:
+    """What the user should know of a folder written from a model.
+
+    Args:
+        model: the model.
+    """
+    if not model.cfg.per_layer_bias or _is_plain_tie(model.cfg):
+        return []
+    right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
+    return [
+        f"umT5 with an output projection of its own: transformers {right} computes the same from this folder, "
+        f"transformers {wrong} does not (it scales the features differently)"
+    ]
 
 
 def layout(cfg: T5Config) -> Layout:
@@ -130,11 +186,22 @@ def layout(cfg: T5Config) -> Layout:
     tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     # Encoder-decoder attention has no position bias; files of old versions hold one nevertheless.
     ignored = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
-    if cfg.tie_word_embeddings:
-        ignored.add("lm_head.weight")
-    else:
-        pieces["lm_head.weight"] = Piece("decoder.output_projection.weight")
-    return Layout(pieces, {"shared.weight": tied}, frozenset(ignored))
+    if not cfg.tie_word_embeddings:
+        pieces[_HEAD] = Piece("decoder.output_projection.weight")
+    tied_head = {_HEAD: "shared.weight"} if cfg.tie_word_embeddings else {}
+    return Layout(pieces, {"shared.weight": tied}, frozenset(ignored), tied_head)
+
+
+def untie(model: T5Model, weights: Mapping[str, Tensor]) -> None:
+    """Give a model with a tied embedding an output projection of its own; whether features are scaled stays as it is.
+
+    Args:
+        model: the model.
+        weights: the weight of the projection, by its name in a folder.
+    """
+    scales = model.cfg.scales_outputs
+    model.cfg.tie_word_embeddings, model.cfg.scale_decoder_outputs = False, scales
+    model.decoder.output_projection.weight = nn.Parameter(weights[_HEAD])
 
 
 def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:

@@ -9,6 +9,7 @@ remembers what it was made of and does nothing.
 from __future__ import annotations
 
 import _compat_pickle
+import itertools
 import pickle
 import pickletools
 import re
@@ -20,8 +21,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
+from seqgen.models.pickle_work import Objects
+from seqgen.reading import open_regular
 
 # What a pickle may name besides tensors: classes of values that hold data and no more ...
 _BUILTINS = (
@@ -39,6 +43,10 @@ _VALUES = frozenset(
 _PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
 # An old file begins with five pickles: a magic number, a version, facts of the machine, the content, storage keys.
 _LEGACY_PICKLES = 5
+
+
+_MAX_VALUES = 100_000
+"""Most values of a checkpoint's options, counted as often as they are referred to."""
 
 
 class Inert:
@@ -80,7 +88,9 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
         with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on pickle protocols that PyTorch itself does not write
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        _check_tensors(content, path)
+        return content
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -100,54 +110,101 @@ def plain(value: Any) -> Any:
     Args:
         value: an ``argparse.Namespace``, the stand-in of an OmegaConf node or of a choice (an enumeration), or dicts
             and lists of these.
+
+    Raises:
+        ValueError: they contain themselves, or are more than any options, what is shared counted each time.
     """
+    try:
+        return _plain(value, itertools.count(1))
+    except RecursionError:
+        raise ValueError("contain themselves") from None
+
+
+def _plain(value: Any, counter: Iterator[int]) -> Any:
+    if next(counter) > _MAX_VALUES:
+        raise ValueError(f"expand to more than {_MAX_VALUES} values")
     if isinstance(value, Inert):
         state = value.state if isinstance(value.state, Mapping) else {}
         inside = [state[key] for key in ("_content", "_val") if key in state] or list(value.args)
-        return plain(inside[0]) if len(inside) == 1 else None
+        return _plain(inside[0], counter) if len(inside) == 1 else None
     if isinstance(value, Namespace):
-        return plain(vars(value))
+        return _plain(vars(value), counter)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_text(key): _plain(item, counter) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item, counter) for item in value]
     return value
+
+
+def _text(key: Any) -> str:
+    return key if isinstance(key, str) else shown(key)
+
+
+def _check_tensors(content: Any, path: Path) -> None:
+    """Check that the weights are no more than the file: a view can repeat one number a billion times.
+
+    Raises:
+        CheckpointError: they are.
+    """
+    weights = content.get("model", content) if isinstance(content, dict) else None
+    size = path.stat().st_size
+    for name, tensor in weights.items() if isinstance(weights, Mapping) else ():
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise CheckpointError(f"{path}: its weight {shown(name)} is not an ordinary tensor")
+        if tensor.numel() * tensor.element_size() > size:
+            raise CheckpointError(f"{path} is damaged: its weight {shown(name)} is larger than the file")
 
 
 def _names(path: Path) -> Iterator[str]:
     """The full names of everything that the pickles of a file would import, found without running them."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
+        objects = Objects(path)
         if file.read(2) == b"PK":
             with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
-                if damaged is not None:
-                    raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
-                entry = next((name for name in archive.namelist() if name.split("/")[-1] == "data.pkl"), None)
-                if entry is None:
+                _check_archive(archive, path)
+                entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
+                if len(entries) != 1:
                     raise CheckpointError(f"{path} is a zip archive, but none that torch.save wrote")
-                with archive.open(entry) as content:
-                    yield from _names_in_pickle(content)
+                with archive.open(entries[0]) as content:
+                    yield from _names_in_pickle(content, objects)
         else:
             file.seek(0)
             for _ in range(_LEGACY_PICKLES):
-                yield from _names_in_pickle(file)
+                yield from _names_in_pickle(file, objects)
 
 
-def _names_in_pickle(file: IO[bytes]) -> Iterator[str]:
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
+    """Check an archive's size before anything is unpacked, then its checksums.
+
+    Raises:
+        CheckpointError: it holds more than the file, or is damaged.
+    """
+    if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+        raise CheckpointError(f"{path} is compressed, which torch.save never does; copy the original again")
+    damaged = archive.testzip()
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
+
+
+def _names_in_pickle(file: IO[bytes], objects: Objects) -> Iterator[str]:
     """Read one pickle's instructions up to its end and say what it imports."""
     recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
     memo: list[str] = []
+    objects.begin()
     for opcode, argument, _ in pickletools.genops(file):
         if opcode.name in ("GLOBAL", "INST"):
             yield _present_name(*str(argument).split(" ", 1))
         elif opcode.name == "STACK_GLOBAL":
             yield _present_name(*recent[-2:])
         elif "UNICODE" in opcode.name or "STRING" in opcode.name:
-            recent.append(str(argument))
+            recent = [recent[-1], str(argument)]
         elif opcode.name == "MEMOIZE":
             memo.append(recent[-1])
         elif opcode.name in ("BINGET", "LONG_BINGET") and isinstance(argument, int) and argument < len(memo):
-            recent.append(memo[argument])
+            recent = [recent[-1], memo[argument]]
+        objects.follow(opcode, argument)
 
 
 def _present_name(module: str, name: str) -> str:

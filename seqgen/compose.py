@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seqgen.config import SINGLE_COMPONENTS, GenerateConfig, GenerationConfig, TrainConfig
-from seqgen.errors import ConfigError, nearest
+from seqgen.errors import ConfigError, nearest, shown
 from seqgen.registry import (
     COMBINATIONS,
     CRITERIA,
@@ -64,6 +64,8 @@ _ITEM = re.compile(  # of a list of texts: in quotes as a whole, or up to the ne
     r"""\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)')\s*(?:,|\Z)|(?P<bare>[^,]*)(?:,|\Z)""",
     re.DOTALL,
 )
+LARGEST = 1 << 63
+"""Whole numbers that a configuration can hold are smaller, as those of PyTorch are."""
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
@@ -262,17 +264,17 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     values = {}
     for key, value in plain.items():
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {key!r} of {schema.__name__}{nearest(key, fields)}")
+            raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
         if _holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)
         elif dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {key} must hold keys and values, not {value!r}")
+                raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
             values[key] = from_dict(typing.cast(type[Any], hints[key]), value, where)
         elif not _fits(value, hints[key]):
-            raise ConfigError(f"{where}: {key}={value!r} should be {_describe(hints[key])}")
+            raise ConfigError(f"{where}: {key}={shown(value)} should be {_describe(hints[key])}")
         else:
-            values[key] = float(value) if hints[key] is float else value
+            values[key] = float(value) if hints[key] is float and abs(value) < LARGEST else value
     config = schema(**values)
     try:
         check_ranges(config)
@@ -314,9 +316,11 @@ def check_ranges(config: Any, prefix: str = "") -> None:
 def _check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
-        raise ConfigError(f"{key}={value} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
+        raise ConfigError(f"{key}={str(value)[:80]} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise ConfigError(f"{key}={shown(value)} is a number of more than 64 bits; its largest value is {LARGEST - 1}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if minimum is not None and not value >= minimum:
             raise ConfigError(f"{key}={value} is below its minimum, {minimum}")

@@ -127,6 +127,9 @@ class DistributedConfig:
 
     distributed_world_size: int = option(1, "processes that train together on this machine", minimum=1)
     distributed_backend: str = option("auto", "how they talk", choices=("auto", "gloo", "nccl"))
+    timeout: int = option(
+        600, "seconds that a process waits for the others, after which all end with an error", minimum=1
+    )
 
 
 SINGLE_COMPONENTS = ("search", "combination", "utility")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
+from seqgen.flags import Flags
 from seqgen.incremental_state import (
     IncrementalState,
     Slots,
@@ -110,6 +111,13 @@ class Decoder(nn.Module):
         """
 
 
+_STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
+_MOVING = (
+    *("reorder_incremental_state", "reorder_beams", "select_sentences"),
+    *("reorder_slots", "reorder_slots_within_beams", "select_slots"),
+)
+
+
 class IncrementalDecoder(StatefulModule, Decoder):
     """A decoder that can go on from where it stopped.
 
@@ -124,6 +132,14 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
     The verbs that move rows work on every slot in the state, whichever module below this one owns it.
     """
+
+    flags: ClassVar[Flags] = {
+        **StatefulModule.flags,
+        "shares_encoder_output": ("forward", "extract_features"),
+        "reads_history": ("forward", "extract_features"),
+        "can_truncate": (*_STEPPING, *_MOVING, "truncate", "truncate_slots"),
+        "joins": (*_STEPPING, *_MOVING, "merge", "merge_slots", "trim", "trim_slots"),
+    }
 
     shares_encoder_output: bool = False
     """Whether ``encoder_out`` may have one row for each sentence while the decoder's rows are sentences times beam."""
@@ -200,6 +216,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
             new_order: ``(rows,)`` int64, the old row that each new row continues: any order, any number of rows,
                 repeats and drops allowed.
         """
+        if isinstance(incremental_state, IncrementalState):
+            incremental_state.reorder_starts(new_order)
         for key, slots in list(incremental_state.items()):
             incremental_state[key] = _owner(key).reorder_slots(slots, new_order)
 
@@ -224,13 +242,14 @@ class IncrementalDecoder(StatefulModule, Decoder):
             keep: ``(kept,)`` int64 indices of the sentences to keep.
         """
         beam_size = beam_size_of(incremental_state)
-        if isinstance(incremental_state, IncrementalState):
-            incremental_state.starts = incremental_state.starts.index_select(0, keep)
+        starts = incremental_state.starts if isinstance(incremental_state, IncrementalState) else None
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
-            return self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
-        return None
+            self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
+        else:
+            for key, slots in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
+        if isinstance(incremental_state, IncrementalState) and starts is not None:
+            incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
 
     def truncate(self, incremental_state: StateDict, positions: int) -> None:
         """Forget the last positions of all rows, in place, as if they had not been computed.
@@ -248,6 +267,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
             raise ValueError(
                 f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
             )
+        if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
+            seen, latest = self.positions_seen(incremental_state), int(incremental_state.starts.max())
+            if seen - positions < latest:
+                raise ValueError(f"{positions} of {seen} positions cannot be forgotten: a sentence starts at {latest}")
         if positions > 0:
             for key, slots in list(incremental_state.items()):
                 incremental_state[key] = _owner(key).truncate_slots(slots, positions)

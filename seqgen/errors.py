@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 3
 
 
 class UserError(Exception):
@@ -30,6 +36,10 @@ class DecodingError(UserError, ValueError):
     """Scores from which nothing can be decoded, such as NaN."""
 
 
+class ResourceError(UserError):
+    """What the machine lacks or has ended: memory that runs out, a process of a run that dies or does not answer."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which known names come nearest to ``name``.
 
@@ -40,5 +50,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     Returns:
         A phrase such as ``" (did you mean 'optimization.max_update'?)"``, empty where nothing is near.
     """
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: as ``repr`` does, but short, whatever a file made of it."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python does not print numbers of thousands of digits
+        return f"a {type(value).__name__} that is too long to be shown"

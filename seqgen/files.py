@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
-import glob
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from seqgen.errors import UserError
+import portalocker
+
+from seqgen.errors import CheckpointError, UserError
 
 LEFTOVER_SECONDS = 24 * 3600
+"""Age from which a temporary file is removed where nobody can tell whether its process is alive."""
+GRACE_SECONDS = 1.0
+"""Age below which a temporary file is not removed, since its process may not have locked it yet."""
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
+CACHE = "cache"
+"""Folder in a run folder of what can be made again from the data at any time."""
+_frozen: contextvars.ContextVar[Path | None] = contextvars.ContextVar("frozen", default=None)
+
+
+@contextlib.contextmanager
+def frozen(run: Path) -> Iterator[None]:
+    """Let nothing be made in a run folder but its cache: a trained model needs what it was trained with.
+
+    Without its tokenizer, a task would make another one, with which the model's ids stand for other text.
+
+    Args:
+        run: the run's folder.
+    """
+    token = _frozen.set(run.resolve())
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+def is_frozen(path: Path) -> bool:
+    """Whether a file or folder may not be made now; see ``frozen``."""
+    run, place = _frozen.get(), path.resolve()
+    return run is not None and place.is_relative_to(run) and not place.is_relative_to(run / CACHE)
+
+
+def check_not_frozen(path: Path) -> None:
+    """See that a file or folder may be made now.
+
+    Raises:
+        CheckpointError: it may not; see ``frozen``.
+    """
+    if is_frozen(path):
+        raise CheckpointError(
+            f"{path} is missing, which was made when the run was trained and is not made again; copy the run folder "
+            "whole"
+        )
 
 
 @contextlib.contextmanager
@@ -56,10 +101,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         UserError: it cannot be written.
     """
+    check_not_frozen(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
+            _hold(descriptor)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
@@ -90,29 +137,88 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: it cannot be written.
     """
+    check_not_frozen(folder)
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder.parent, folder.name)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
-            yield temporary
-            os.chmod(temporary, 0o777 & ~_umask())
-            try:
-                os.rename(temporary, folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
+            with _held(temporary):
+                yield temporary
+                os.chmod(temporary, 0o777 & ~_umask())
+                try:
+                    os.rename(temporary, folder)
+                except OSError:
+                    if not folder.is_dir():
+                        raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders that nobody has written to for a day: those of processes that were killed."""
-    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        with contextlib.suppress(OSError):  # another process may be doing the same
-            newest = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
-            if newest < time.time() - LEFTOVER_SECONDS:
-                shutil.rmtree(leftover)
+def remove_leftovers(folder: Path, name: str = "") -> None:
+    """Remove the temporary files and folders of processes that were killed.
+
+    Only those of ``write_atomically`` and ``new_folder``, told by their names; a process that is alive holds a lock on
+    what it writes.
+
+    Args:
+        folder: where they are; what is in its folders stays.
+        name: name of the file or folder that they were to become; empty for all.
+    """
+    with contextlib.suppress(OSError):  # another process may be doing the same
+        for path in list(folder.iterdir()):
+            if _TEMPORARY.fullmatch(path.name) and (not name or path.name[1:-13] == name):
+                _remove_leftover(path)
+
+
+def _remove_leftover(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            return
+        files = [path, *(path.iterdir() if path.is_dir() else ())]
+        age = time.time() - max(file.stat().st_mtime for file in files)
+        if age > GRACE_SECONDS and _is_abandoned(path, age):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Let other processes see that this one is alive and writes into a folder."""
+    if os.name == "nt":  # Windows opens no folders
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _hold(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    if os.name != "nt":
+        with contextlib.suppress(OSError, portalocker.LockException):  # a file system without locks
+            portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+
+
+def _is_abandoned(path: Path, age: float) -> bool:
+    """Whether the process that made a temporary file or folder has ended; by its age where there are no locks."""
+    if os.name == "nt":
+        return age > LEFTOVER_SECONDS
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+    except portalocker.AlreadyLocked:
+        return False
+    except (OSError, portalocker.LockException):
+        return age > LEFTOVER_SECONDS
+    else:
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
+from seqgen.flags import Flagged, Flags
 
 Slots: TypeAlias = dict[str, Any]
 """What one module remembers: named tensors with the row dimension first; anything that is no tensor stays as it is."""
@@ -88,19 +89,48 @@ class IncrementalState(dict[StateKey, Slots]):
             self._late = bool(self._starts.any())
         return self._late
 
+    def reorder_starts(self, new_order: Tensor) -> None:
+        """Let ``starts`` follow rows into a new order.
+
+        With two beams and starts ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start at 3, 3, 0.
+
+        Args:
+            new_order: ``(rows,)`` int64, the old row that each new row continues.
+
+        Raises:
+            ValueError: rows that would be beams of one sentence come from sentences that start at different steps.
+        """
+        sentences = -(-len(new_order) // self.beam_size)
+        if not self.has_late_starts:
+            self._starts = self._starts.new_zeros(sentences)
+            return
+        starts = self._starts.index_select(0, new_order // self.beam_size)
+        by_sentence = starts.new_full((sentences, self.beam_size), -1)
+        by_sentence.view(-1)[: len(starts)] = starts
+        if bool((by_sentence != by_sentence[:, :1]).any()):
+            raise ValueError(
+                f"rows of sentences that start at different steps cannot become the {self.beam_size} beams of one "
+                "sentence; reorder within sentences, or whole sentences"
+            )
+        self.starts = by_sentence[:, 0].contiguous()
+
 
 def beam_size_of(incremental_state: StateDict) -> int:
     """Rows of each sentence: 1 for a plain dict, whose rows are independent."""
     return getattr(incremental_state, "beam_size", 1)
 
 
-class StatefulModule(nn.Module):
+class StatefulModule(nn.Module, Flagged):
     """A module that remembers tensors between two steps of decoding, in slots of the caller's state.
 
     An author calls ``get_slots`` and ``set_slots`` and, as long as every tensor has the row dimension first, needs
     nothing else: the verbs below reorder rows by ``index_select(0)``. A module that keeps tensors in another layout
-    overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well.
+    overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well. Where
+    a subclass overrides ``reorder_slots`` alone, narrower verbs that it inherits are replaced by the defaults, which
+    call it.
     """
+
+    flags: ClassVar[Flags] = {"reorder_slots_within_beams": ("reorder_slots",), "select_slots": ("reorder_slots",)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
+from seqgen.flags import Flagged, Flags
 from seqgen.structures import DecoderOut
 
 
@@ -26,13 +27,15 @@ class Vocabularies(Protocol):
         ...
 
 
-class EncoderDecoderModel(nn.Module):
+class EncoderDecoderModel(nn.Module, Flagged):
     """An encoder and a decoder, and what their inputs look like.
 
     Args:
         encoder: reads the source.
         decoder: writes the target.
     """
+
+    flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
 
     left_pad_source: bool = False
     """Whether shorter sources are padded on the left rather than on the right."""

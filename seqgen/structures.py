@@ -191,6 +191,7 @@ class Hypothesis:
         positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
         attention: ``(T, S)`` weights over the source, or ``None`` where not asked for.
         alignment: ``(T,)`` int64 source position with the largest attention weight, or ``None`` likewise.
+        timed_out: whether ``generation.max_time`` ended the search of this sentence.
     """
 
     tokens: Tensor
@@ -198,3 +199,4 @@ class Hypothesis:
     positional_scores: Tensor
     attention: Tensor | None = None
     alignment: Tensor | None = None
+    timed_out: bool = False

@@ -96,6 +96,14 @@ class Task:
         """Turn a line of text into the input that the model has learned to read; by default the same."""
         return text
 
+    def fixed_values(self) -> dict[str, str]:
+        """What may not change once a model has been trained, besides configuration and tokenizers.
+
+        Returns:
+            Values by name, of files in the run folder that people may edit; by default none.
+        """
+        return {}
+
     @property
     def source_dictionary(self) -> Dictionary:
         """The source vocabulary."""
@@ -226,3 +234,9 @@ class Task:
             Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
         """
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
+
+    def metric_signatures(self) -> dict[str, str]:
+        """What exactly the scores of ``metrics`` are, by name: sacreBLEU's signatures, where its scores are used."""
+        from seqgen.metrics import signatures
+
+        return signatures() if type(self).metrics is Task.metrics else {}

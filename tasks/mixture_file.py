@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from seqgen.compose import from_dict
 from seqgen.config import option
 from seqgen.data.parallel_text import find_parallel
@@ -17,6 +15,7 @@ from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvF
 from seqgen.data.templates import Template
 from seqgen.data.text import find_files
 from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.reading import parse_yaml
 
 
 @dataclass
@@ -172,11 +171,9 @@ def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
         ConfigError: it is no YAML, or a key or value does not fit.
     """
     try:
-        plain = yaml.safe_load(content.decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{where} is no YAML: {' '.join(str(error).split())}; a template with a colon in it needs quotes"
-        ) from None
+        plain = parse_yaml(content)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no YAML: {error}; a template with a colon in it needs quotes") from None
     if not isinstance(plain, dict) or list(plain) != ["sources"] or not isinstance(plain["sources"], dict):
         raise ConfigError(
             f"{where} must have one key, sources, which holds a name for each source and its keys below it"

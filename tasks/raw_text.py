@@ -11,6 +11,7 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
+from seqgen.files import CACHE
 from seqgen.task import Task
 
 SPLITS = ("train", "valid", "test")
@@ -68,7 +69,7 @@ class RawTextTask(Task):
     @property
     def cache(self) -> Path:
         """The folder of what is made from the text and can be made again."""
-        return Path(self.cfg.cache_dir) if self.cfg.cache_dir else self.folder / "cache"
+        return Path(self.cfg.cache_dir) if self.cfg.cache_dir else self.folder / CACHE
 
 
 def check_split(split: str) -> None:

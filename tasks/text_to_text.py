@@ -16,7 +16,8 @@ from seqgen.data.record_lines import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, nearest
-from seqgen.files import write_atomically
+from seqgen.files import is_frozen, write_atomically
+from seqgen.reading import read_bytes
 from seqgen.registry import register_task
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
@@ -66,12 +67,12 @@ class TextToTextTask(RawTextTask):
             ConfigError: the mixture is missing or makes no sense.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
-        begun = copy.exists() and any((folder / CHECKPOINTS).glob("*/"))
+        begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
         if not begun and (given.is_file() or not copy.exists()):
             if not cfg.mixture:
                 raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
             _check_rates(cfg, _read(given))
-            write_atomically(copy, given.read_bytes())
+            write_atomically(copy, _content(given))
         return super().setup_task(cfg, folder)
 
     @classmethod
@@ -99,6 +100,11 @@ class TextToTextTask(RawTextTask):
     def input_of(self, text: str) -> str:
         """Fill a line into the template of the input, where there is one source; an empty line stays empty."""
         return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
+
+    def fixed_values(self) -> dict[str, str]:
+        """The templates of all sources, while their files may be moved; see ``Task.fixed_values``."""
+        sides = [(f"{MIXTURE_FILE}: sources.{source.name}", source.cfg) for source in self.sources]
+        return {f"{name}.{side}": getattr(cfg, side) for name, cfg in sides for side in ("input", "target")}
 
     def load_dataset(self, split: str) -> JoinedDataset:
         """Read a split of every source that has it, and encode it, once; see ``Task.load_dataset``.
@@ -161,11 +167,14 @@ class TextToTextTask(RawTextTask):
 
 def _read(path: Path, name: str = "") -> list[MixtureSource]:
     """Read a mixture's file; messages call it by ``name``, such as that of the file that it is a copy of."""
+    return read_mixture(_content(path), name or str(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise ConfigError(f"task.mixture={path} cannot be read: {error.strerror or error}") from None
-    return read_mixture(content, name or str(path))
 
 
 def _read_side(side: Records) -> Iterator[str]:

@@ -15,6 +15,7 @@ from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
+from seqgen.files import CACHE
 from seqgen.registry import register_task
 from seqgen.task import Task
 
@@ -95,7 +96,7 @@ class ParallelTextTask(Task):
         files = self.files(split)
         if files.target is None:
             return None
-        files.check()  # a reference that is a line short would shift every score after it
+        files.check(allow_empty=True)  # a reference that is a line short would shift every score after it
         return read_lines(files.target)
 
     def load_dataset(self, split: str) -> PairDataset:
@@ -182,7 +183,7 @@ def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
         cfg: the task's configuration.
         folder: the run folder.
     """
-    return Path(cfg.cache_dir) if cfg.cache_dir else folder / "cache"
+    return Path(cfg.cache_dir) if cfg.cache_dir else folder / CACHE
 
 
 def check_split(split: str) -> None:

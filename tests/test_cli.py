@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -66,8 +69,7 @@ def test_text_gives_line_n_for_line_n(runs: Path, data: Path, tmp_path: Path) ->
     assert written[-1] == ""
     assert written[3] == ""
     assert written[5] == ""
-    assert "line 4: the line is empty" in outcome.err
-    assert "line 6: the line is empty" in outcome.err
+    assert "lines 4, 6: the line is empty" in outcome.err
     assert "line 5: the vocabulary lacks" not in outcome.err or "\u2028" not in written[4]
     alone = command("generate", f"path={runs}/transformer", "input=-", stdin=(lines[7] + "\n").encode())
     assert alone.out == written[7] + "\n"
@@ -144,6 +146,43 @@ def test_average(runs: Path, data: Path) -> None:
     assert averaged.code == 0, averaged.err
     assert len(averaged.out.splitlines()) == 20
     refused(command("average", f"path={runs}/fconv", "last=50"), "50", "keep_last_epochs")
+
+
+def test_average_looks_for_checkpoints_when_it_has_the_lock(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fconv", run)
+
+    @contextlib.contextmanager
+    def training_ends_meanwhile(folder: Path) -> Iterator[None]:
+        newest = Checkpoints(folder).numbered("epoch")[-1]
+        weights, state = read_weights(newest), read_training_state(newest)
+        Checkpoints(folder).save(["epoch_99"], weights, {**state, "update": 1000})
+        Checkpoints(folder).prune("epoch", 2)
+        with run_lock(folder):
+            yield
+
+    monkeypatch.setattr("seqgen.cli.average.run_lock", training_ends_meanwhile)
+    outcome = command("average", f"path={run}", "last=2")
+    assert outcome.code == 0, outcome.err
+    assert "epoch_99" in outcome.out
+    with run_lock(run):
+        monkeypatch.undo()
+        refused(command("average", f"path={run}", "last=2"), "in use by another process")
+
+
+@pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
+def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
+    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "not a name for an average")
+    assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
+
+
+def test_average_writes_into_runs_alone(runs: Path, tmp_path: Path) -> None:
+    refused(command("average", f"path={tmp_path}/none", "last=2"), f"{tmp_path}/none", "not a run folder")
+    refused(command("average", f"path={tmp_path}/none"), f"{tmp_path}/none", "no such")
+    assert not list(tmp_path.iterdir())
 
 
 def test_preprocess_then_train_encodes_nothing_again(data: Path, tmp_path: Path) -> None:
@@ -277,12 +316,37 @@ class TestRefused:
         refused(command("generate", f"path={runs}/fconv", f"input={same}", f"output={same}"), "overwrite")
         refused(command("score", f"hypothesis={tmp_path}/short.en", f"reference={tmp_path}/short.de"), "3 lines", "2")
 
+    def test_an_output_whose_folder_does_not_exist(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        missing = tmp_path / "no" / "such" / "out"
+        files = (f"source={data}/test.en", f"reference={data}/test.de")
+        model = f"path={runs}/fconv"
+        for outcome in (
+            command("generate", model, f"input={data}/test.en", f"output={missing}"),
+            command("score", model, *files, f"output={missing}"),
+        ):
+            refused(outcome, f"output={missing}", f"no folder {missing.parent}", "make it")
+        refused(
+            command("convert", model, f"huggingface_dir={missing}"), "huggingface_dir", f"no folder {missing.parent}"
+        )
+        assert not list(tmp_path.iterdir())
+        refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")
+
+    def test_an_output_that_would_overwrite_what_is_read(self, runs: Path, data: Path, tmp_path: Path) -> None:
+        shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+        source, reference = f"{tmp_path}/test.en", f"{tmp_path}/test.de"
+        generate = ("generate", f"path={runs}/fconv", f"input={source}", f"reference={reference}")
+        score = ("score", f"path={runs}/fconv", f"source={source}", f"reference={reference}")
+        for output in (source, reference, f"{tmp_path}/../{tmp_path.name}/test.de"):
+            refused(command(*generate, f"output={output}"), "overwrite", output)
+            refused(command(*score, f"output={output}"), "overwrite", output)
+        refused(command(*generate, f"prefix={data}/val.de", f"output={data}/val.de"), "overwrite")
+        assert Path(source).read_bytes() == (data / "test.en").read_bytes()
+        assert Path(reference).read_bytes() == (data / "test.de").read_bytes()
+
     def test_what_is_wrong_with_a_file_is_found_before_decoding(self, runs: Path, data: Path, tmp_path: Path) -> None:
         common = (f"path={runs}/fconv", f"output={tmp_path}/out.de")
         (tmp_path / "bad.en").write_bytes(b"good\nb\xffd\n")
         refused(command("generate", *common, f"input={tmp_path}/bad.en"), "bad.en", "line 2", "UTF-8")
-        (tmp_path / "none.en").write_bytes(b"")
-        refused(command("generate", *common, f"input={tmp_path}/none.en"), "none.en", "empty")
         pair = (f"input={data}/test.en", f"reference={data}/val.de.gz")
         refused(command("generate", *common, *pair), "20 lines", "30")
         assert not (tmp_path / "out.de").exists()
@@ -347,8 +411,6 @@ class TestRefused:
         refused(command("generate", f"path={run}", "input=-"), "config.yaml")
 
     def test_a_run_in_use(self, run: Path, data: Path) -> None:
-        from seqgen.checkpoints.run_checkpoints import run_lock
-
         with run_lock(run):
             refused(command("train", *training_arguments(data, run), *SMALL_FCONV), str(run))
 

@@ -144,12 +144,22 @@ def test_ranks_share_an_epoch(world_size: int) -> None:
     ]
 
 
-def test_place_is_the_same_with_another_number_of_processes() -> None:
-    two = iterator(rank=1, world_size=2)
-    assert len(list(itertools.islice(two, 3))) == 3
-    one = iterator()
-    one.load_state_dict(two.state_dict())
-    assert one.consumed == 6
+@settings(max_examples=40, deadline=None)
+@given(rounds=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=4), last=st.integers(1, 4))
+def test_each_example_comes_once_whatever_the_number_of_processes(rounds: list[tuple[int, int]], last: int) -> None:
+    """A run of some processes is interrupted after some rounds and resumed by others, several times in an epoch."""
+    whole = [batch.ids.tolist() for batch in iterator(num_workers=0)]
+    state, seen = iterator().state_dict(), []
+    for world_size, count in [*rounds, (last, len(whole))]:
+        ranks = [iterator(rank=r, world_size=world_size, even=False, num_workers=0) for r in range(world_size)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        assert ranks[0].rounds == len(ranks[0])
+        handed = [itertools.islice(rank, min(count, max(0, rank.rounds - 1 + (count == len(whole))))) for rank in ranks]
+        for together in itertools.zip_longest(*handed):
+            seen += [batch.ids.tolist() for batch in together if batch is not None]
+        state = ranks[0].state_dict()
+    assert seen == whole, "also in the order of one process"
 
 
 def test_other_data_or_limits_are_refused_within_an_epoch() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqgen.data.collate import Example, collate
 from seqgen.data.packing import PackedDataset, pack
+from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.segments import segment_mask, segment_positions
 from seqgen.structures import Batch
@@ -134,6 +135,21 @@ def test_rows_hold_each_example_once_and_are_full() -> None:
 def test_an_example_that_is_too_long_has_a_row_of_its_own() -> None:
     dataset = PackedDataset(Numbers(), 2)
     assert sorted(dataset.example(i, epoch=1, seed=1)[0].id for i in range(23)) == list(range(23))
+
+
+def test_a_decoder_whose_forward_knows_nothing_of_packing_is_refused() -> None:
+    model = build("transformer_tiny")
+
+    class Doubled(type(model.decoder)):  # type: ignore[misc]
+        def forward(self, *args: Tensor, **keys: object) -> object:
+            out = super().forward(*args, **keys)
+            return out._replace(logits=2 * out.logits)
+
+    model.decoder.__class__ = Doubled
+    words = torch.tensor([5, EOS])
+    batch = packed([[Example(0, words, words), Example(1, words, words)]], model)
+    with pytest.raises(ConfigError, match="pack=true is not possible with TransformerModel"):
+        CrossEntropyCriterion(CrossEntropyConfig(), TinyTask())(model, batch)
 
 
 def test_training_with_packed_rows(tmp_path: Path) -> None:

@@ -158,14 +158,14 @@ def test_built_at_the_same_time_by_two(tmp_path: Path, text: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == [store.folder]
 
 
-def test_leftovers_of_the_killed_are_removed_after_a_day(tmp_path: Path, text: Path) -> None:
+def test_leftovers_of_the_killed_are_removed(tmp_path: Path, text: Path) -> None:
     name = build_store(tmp_path / "other", "t", [text], TokenEncoder(TOKENIZER)).folder.name
-    old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("old", "young"))
+    old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("aaaaaaaa", "bbbbbbb_"))
     for folder in (old, young):
         folder.mkdir(parents=True)
         (folder / VALUES).write_bytes(b"half")
     for path in (old / VALUES, old, young):
-        os.utime(path, (time.time() - 90_000,) * 2)
+        os.utime(path, (time.time() - 10,) * 2)
     build_store(tmp_path / "cache", "t", [text], TokenEncoder(TOKENIZER))
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {name, young.name}
 

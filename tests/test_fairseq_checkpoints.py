@@ -346,6 +346,37 @@ def test_weights_that_do_not_fit_the_options(tmp_path: Path) -> None:
     refused(path, "two different ones")
 
 
+@pytest.mark.parametrize("config", [TRANSFORMER, FCONV], ids=["transformer", "fconv"])
+def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerConfig, tmp_path: Path) -> None:
+    """They are refused before anything of that size is made."""
+    model = random_model(config)
+    options = options_of(config)
+    beyond = "beyond 2147483647, which no model has"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_source_positions": 10**18}, f"max_source_positions is a number {beyond}"),
+        ({"dropout": 10**400}, f"dropout is a number {beyond}"),
+        ({"decoder_layers": 10**600}, f"decoder_layers is a number {beyond}"),
+        ({"pad": 10**600}, f"pad is a number {beyond}"),
+    ]
+    if isinstance(config, TransformerConfig):
+        cases += [
+            ({"encoder_layers": 10**9}, "encoder_layers is 1000000000, but encoder.layers.2 is missing"),
+            ({"encoder_embed_dim": 10**9}, "no model has the sizes that its options give"),
+            ({"decoder_ffn_embed_dim": 10**9}, "decoder.layers.0.fc1.weight ((12, 8), here (1000000000, 8))"),
+            ({"max_source_positions": 10**9}, "max_source_positions is 1000000000; at most 1000000 can be read"),
+        ]
+    else:
+        cases += [
+            ({"encoder_layers": "[(8, 3)] * 10000000000"}, "more than 1000 layers"),
+            ({"encoder_layers": "[(1000000000000000000000, 3)]"}, "no model has the sizes that its options give"),
+            ({"decoder_out_embed_dim": 10**9}, "decoder.fc2.bias ((8,), here (1000000000,))"),
+            ({"max_source_positions": 10**9}, "encoder.embed_positions.weight ((40, 8), here (1000000000, 8))"),
+        ]
+    for changes, words in cases:
+        path = write(tmp_path, model, in_args({**options, **changes}))
+        refused(path, words)
+
+
 # -- through the commands ---------------------------------------------------------------------------------------------
 
 

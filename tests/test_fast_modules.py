@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import DecodingError
-from seqgen.incremental_state import IncrementalState
+from seqgen.incremental_state import IncrementalState, Slots, rows_of_parents, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache import growing as key_value_cache
 from seqgen.modules.kv_cache import indirection as beam_table_cache
+from seqgen.modules.kv_cache.growing import KeysAndValues
 from seqgen.modules.kv_cache.indirection import BeamTable
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
-from tests.model_zoo import ZOO, build, expand, inputs
+from tests.generators import make_generator
+from tests.model_zoo import VOCAB, ZOO, build, expand, inputs
+from tests.scripted_model import batch_of, dictionary
+from tests.test_generation_rolling import queue
+from tests.test_laws_generation import assert_same
 
 BEAM = 3
 LENGTHS = [5, 3, 8, 1]
@@ -352,6 +359,66 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
     wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
     torch.testing.assert_close(keys, wanted[:, :, 1].transpose(1, 2))
     torch.testing.assert_close(values, wanted[:, :, 2].transpose(1, 2))
+
+
+class PlainCache:
+    """Keys and values of all positions, concatenated at every step."""
+
+    def append(self, slots: Slots | None, new: KeysAndValues, rows: int) -> Slots:
+        assert new.padding_mask is None
+        if slots is None:
+            return {"k": new.keys, "v": new.values}
+        return {"k": torch.cat([slots["k"], new.keys], 2), "v": torch.cat([slots["v"], new.values], 2)}
+
+    def view(self, slots: Slots) -> KeysAndValues:
+        return KeysAndValues(slots["k"], slots["v"], None)
+
+    def reorder(self, slots: Slots, new_order: Tensor) -> Slots:
+        return {name: tensor.index_select(0, new_order) for name, tensor in slots.items()}
+
+    def reorder_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+        return self.reorder(slots, rows_of_parents(parents))
+
+    def select(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+        return self.reorder(slots, rows_of_sentences(keep, beam_size))
+
+    def truncate(self, slots: Slots, positions: int) -> Slots:
+        return {name: tensor[:, :, : tensor.size(2) - positions] for name, tensor in slots.items()}
+
+    def trim(self, slots: Slots, positions: int) -> Slots:
+        return {name: tensor[:, :, positions:] for name, tensor in slots.items()}
+
+    def merge(self, slots: Slots, others: Slots) -> Slots:
+        longest = max(slots["k"].size(2), others["k"].size(2))
+        pairs = [(name, [slots[name], others[name]]) for name in slots]
+        return {name: torch.cat([F.pad(one, (0, 0, longest - one.size(2), 0)) for one in two]) for name, two in pairs}
+
+
+@pytest.mark.parametrize("own", [PlainCache, type("Derived", (key_value_cache.GrowingCache,), {})])
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
+def test_a_cache_of_ones_own_is_used(name: str, own: type[Any]) -> None:
+    """In greedy search and in beam search, also where sentences join; the beam table does not take its place."""
+    model, plain = build(name), build(name)
+    caches = []
+    layers = [m for m in model.decoder.modules() if isinstance(m, MultiheadAttention) and not m.encoder_decoder]
+    for layer in layers[1:]:  # the first keeps its beams in place
+        layer.cache = own()
+        layer.cache.append = Mock(wraps=layer.cache.append)
+        caches.append(layer.cache)
+    rows = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
+    for beam in (1, 4):
+        found = []
+        for decoded in (model, plain):
+            options = {"beam_size": beam, "max_len_b": 8, "beam_table": True}
+            generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
+            assert generator.joins
+            rolling = dict(generator.generate_continuously(queue(rows, 2)[0]))
+            found.append([*generator.generate(batch_of(rows)), *(rolling[number] for number in range(5))])
+        assert caches
+        for cache in caches:
+            assert cache.append.call_count > 8
+            cache.append.reset_mock()
+        assert_same(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

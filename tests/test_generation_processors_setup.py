@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, rules_named
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+from tests.generators import make_generator
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.step_contexts import step_context
 
 VOCAB, MAXIMUM = 14, 6
@@ -262,6 +266,41 @@ def test_processors_of_a_users_own(registered: None, semantics: str) -> None:
         chain(semantics, processors=["impostor"])
 
 
+class Louder(LogitsProcessor):
+    """Doubles the scores."""
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        return lprobs * 2
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
+    """In the constructor and beside a configuration."""
+    symbols = dictionary(5)
+    model = ScriptedModel(random_rule(9, 3))
+    asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
+    keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
+    cfg = GenerationConfig(**keys, semantics=semantics)
+    scores = set()
+    for further in ({"processors": [Louder()]},):
+        plain = make_generator([model], symbols, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
+        configured = SequenceGenerator.from_config([model], symbols, cfg, **further)
+        for generator in (plain, configured):
+            prefix = torch.tensor([[5], [6]])
+            results = generator.generate(batch_of([(4, 5, 2), (6, 2)]), prefix)
+            for first, hypotheses in zip((5, 6), results, strict=True):
+                for tokens in (h.tokens.tolist() for h in hypotheses):
+                    assert len(tokens) > 3
+                    assert tokens[0] == first
+                    assert symbols.index("w1") not in tokens[1:]
+                    assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
+            scores.add(tuple(round(h.score, 9) for hypotheses in results for h in hypotheses))
+    assert len(scores) == 1
+    for name, value in asked.items():
+        with pytest.raises(TypeError, match=name):
+            SequenceGenerator.from_config([model], symbols, cfg, **{name: value})
+
+
 def test_the_defaults_go_together() -> None:
     for semantics in ("fairseq", "huggingface", ""):
         check_compatible(GenerationConfig(semantics=semantics))
@@ -285,6 +324,21 @@ REFUSED = [
     ({"lenpen": 0.5, "unnormalized": True}, "has no effect with generation.unnormalized=true"),
     ({"max_len_b": 50, "match_source_len": True}, "has no effect with generation.match_source_len=true"),
     ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
+    ({"min_len": 9, "max_len_b": 8}, "generation.min_len=9 is more than generation.max_len_b allows"),
+    ({"min_len": 2, "match_source_len": True}, "min_len=2 has no effect with generation.match_source_len=true"),
+    ({"seed": 7}, "generation.seed=7 has no effect, since no search strategy that takes it"),
+    ({"seed": 7, "search": "exact"}, "generation.seed=7 has no effect"),
+    ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
+    ({"sampling_topk": 5, "search": "a_users_own"}, "generation.sampling_topk=5 narrows what is drawn"),
+    ({"penalty_alpha": 0.3, "search": "a_users_own"}, "belongs to contrastive search"),
+    ({"temperature": 2.0, "search": "a_users_own", "semantics": "huggingface"}, "has an effect on sampling alone"),
+    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, since greedy and contrastive search"),
+    ({"beam": 3, "search": "contrastive"}, "generation.beam=3 has no effect"),
+    ({"diversity_rate": -2.0}, "generation.diversity_rate=-2.0 is below 0 and has no effect"),
+    *(
+        ({"early_stopping": "true", "semantics": "huggingface", **search}, "says when a sentence has enough")
+        for search in ({"beam": 1}, {"search": "greedy"}, {"search": "exact"}, {"search": "stochastic_beam"})
+    ),
     ({"nbest": 6}, "generation.nbest=6 hypotheses are more than generation.beam keeps"),
     ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 hypotheses are more than the one"),
     ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
@@ -309,7 +363,14 @@ def test_every_need_is_tested() -> None:
     [
         *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in CUTOFFS),
         {"sampling_topk": 3, "search": "stochastic_beam"},
-        {"sampling_topk": 3, "search": "a_users_own"},
+        {"sampling_topk": 3, "search": "a_users_own", "sampling": True},
+        {"seed": 7, "sampling": True},
+        {"seed": 7, "search": "beam_sampling"},
+        {"early_stopping": "true", "semantics": "huggingface", "beam": 2},
+        {"beam": 1, "search": "greedy"},
+        {"min_len": 300, "max_len": 400},
+        {"min_len": 9, "max_len_a": 1.0, "max_len_b": 2},
+        {"min_len": 0, "match_source_len": True},
         {"sampling": True, "search": "beam_sampling", "temperature": 2.0, "semantics": "huggingface"},
         {"temperature": 2.0},
         {"early_stopping": "never", "forced_last": "a", "semantics": "huggingface"},

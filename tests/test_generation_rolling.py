@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from seqgen.structures import Batch
+from seqgen.structures import Batch, EncoderOut, Source
 from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO, registered
 from tests.scripted_model import batch_of, dictionary
@@ -22,7 +24,15 @@ def sources(count: int, seed: int) -> list[tuple[int, ...]]:
     return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
 
 
-def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int, int], Batch | None], list[int]]:
+def padded_on_the_left(source: Source) -> Tensor:
+    """The tokens of a source that is padded on the right, moved to the other side."""
+    rows = zip(source.src_tokens, source.src_lengths.tolist(), strict=True)
+    return torch.stack([row.roll(len(row) - length) for row, length in rows])
+
+
+def queue(
+    rows: list[tuple[int, ...]], size: int, left: bool = False
+) -> tuple[Callable[[int, int], Batch | None], list[int]]:
     """What waits, and a record of how many were running."""
     waiting, asked = list(enumerate(rows)), []
 
@@ -33,6 +43,8 @@ def queue(rows: list[tuple[int, ...]], size: int) -> tuple[Callable[[int, int], 
             return None
         batch = batch_of([row for _, row in taken])
         batch.ids = torch.tensor([number for number, _ in taken])
+        if left:
+            batch.source.src_tokens = padded_on_the_left(batch.source)
         return batch
 
     return take, asked
@@ -59,6 +71,32 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
+    for number, row in enumerate(rows):
+        assert_same([found[number]], generator.generate(batch_of([row])))
+
+
+def test_padding_of_merged_encoder_outputs() -> None:
+    """Rows keep the padding that they have, on whichever side; what one batch lacks is padding at the end."""
+    left = torch.tensor([[True, True, False], [False, False, False]])
+    longer = torch.tensor([[True, False, False, False, False]])
+    for first, second in ((left, longer), (longer, left), (left, left)):
+        one, two = (EncoderOut(torch.ones(*mask.shape, 4), mask) for mask in (first, second))
+        width = max(first.size(1), second.size(1))
+        wanted = torch.cat([F.pad(mask, (0, width - mask.size(1)), value=True) for mask in (first, second)])
+        got = one.merge(two).encoder_padding_mask
+        assert got is not None
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny"])
+def test_sources_padded_on_the_left_join_too(name: str) -> None:
+    model = build(name, seed=3)
+    model.left_pad_source = True
+    rows = sources(17, seed=len(name))
+    generator = make_generator([model], words(), beam_size=4, max_len_a=1.0, max_len_b=3)
+    take, asked = queue(rows, 5, left=True)
+    found = dict(generator.generate_continuously(take))
+    assert len([running for running in asked if 0 < running < 5]) > 2
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 

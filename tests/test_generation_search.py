@@ -7,14 +7,20 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.processors.repetition import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
 from tests.generators import make_generator
+from tests.model_zoo import VOCAB, build
 from tests.reference_search import EOS, Settings, beam_search
-from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
 A, B = 4, 5
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
@@ -242,6 +248,68 @@ def test_attention_follows_the_hypothesis() -> None:
             assert h.alignment is not None
             assert h.attention.shape == (len(h.tokens), 6)
             assert h.attention.sum(-1).tolist() == pytest.approx([1.0] * len(h.tokens))
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+@pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny", "lstm_tiny"])
+def test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention(name: str, semantics: str) -> None:
+    """Each score is multiplied out from the parallel pass over its tokens; beams change places, and sentences end."""
+    model = build(name).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    options = {"len_penalty": 0.7, "coverage_penalty": 0.3, "semantics": semantics}
+    search = generator([model], VOCAB - 4, beam_size=4, max_len_b=7, min_len=0, **options)
+    sources = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2)]
+    found = search.generate(batch_of(sources))
+    for source, hypotheses in zip(sources, found, strict=True):
+        assert len(hypotheses) == 4
+        for hypothesis in hypotheses:
+            previous = torch.cat([torch.tensor([2]), hypothesis.tokens[:-1]]).unsqueeze(0)
+            with torch.no_grad():
+                out = model(torch.tensor([source]), torch.tensor([len(source)]), previous, need_attention=True)
+            lprobs = model.get_normalized_probs(out.logits[0]).gather(1, hypothesis.tokens.unsqueeze(1))
+            covered = out.attention[0].sum(0).clamp(1e-9, 1.0).log().sum()
+            wanted = float(lprobs.sum()) / len(hypothesis.tokens) ** 0.7 + 0.3 * float(covered)
+            assert hypothesis.score == pytest.approx(wanted, abs=1e-9)
+
+
+def guided_scores(
+    rule: Rule, source: tuple[int, ...], history: tuple[int, ...], semantics: str, longest: int
+) -> Tensor:
+    """Log-probabilities of the next token with a guidance scale of 1.8 and a repetition penalty of 1.3."""
+    wanted, away = (rule(read, history).log_softmax(-1) for read in (source, (EOS,)))
+    scores = away + 1.8 * (wanted - away)
+    before = {EOS, *history} if semantics == "huggingface" else {*history}
+    if semantics == "fairseq":
+        scores[1] = -math.inf
+        if len(history) == longest:
+            scores = scores.where(torch.arange(len(scores)) == EOS, -math.inf)
+    for token in before:
+        scores[token] *= 1.3 if scores[token] < 0 else 1 / 1.3
+    return scores.log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "strategy"), [("huggingface", Greedy()), ("huggingface", Sampling(3)), ("fairseq", Sampling(3))]
+)
+def test_guided_scores_are_log_probabilities(semantics: str, strategy: Search) -> None:
+    """In greedy search by Hugging Face's rules and in sampling."""
+    rule, longest = random_rule(9, seed=4), 5
+    sources = [(4, 5, 2), (6, 2), (4, 4, 6, 2)]
+    options = {"semantics": semantics, "guidance_scale": 1.8, "processors": [RepetitionPenalty(1.3)]}
+    search = generator(
+        [ScriptedModel(rule)], 5, beam_size=6, max_len_b=longest, min_len=0, search_strategy=strategy, **options
+    )
+    for source, hypotheses in zip(sources, search.generate(batch_of(sources)), strict=True):
+        for hypothesis in hypotheses:
+            tokens = tuple(hypothesis.tokens.tolist())
+            steps = [guided_scores(rule, source, tokens[:step], semantics, longest) for step in range(len(tokens))]
+            wanted = [float(scores[token]) for scores, token in zip(steps, tokens, strict=True)]
+            assert hypothesis.positional_scores.tolist() == pytest.approx(wanted, abs=1e-5)
+            assert hypothesis.score == pytest.approx(sum(wanted) / len(wanted), abs=1e-9)
+            if isinstance(strategy, Greedy):
+                assert list(tokens) == [int(scores.argmax()) for scores in steps]
 
 
 def test_nan_is_an_error_that_says_where() -> None:

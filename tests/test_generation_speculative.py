@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
@@ -154,6 +155,30 @@ def test_looked_up_guesses_change_no_draw() -> None:
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2}
     procedure = SpeculativeSearch(PromptLookup(2))
     assert_same(decode([model], batch, procedure, **options), decode([model], batch, **options))
+
+
+def test_a_guess_is_accepted_with_probability_p_over_q() -> None:
+    """Right up to the uniform p / q, for every token; what replaces it is drawn in proportion to max(0, p - q)."""
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(1, 40, 12, dtype=torch.float64, generator=generator).softmax(-1) for _ in range(2))
+    guesses = torch.randint(12, (1, 40), generator=generator)
+    ratio = (p / q).gather(-1, guesses.unsqueeze(-1)).squeeze(-1)
+    assert 10 < int((ratio < 1).sum()) < 30
+    replacement, residuals = torch.full_like(guesses, 99), []
+
+    def draw(purpose: int, step: int, residual: Tensor) -> Tensor:
+        residuals.append(residual)
+        return replacement
+
+    def judged(uniforms: Tensor) -> Tensor:
+        row = SimpleNamespace(uniforms=lambda purpose, step: uniforms, draw=draw)
+        return SpeculativeSession.verified(row, p.log(), guesses, q.log(), 0)  # type: ignore[arg-type]
+
+    below, above = ratio * (1 - 1e-6), ratio * (1 + 1e-6)
+    assert torch.equal(judged(below.clamp(max=1 - 1e-9)), guesses)
+    assert torch.equal(judged(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
+    for residual in residuals:
+        torch.testing.assert_close(residual.exp(), (p - q).clamp(min=0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -384,6 +384,27 @@ def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
         SEARCHES._entries.pop("last_first")
     with pytest.raises(ConfigError, match="does not take constraints"):
         decode(random_rule(9, 0), 5, BeamSearch(), constraints=[[]] * 4)
+
+
+def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
+    @dataclass
+    class TakeConfig:
+        beams: int = 1
+        depth: int = 2
+
+    @register_search("take", config=TakeConfig, presets={"take_many": TakeConfig(beams=7)})
+    class Take(Search):
+        def __init__(self, beams: int, depth: int):
+            self.values = beams, depth
+
+    try:
+        plain, preset = (search_from_config(GenerationConfig(search=name)) for name in ("take", "take_many"))
+    finally:
+        SEARCHES._entries.pop("take")
+        SEARCHES._presets.pop("take_many")
+    assert isinstance(plain, Take)
+    assert isinstance(preset, Take)
+    assert (plain.values, preset.values) == ((1, 2), (7, 2))
 
 
 # -- the laws, over every registered model -----------------------------------------------------------------------------

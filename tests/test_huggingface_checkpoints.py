@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -115,13 +116,43 @@ def test_names_that_are_known_in_vain(tmp_path: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     shared = weights.pop("shared.weight")
     weights["encoder.embed_tokens.weight"] = shared
-    weights["lm_head.weight"] = torch.zeros(1)
+    weights["lm_head.weight"] = shared.clone()
     weights["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(8, 3)
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
-    weights["shared.weight"], weights["decoder.embed_tokens.weight"] = shared.clone(), torch.zeros_like(shared)
+    weights["shared.weight"], weights["decoder.embed_tokens.weight"] = shared.clone(), shared.clone()
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert_near(logits(load_model(folder).model), original_logits(tiny_model("t5")))
+    loaded = load_model(folder)
+    assert_near(logits(loaded.model), original_logits(tiny_model("t5")))
+    assert loaded.model.cfg.tie_word_embeddings
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):  # one embedding is all that there is
+        changed = weights | {name: shared + 1}
+        safetensors.torch.save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        assert f"unlike the tensors that they should be: {name}" in refusal(folder)
+
+
+def test_a_tied_mt5_of_version_4_is_scaled(tmp_path: Path) -> None:
+    """Version 5 never scales one; tests/test_oracle_transformers5.py reads its folders."""
+    folder = tiny_folder(tmp_path / "theirs", "mt5", tie_word_embeddings=True)
+    assert_near(logits(load_model(folder).model), original_logits(tiny_model("mt5", tie_word_embeddings=True)))
+
+
+def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
+    """It is used, which a note says unless version 5 wrote the folder, where it is usual; of another shape, refused."""
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1")
+    change_config(folder, tie_word_embeddings=True, scale_decoder_outputs=False)
+    loaded = load_model(folder)
+    assert_near(logits(loaded.model), original_logits(tiny_model("t5_v1_1")))
+    assert loaded.notes == [
+        f"{folder}: its config.json says tie_word_embeddings, but lm_head.weight differs from the embedding and is "
+        "used as the output projection"
+    ]
+    change_config(folder, transformers_version="5.23.0")
+    assert load_model(folder).notes == []
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.zeros(1)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "of another shape: lm_head.weight ((1,), its config.json says (40, 24))" in refusal(folder)
 
 
 def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
@@ -306,6 +337,57 @@ def test_the_start_symbol(tmp_path: Path) -> None:
     change_config(folder, "generation_config.json", decoder_start_token_id=99)
     with pytest.raises(CheckpointError, match="decoder_start_token_id=99 is outside the vocabulary of 40"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_the_start_symbol_is_the_originals(kind: str, tmp_path: Path) -> None:
+    """Where ``decoder_start_token_id`` is missing in one file or both, ``bos_token_id`` counts."""
+    transformers = pytest.importorskip("transformers")
+    folder = tiny_folder(tmp_path / "theirs", kind)
+    said: list[dict[str, Any] | None] = [None, {}, {"bos_token_id": 6}, {"decoder_start_token_id": 5}]
+    said.append({"bos_token_id": 6, "decoder_start_token_id": 5})
+    source = torch.tensor([[5, 9, 20, 1]])
+    compared = 0
+    for in_config, in_generation in itertools.product(said[1:], said):
+        ids = {"decoder_start_token_id": "absent", "bos_token_id": "absent"}
+        change_config(folder, **{**ids, **(in_config or {})})
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if in_generation is not None:
+            values = {"pad_token_id": 0, "eos_token_id": 1, **in_generation}
+            (folder / "generation_config.json").write_text(json.dumps(values))
+        original = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        try:
+            start = original.generate(source, max_new_tokens=1)[0, 0].item()
+        except ValueError:  # it has none
+            continue
+        assert load_model(folder).model.start_symbol(1) == start, (in_config, in_generation)
+        compared += 1
+    assert compared >= 15
+
+
+def test_a_minimum_above_the_maximum_is_the_maximum(tmp_path: Path) -> None:
+    """Then no output ends before its last token, whoever gives the maximum."""
+    transformers = pytest.importorskip("transformers")
+    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", generation={"min_new_tokens": 30})
+    original = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sources = tokenizer(["the dog", "a man"], return_tensors="pt", padding=True)
+    for arguments, longest in (([], 20), (["generation.max_len=6"], 6)):
+        outcome = command("generate", f"path={folder}", "input=-", *arguments, stdin=b"the dog\na man\n")
+        assert outcome.code == 0, outcome.err
+        ids = original.generate(**sources, max_new_tokens=longest)
+        assert outcome.out.splitlines() == tokenizer.batch_decode(ids, skip_special_tokens=True)
+        assert f"{2 * longest} tokens" in outcome.err
+        assert f"min_len={longest}" in outcome.err
+
+
+def test_quantization_over_float_weights_is_said(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    change_config(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    assert load_model(folder).notes == [
+        f"{folder}: its config.json has a quantization_config (quant_method=bitsandbytes), which is ignored: the "
+        "weights are floating-point numbers and are used as they are"
+    ]
 
 
 # --- writing
@@ -503,7 +585,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
         ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
         ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
-        ({"d_ff": 1 << 50}, "GB, for which cpu has no room; take a smaller number format or model"),
+        ({"d_ff": 1 << 50}, "d_ff is 1125899906842624, not a whole number of at most 2147483647"),
         ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
     ):
         (folder / "config.json").write_text(original)
@@ -529,6 +611,56 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
     assert "generation_config.json: beam=0 is below its minimum, 1" in refusal(folder)
     change_config(folder, "generation_config.json", num_beams=1, early_stopping="soon")
     assert "early_stopping is 'soon', not true, false or 'never'" in refusal(folder)
+
+
+def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
+    """They are refused before anything of that size is made."""
+    folder = tiny_folder(tmp_path / "theirs", "t5")
+    bin_folder = tiny_folder(tmp_path / "bin", "t5", safe_serialization=False)
+    original = (folder / "config.json").read_text()
+    said = "the weights are not those that its config.json describes: that has"
+    for values, words in (
+        ({"num_layers": 10**9}, said),
+        ({"num_decoder_layers": 10**6}, said),
+        ({"num_layers": 2**31 - 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_heads": 1}, said),
+        ({"vocab_size": 10**9}, said),
+        ({"d_model": 10**9}, said),
+        ({"d_kv": 10**9}, said),
+        ({"relative_attention_num_buckets": 10**9, "relative_attention_max_distance": 10**9}, said),
+        ({"vocab_size": 10**18}, "a whole number of at most 2147483647"),
+        ({"num_heads": 10**400}, "num_heads is 1000000000"),
+        ({"decoder_start_token_id": 10**18}, "a whole number of at most 2147483647"),
+        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000000000"),
+        ({"dropout_rate": float("inf")}, "dropout_rate is inf, not a number"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan, not a number"),
+    ):
+        for path in (folder, bin_folder):
+            (path / "config.json").write_text(original)
+            change_config(path, **values)
+            with pytest.raises(CheckpointError) as caught:
+                load_model(path)
+            assert words in str(caught.value)
+            assert len(str(caught.value)) < 400
+    (folder / "config.json").write_text(original)
+    for key in ("num_beams", "max_new_tokens", "min_length", "length_penalty", "top_k", "no_repeat_ngram_size"):
+        for value in (10**18, 10**30, 10**400):
+            change_config(folder, "generation_config.json", do_sample=True, **{key: value})
+            if key != "length_penalty" or value == 10**400:
+                with pytest.raises(CheckpointError, match=f"{key} is 10000"):
+                    load_model(folder)
+        change_config(folder, "generation_config.json", **{key: None})
+    for key, value in (
+        ("sequence_bias", [[[5], 10**400]]),
+        ("exponential_decay_length_penalty", [10**30, 1.1]),
+        ("exponential_decay_length_penalty", [1, 10**400]),
+        ("eos_token_id", 10**400),
+        ("bos_token_id", 10**400),
+    ):
+        change_config(folder, "generation_config.json", **{key: value})
+        with pytest.raises(CheckpointError):
+            load_model(folder)
+        change_config(folder, "generation_config.json", **{key: None})
+    load_model(folder)
 
 
 class Bomb:

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "metrics"},
-    {"registry", "config", "devices", "conf"},
+    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches"},
+    {"registry", "config", "devices", "conf", "memory"},
     {"compose"},
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},

@@ -72,6 +72,59 @@ def test_verbs() -> None:
     assert state.starts.tolist() == [9, 7]
 
 
+def test_starts_follow_any_order() -> None:
+    decoder = TwoLayers()
+    state = filled(decoder, 3, 2)
+    state.starts = torch.tensor([0, 3, 1])
+    decoder.reorder_incremental_state(state, torch.tensor([3, 2, 3, 3, 5, 4, 0, 0]))
+    assert state.starts.tolist() == [3, 3, 1, 0]
+    assert contents(decoder, state) == [3, 2, 3, 3, 5, 4, 0, 0]
+    decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]]))
+    assert state.starts.tolist() == [3, 3, 1, 0]
+    with pytest.raises(ValueError, match="start at different steps"):
+        decoder.reorder_incremental_state(state, torch.tensor([0, 5]))
+    state.starts = torch.tensor([2, 2, 2, 2])
+    decoder.reorder_incremental_state(state, torch.tensor([0, 5]))
+    assert state.starts.tolist() == [2]
+
+    state = filled(decoder, 3, 2)  # where all start together any rows may stand side by side
+    decoder.reorder_incremental_state(state, torch.tensor([1, 2, 5, 0, 0]))
+    assert state.starts.tolist() == [0, 0, 0]
+
+
+def test_no_position_is_forgotten_before_a_sentence_starts() -> None:
+    class Counter(IncrementalDecoder):
+        can_truncate = True
+
+    decoder = Counter()
+    state = decoder.new_incremental_state(2)
+    decoder.advance(state, 5)
+    state.starts = torch.tensor([0, 3])
+    with pytest.raises(ValueError, match="a sentence starts at 3"):
+        decoder.truncate(state, 3)
+    decoder.truncate(state, 2)
+    assert decoder.positions_seen(state) == 3
+
+
+def test_a_module_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_too() -> None:
+    class Narrow(StatefulModule):
+        def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+            raise AssertionError
+
+        def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+            raise AssertionError
+
+    class Sideways(Narrow, Layer):
+        reorder_slots = Layer.reorder_slots
+
+    decoder = TwoLayers()
+    decoder.layers[1] = Sideways()
+    state = filled(decoder, 2, 2)
+    decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 1]]))
+    decoder.select_sentences(state, torch.tensor([0]))
+    assert contents(decoder, state) == [1, 1]
+
+
 def test_a_plain_dict_is_a_state_of_independent_rows() -> None:
     decoder = TwoLayers()
     state: dict = {}
@@ -89,9 +142,12 @@ def test_a_decoder_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_
     orders: list[list[int]] = []
     decoder = Own()
     state = filled(decoder, 2, 2)
+    state.starts = torch.tensor([3, 1])
     decoder.reorder_beams(state, torch.tensor([[1, 1], [0, 0]]))
+    assert state.starts.tolist() == [3, 1]
     decoder.select_sentences(state, torch.tensor([1]))
     assert orders == [[1, 1, 2, 2], [2, 3]]
+    assert state.starts.tolist() == [1]
     assert contents(decoder, state) == [2, 2]
 
 

@@ -180,7 +180,8 @@ def test_a_sentence_may_start_late(name: str) -> None:
 
 
 @every_model
-def test_select_sentences_takes_the_starts_along(name: str) -> None:
+@pytest.mark.parametrize("verb", ["select_sentences", "reorder_incremental_state"])
+def test_the_starts_follow_the_rows(name: str, verb: str) -> None:
     if not ZOO[name].late_starts:
         pytest.skip("the model does not heed starts")
     model = build(name)
@@ -191,7 +192,7 @@ def test_select_sentences_takes_the_starts_along(name: str) -> None:
     state.starts = torch.tensor([0, 0, 2, 1])
     decoder(batch.prev_output_tokens[:, :4], encoder_out, state)
     keep = torch.tensor([2, 0])
-    decoder.select_sentences(state, keep)
+    getattr(decoder, verb)(state, keep)
     encoder_out, tokens = encoder_out.index_select(keep), batch.prev_output_tokens[keep]
     got = decoder(tokens, encoder_out, state).logits
     wanted = decoder(tokens[:1, 2:], encoder_out.index_select(torch.tensor([0]))).logits

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
+from seqgen.modules.kv_cache.growing import GrowingCache, KeysAndValues, StaticCache
 from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
@@ -189,6 +191,27 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))
     assert torch.equal(crossed["prev_key"], slots["prev_key"][[1, 0, 0]])
     assert crossed["share"] == 1
+
+
+def test_padding_of_merged_keys() -> None:
+    """Rows keep the padding that they have, on whichever side; what one batch lacks is padding at the source's end."""
+    left = torch.tensor([[True, True, False], [False, False, False]])
+    longer = torch.tensor([[True, False, False, False, False]])
+
+    def keys(mask: Tensor) -> KeysAndValues:
+        numbers = torch.arange(mask.numel() * 4.0).view(mask.size(0), 1, mask.size(1), 4)
+        return KeysAndValues(numbers, -numbers, mask)
+
+    for first, second in ((left, longer), (longer, left)):
+        static, growing = StaticCache(), GrowingCache()
+        one, two = (static.append(None, keys(mask), mask.size(0)) for mask in (first, second))
+        got = static.view(static.merge(one, two)).padding_mask
+        assert got is not None
+        assert torch.equal(got, torch.cat([F.pad(mask, (0, 5 - mask.size(1)), value=True) for mask in (first, second)]))
+        one, two = (growing.append(None, keys(mask), mask.size(0)) for mask in (first, second))
+        got = growing.view(growing.merge(one, two)).padding_mask
+        assert got is not None  # what lacks at the beginning is hidden by the starts
+        assert torch.equal(got, torch.cat([F.pad(mask, (5 - mask.size(1), 0)) for mask in (first, second)]))
 
 
 def test_initial_projections_are_independent_glorot_matrices() -> None:

@@ -24,6 +24,30 @@ OPTIONS = [
     ({"min_new_tokens": 4, "early_stopping": True}, {"min_len": 4, "early_stopping": "true"}),
     ({"max_new_tokens": 3}, {"max_len": 3}),
     ({"max_new_tokens": 1}, {"max_len": 1}),
+    # these change what the penalty has left of a score
+    ({"forced_bos_token_id": 4}, {"forced_first": "w4"}),
+    ({"forced_eos_token_id": 1, "max_new_tokens": 4}, {"forced_last": "w1", "max_len": 4}),
+    ({"renormalize_logits": True}, {"renormalize": True}),
+    ({"repetition_penalty": 1.6}, {"repetition_penalty": 1.6}),
+    ({"repetition_penalty": 0.6, "renormalize_logits": True}, {"repetition_penalty": 0.6, "renormalize": True}),
+    (
+        {"exponential_decay_length_penalty": (1, 1.5), "no_repeat_ngram_size": 2},
+        {"exponential_decay_start": 1, "exponential_decay_factor": 1.5, "no_repeat_ngram_size": 2},
+    ),
+    (
+        {"sequence_bias": [[[4], 1.5], [[5, 6], -2.0]], "repetition_penalty": 1.4, "bad_words_ids": [[7], [9, 4]]},
+        {
+            "sequence_bias": ["w4=1.5", "w5 w6=-2.0"],
+            "repetition_penalty": 1.4,
+            "bad_words": ["w7", "w9 w4"],
+        },
+    ),
+    (
+        {"forced_bos_token_id": 5, "begin_suppress_tokens": [4], "suppress_tokens": [9], "renormalize_logits": True},
+        {"forced_first": "w5", "suppress_at_begin": ["w4"], "suppress": ["w9"], "renormalize": True},
+    ),
+    ({"encoder_no_repeat_ngram_size": 2, "min_new_tokens": 3}, {"encoder_no_repeat_ngram_size": 2, "min_len": 3}),
+    ({"remove_invalid_values": True, "repetition_penalty": 1.2}, {"remove_invalid": True, "repetition_penalty": 1.2}),
 ]
 
 
@@ -33,10 +57,12 @@ def test_group_beam_search(
     beam: int, groups: int, strength: float, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     """In batches on either side."""
+    alone = "encoder_no_repeat_ngram_size" in theirs  # the original also counts the n-grams of padding
     for variant, seed in (("t5", 3), ("umt5", 0)):
         model = sharp(variant, seed)
         values = {"num_beams": beam, "num_beam_groups": groups, "diversity_penalty": strength, **theirs}
-        wanted = original(model, SOURCES, **values)
+        batches = [[source] for source in SOURCES] if alone else [SOURCES]
+        wanted = [hypotheses for batch in batches for hypotheses in original(model, batch, **values)]
         keys = {"beam": beam, "diverse_beam_groups": groups, "diverse_beam_strength": strength, **ours}
         for decoded in (WrappedModel(model), seqgen_model(model)):
             for got, hypotheses in zip(decode(decoded, SOURCES, **keys), wanted, strict=True):

@@ -335,6 +335,21 @@ def test_training_on_several_tasks_at_once(data: Path, tmp_path: Path) -> None:
     assert several.code == 2
     assert "has 2 fields" in several.err
 
+    copy = once / "mixture.yaml"
+    content = copy.read_text()
+    copy.write_text(content.replace(str(data), "/moved"))
+    moved = command("generate", f"path={once}", *SHORT, "input=-", stdin=whole.encode())
+    assert moved.out == plain.out, "paths may be edited"
+    copy.write_text(content.replace("English to German", "English to Danish"))
+    changed = command("generate", f"path={once}", *SHORT, "input=-", "dataset.gen_source=de", stdin=b"a\n")
+    assert changed.code == 2
+    assert "mixture.yaml: sources.de.input is" in changed.err
+    copy.unlink()
+    missing = command("generate", f"path={once}", *SHORT, "input=-", stdin=b"a\n")
+    assert missing.code == 2
+    assert f"{copy} is missing" in missing.err
+    assert not copy.exists()
+
 
 def test_a_score_that_needs_decoding(data: Path, tmp_path: Path) -> None:
     path = mixture(tmp_path, sources(data))

@@ -78,6 +78,16 @@ def test_shared_weights_are_written_once_and_read_under_every_name(tmp_path: Pat
     assert read["in"] is read["out"]
 
 
+def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
+    table = torch.randn(5, 4)
+    names = ["own", "a", "ü", 'quo"ted', "back\\slash", "line\nfeed", "bell\x07", "z"]
+    for number in range(6):
+        write_tensors(tmp_path / str(number), dict.fromkeys(names, table) | {"other": torch.arange(3)})
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(6)}) == 1
+    assert set(read_tensors(tmp_path / "0")) == {*names, "other"}
+    assert torch.equal(read_tensors(tmp_path / "0")["bell\x07"], table)
+
+
 # -- folders ------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +207,16 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(names: list[str], tmp
         if finished:
             assert len(done) >= 10
             return
+
+
+def test_only_our_own_temporary_folders_are_removed(tmp_path: Path) -> None:
+    save(tmp_path, ["last"], 1)
+    (tmp_path / "checkpoints" / ".best.tmp").mkdir()
+    (tmp_path / "checkpoints" / ".notes.tmp").write_text("mine")
+    (tmp_path / "checkpoints" / ".linked.tmp").symlink_to(tmp_path / "checkpoints" / "last")
+    folder = Checkpoints(tmp_path).folder
+    assert {path.name for path in folder.iterdir()} == {"last", ".notes.tmp", ".linked.tmp"}
+    assert value_of(folder / "last") == 1
 
 
 def test_a_kill_while_pruning_leaves_no_half_checkpoint(tmp_path: Path) -> None:

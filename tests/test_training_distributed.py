@@ -18,7 +18,7 @@ from seqgen.errors import UserError
 from seqgen.training.distributed import Peers
 from seqgen.training.launch import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
-from tests.training_runs import Lab, lab, records
+from tests.training_runs import Lab, everything, lab, records
 
 __all__ = ["lab"]
 
@@ -75,6 +75,37 @@ def test_a_signal_stops_all_processes_and_the_run_goes_on(lab: Lab, alone: Path)
     lab.train("stopped", *options, two, f"optimization.max_update={stopped_at + 2}")
     assert lab.exit_code == 0
     assert resolve(run).name == "best"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_run_is_resumed_by_another_number_of_processes(lab: Lab, alone: Path, first: int) -> None:
+    """Within an epoch, with as many batches in an update: the weights are those of a run that was not interrupted."""
+    groups = {
+        1: ["optimization.update_freq=[2]"],
+        2: ["optimization.update_freq=[1]", "distributed_training.distributed_world_size=2"],
+    }
+    name = f"from-{first}"
+    run = lab.train(name, *COMMON, *groups[first], "optimization.max_update=2")
+    assert everything(run)["state"]["iterator"]["consumed"] == 4
+    lab.train(name, *COMMON, *groups[3 - first])
+    for checkpoint in ("last", "best"):
+        wanted = read_weights(alone / "checkpoints" / checkpoint)
+        torch.testing.assert_close(read_weights(run / "checkpoints" / checkpoint), wanted, rtol=1e-4, atol=1e-5)
+    assert [row["update"] for row in records(run)] == [row["update"] for row in records(alone)]
+
+
+@pytest.mark.slow
+def test_fewer_processes_make_smaller_updates_of_the_same_batches(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left of the epoch is used once, and the change is said."""
+    options = ["optimization.max_epoch=1", "common.log_format=lines", "common.log_interval=1"]
+    run = lab.train("smaller", *options, "distributed_training.distributed_world_size=2", "optimization.max_update=2")
+    batches = everything(run)["state"]["iterator"]["batches"]
+    lab.train("smaller", *options)
+    assert everything(run)["state"]["update"] == 2 + batches - 4
+    said = capsys.readouterr().err
+    assert "the number of processes is 1 rather than 2" in said
+    assert "the number of batches in an update is 1, rather than 2, which changes what is learned" in said
 
 
 @pytest.mark.slow

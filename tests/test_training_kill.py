@@ -71,7 +71,7 @@ def _trains(run: Path, before: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     """The first signal ends the update, saves and gives 128 + signal; the run can be continued."""
     process = start(tmp_path, "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -13,8 +14,11 @@ import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import CheckpointError, ConfigError
+from seqgen.metrics import text_scores
 from seqgen.training import training_loop
 from seqgen.training.distributed import Peers
+from seqgen.training.records import Records
+from seqgen.training.scores_file import ScoresFile
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun
@@ -216,6 +220,45 @@ def test_best_is_by_any_metric(lab: Lab) -> None:
     best = max(valid, key=lambda row: row["chrf"])
     assert everything(run, "best")["state"]["update"] == best["update"]
     assert everything(run, "best")["state"]["best"] == best["chrf"]
+
+
+def test_scores_are_those_of_the_log(lab: Lab) -> None:
+    decoding = ("dataset.validate_decode=20", "checkpoint.best_checkpoint_metric=bleu", "optimization.lr=[2e-2]")
+    run = lab.train("scores", "optimization.max_epoch=3", *decoding)
+    clock = ("time", "update", "epoch", "event")
+
+    def check() -> None:
+        rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        valid = [row for row in rows if row["event"] == "valid"]
+        content = json.loads((run / "scores.json").read_text())
+        for name, row in (("last", valid[-1]), ("best", max(valid, key=lambda row: row["bleu"]))):
+            entry = content[name]
+            assert entry["scores"] == {key: value for key, value in row.items() if key not in clock}
+            assert [entry[key] for key in clock[:3]] == [row[key] for key in clock[:3]]
+        assert everything(run, "best")["state"]["update"] == content["best"]["update"]
+        assert content["metric"] == "bleu"
+        scored = text_scores(["a"], ["a"])
+        assert content["signatures"] == {name: scored[name].signature for name in ("bleu", "chrf")}
+
+    check()
+    # a process was killed after it had validated and before it saved: its scores are forgotten with its updates
+    update = everything(run)["state"]["update"] + 1
+    killed = Records(run, update, False, ScoresFile(run, "bleu", {}))
+    killed.write("valid", update, 4, {"bleu": 100.0, "loss": math.nan})
+    assert json.loads((run / "scores.json").read_text())["best"]["scores"] == {"bleu": 100.0, "loss": None}
+    lab.train("scores", "optimization.max_epoch=4", *decoding)
+    check()
+
+
+def test_scores_of_a_task_with_metrics_of_its_own_have_no_signature(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def metrics(self: Any, hypotheses: Any, references: Any) -> dict[str, float]:
+        return {"bleu": 7.0}
+
+    cfg = lab.config()
+    task = lab.task(cfg, lab.root / "own")
+    assert set(task.metric_signatures()) == {"bleu", "chrf"}
+    monkeypatch.setattr(type(task), "metrics", metrics)
+    assert task.metric_signatures() == {}
 
 
 def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> None:

@@ -77,4 +77,16 @@ def test_the_keys_that_may_change_exist() -> None:
     from seqgen.training import resume
 
     known = {key for key, _, _ in known_keys(compose(TrainConfig, ["task=translation"]))}
-    assert known >= resume._MAY_CHANGE
+    assert known >= resume.MAY_CHANGE
+
+
+def test_the_number_of_processes_may_change(old: dict[str, Any]) -> None:
+    """Also the batches that each accumulates, if an update is then made of as many as before."""
+    two = changed(old, distributed_training__distributed_world_size=2, optimization__update_freq=[1, 2])
+    check_resumable(two, changed(two, distributed_training__distributed_world_size=1))
+    check_resumable(two, changed(old, optimization__update_freq=[2, 4]))
+    check_resumable(changed(old, optimization__update_freq=[2, 4]), two)
+    with pytest.raises(ConfigError, match=r"update_freq: \[1, 2\] -> \[2, 2\](.|\n)*their product stays the same"):
+        check_resumable(two, changed(old, optimization__update_freq=[2, 2]))
+    with pytest.raises(ConfigError, match=r"update_freq: \[1\] -> \[2\]"):
+        check_resumable(old, changed(old, optimization__update_freq=[2]))

@@ -134,7 +134,10 @@ def test_prefixes_that_do_not_fit() -> None:
     translator = Translator(text_model(), beam=2, max_len_b=3)
     (found,) = translator.translate(["w1"], prefixes=["w1 w2 w3 w4 w5"])
     assert found.text == "w1 w2 w3"
-    assert found.notes == ["of 5 prefix tokens only the first 3 fit into the longest output"]
+    assert found.notes == [
+        "of 5 prefix tokens only the first 3 fit into the longest output",
+        "the output has the longest length that is allowed, 4 tokens, and may be cut off",
+    ]
     (found,) = translator.translate(["w1"], prefixes=["w1 nothere"])
     assert "nothere" in found.notes[0]
     for prefixes in (["w1"], ["w1", "w2", "w3"]):

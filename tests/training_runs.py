@@ -21,7 +21,7 @@ from seqgen.compose import compose
 from seqgen.config import TrainConfig
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.training.training_loop import train
+from seqgen.training.train import train
 
 TINY = [
     "task.train_size=120",

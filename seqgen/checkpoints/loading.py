@@ -20,17 +20,20 @@ from typing import Any, Self, TypeAlias
 import torch
 import yaml
 
-from seqgen.checkpoints.run_checkpoints import load_weights, resolve
+from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
+from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.files import write_atomically
+from seqgen.files import frozen, write_atomically
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel
+from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
 from seqgen.task import Task
 
@@ -242,10 +245,14 @@ def _load_run(path: Path) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
-    task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
-    model = task.build_model(config.model)
+    notes = verify_run(folder, to_dict(config))
+    with frozen(folder):
+        task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
+    verify_task(folder, task)
+    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
-    return LoadedModel(model, task, config, checkpoint, generation=own_settings(config.generation))
+    return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 
 
 def run_folder_of(checkpoint: Path) -> Path:
@@ -286,7 +293,7 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
         cfg: how to decode; where its ``semantics`` is empty, the run keeps its own.
 
     Raises:
-        CheckpointError: it is no run folder.
+        CheckpointError: it is no run folder, or one that is being trained.
         ConfigError: a value does not fit, or settings exclude each other.
     """
     path = Path(run) / CONFIG_FILE
@@ -296,7 +303,9 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
     cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
     check_compatible(cfg)
     plain["generation"] = to_dict(cfg)
-    write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+    with run_lock(path.parent):
+        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        update_generation(path.parent, cfg)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -306,11 +315,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing or damaged.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(read_bytes(path))
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is damaged: it holds no keys and values")
     return content

@@ -37,6 +37,7 @@ from seqgen.checkpoints.serialization import (
 )
 from seqgen.errors import CheckpointError, UserError
 from seqgen.files import disk_errors, sync
+from seqgen.reading import open_regular
 
 MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
@@ -68,7 +69,8 @@ class Checkpoints:
                 path.rename(self.folder / name)
         for pattern in (".*.tmp", ".*.deleted"):
             for path in self.folder.glob(pattern):
-                shutil.rmtree(path)
+                if path.is_dir() and not path.is_symlink():  # ours are folders
+                    shutil.rmtree(path)
 
     def save(self, names: Sequence[str], weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         """Write one checkpoint under one or several names.
@@ -128,9 +130,19 @@ def numbered(folder: Path, kind: str) -> list[Path]:
 
 
 def update_of(checkpoint: Path) -> int:
-    """How many updates a checkpoint has seen; -1 where it does not say."""
+    """How many updates a checkpoint has seen; -1 where it does not say.
+
+    Raises:
+        CheckpointError: what it says is damaged.
+    """
     path = checkpoint / STATE
-    return int(read_json(path).get("update", -1)) if path.is_file() else -1
+    if not path.is_file():
+        return -1
+    state = read_json(path)
+    update = state.get("update", -1) if isinstance(state, dict) else None
+    if type(update) is not int:
+        raise CheckpointError(f"{path} is damaged: it does not say how many updates were made")
+    return update
 
 
 def resolve(path: str | Path) -> Path:
@@ -216,6 +228,18 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     raise AssertionError("unreachable")
 
 
+def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's weights by name without their values, on the ``meta`` device.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or truncated.
+    """
+    try:
+        return read_tensors(checkpoint / MODEL, values=False)
+    except CheckpointError:
+        return read_weights(checkpoint)  # which says what is wrong with it, or finds a newer one in its place
+
+
 def read_training_state(checkpoint: Path) -> dict[str, Any]:
     """Read what resuming needs besides the weights, checksums verified.
 
@@ -223,7 +247,11 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
         CheckpointError: a file is missing, damaged or truncated.
     """
     verify_checksums(checkpoint, [STATE, STATE_TENSORS])
-    state: dict[str, Any] = unpack(read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS))
+    plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
+    try:
+        state: dict[str, Any] = unpack(plain, tensors)
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
     return state
 
 
@@ -343,6 +371,6 @@ def _identity(folder: Path) -> int:
 
 
 def _looks_like_code(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         head = file.read(2)
     return head[:1] == b"\x80" or head == b"PK"  # a pickle, or the zip that torch.save writes around one

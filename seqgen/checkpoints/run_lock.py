@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import portalocker
 
@@ -15,15 +16,47 @@ from seqgen.files import disk_errors
 LOCK = ".lock"
 
 
-@contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder for this process.
+class RunLock:
+    """A lock that is held.
 
-    The operating system drops the lock with the process that holds it, so the file that a killed one leaves behind is
-    no obstacle.
+    It is held as long as any process has the file open: the one that took it, or a process that it starts and gives
+    this object as an argument. So nobody else can take it while one of them lives.
+
+    Args:
+        descriptor: of the open, locked file.
+    """
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+
+    def sign(self) -> None:
+        """Write into the file that this process holds the lock."""
+        os.ftruncate(self.descriptor, 0)
+        os.write(self.descriptor, f"process {os.getpid()}".encode())  # the file is open for appending
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give the started process the descriptor itself; opening the file anew would be another lock."""
+        from multiprocessing.reduction import DupFd  # there is none on Windows
+
+        return _inherited, (DupFd(self.descriptor),)
+
+
+def _inherited(duplicate: Any) -> RunLock:
+    return RunLock(duplicate.detach())
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[RunLock]:
+    """Hold a run folder for this process, and for those that it gives the lock to.
+
+    The operating system drops the lock with the last process that holds it, so the file that a killed one leaves
+    behind is no obstacle.
 
     Args:
         folder: the run's folder; made if there is none.
+
+    Yields:
+        The lock.
 
     Raises:
         CheckpointError: another process holds it.
@@ -41,10 +74,9 @@ def run_lock(folder: Path) -> Iterator[None]:
                 f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
                 "another run_dir"
             ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
+        lock = RunLock(file.fileno())
+        lock.sign()
         try:
-            yield
+            yield lock
         finally:
             file.truncate(0)

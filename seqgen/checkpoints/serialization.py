@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.files import sync
+from seqgen.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
@@ -91,6 +92,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     mode = path.stat().st_mode
     try:
         safetensors.torch.save_file(unique, path, metadata)
+        _sort_metadata(path)
     except safetensors.SafetensorError as error:
         # The library wraps the operating system's error in a text of its own.
         full = "No space left" in str(error) or "StorageFull" in str(error)
@@ -99,20 +101,33 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     sync(path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
     """Read a ``safetensors`` file, every name of every tensor.
+
+    Args:
+        path: the file.
+        values: whether to read the tensors' values; without them, only their shapes are read.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
     try:
+        open_regular(path).close()
         with safetensors.safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if values:
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            else:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
     for key, name in metadata.items():
         if key.startswith(_ALIAS):
+            if name not in tensors:
+                raise CheckpointError(
+                    f"{path} is damaged: its metadata has {shown(key)} for {shown(name)}, which it lacks"
+                )
             tensors[key.removeprefix(_ALIAS)] = tensors[name]
     return tensors
 
@@ -130,14 +145,14 @@ def read_json(path: Path) -> Any:
         CheckpointError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_bytes(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
 
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files of a folder beside them, and see the folder on disk."""
-    lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
+    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
     sync(folder)
@@ -154,7 +169,7 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
         CheckpointError: a file or the checksums are missing, or a checksum differs.
     """
     try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
     except (OSError, ValueError):
         raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
     expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
@@ -162,16 +177,34 @@ def verify_checksums(folder: Path, names: Sequence[str]) -> None:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: {name} is missing; was the folder copied whole?")
-        if expected.get(name) != _digest(path):
+        if expected.get(name) != digest(path):
             raise CheckpointError(
                 f"{path}: its checksum differs from {CHECKSUMS}, so the file is damaged or truncated; "
                 "use another checkpoint or copy it again"
             )
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
+def digest(path: Path) -> str:
+    """The SHA-256 checksum of a file, in hexadecimal."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sort_metadata(path: Path) -> None:
+    """Rewrite a header with its metadata keys in order, so that equal tensors give equal files.
+
+    The library writes the keys in an order that changes from process to process. A header is JSON behind eight bytes
+    that hold its length, and may be padded with spaces.
+    """
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > size:
+            raise ValueError(f"{path}: the sorted header has {len(text)} bytes where there is room for {size}")
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from seqgen.data.text import decode_line, read_chunks
 from seqgen.errors import DataError
 from seqgen.files import write_atomically
+from seqgen.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """The symbols that a ``dict.txt`` does not list; their ids are 0 to 3."""
@@ -202,7 +203,7 @@ class Dictionary:
     @classmethod
     def _load_json(cls, path: Path) -> Self:
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(read_bytes(path))
             symbols, counts = content["symbols"], content["counts"]
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             if not all(isinstance(symbol, str) for symbol in symbols):

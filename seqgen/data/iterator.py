@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from seqgen.data.batching import Batches, generator, make_batches
 from seqgen.data.pair_dataset import Dataset
 from seqgen.errors import DataError
@@ -43,7 +45,9 @@ class EpochIterator:
 
     Attributes:
         epoch: number of the epoch that is being gone through, from 1.
-        consumed: batches of it that have been handed out by this process.
+        first: batches of it that were handed out before the state was loaded, by whatever number of processes; those
+            after them are shared among the processes of today.
+        consumed: batches that this process has handed out after those.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class EpochIterator:
         self.even = even
         self.num_workers = num_workers
         self.epoch = 1
+        self.first = 0
         self.consumed = 0
         self._made: tuple[int, Batches] | None = None
 
@@ -85,11 +90,18 @@ class EpochIterator:
 
     @property
     def batches(self) -> Batches:
-        """The current epoch's batches of positions in the data set, those of this process."""
-        return self._all_batches().shard(self.rank, self.world_size, even=self.even)
+        """This process's batches of positions in the data set, from ``first`` to the end of the current epoch."""
+        batches = self._all_batches()
+        rest = batches.select(np.arange(self.first, len(batches)))
+        return rest.shard(self.rank, self.world_size, even=self.even)
+
+    @property
+    def rounds(self) -> int:
+        """How many batches the process with the most has, from ``first`` to the end of the current epoch."""
+        return -(-(len(self._all_batches()) - self.first) // self.world_size)
 
     def __len__(self) -> int:
-        """Batches in the current epoch, those consumed included."""
+        """Batches of this process from ``first`` to the end of the current epoch, those consumed included."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -100,7 +112,7 @@ class EpochIterator:
             self.consumed += 1
             yield batch
         if self.epoch == epoch:
-            self.epoch, self.consumed = epoch + 1, 0
+            self.epoch, self.first, self.consumed = epoch + 1, 0, 0
 
     def _prepare(self, batches: Batches, index: int, epoch: int) -> Batch:
         positions = batches[index].tolist()
@@ -130,7 +142,7 @@ class EpochIterator:
         """The place: the same in all processes, and enough to go on from exactly here."""
         return {
             "epoch": self.epoch,
-            "consumed": self.consumed * self.world_size,
+            "consumed": self.first + self.consumed * self.world_size,
             "batches": len(self._all_batches()),
             "examples": len(self.dataset),
         }
@@ -139,15 +151,15 @@ class EpochIterator:
         """Go to a place that ``state_dict`` gave.
 
         Args:
-            state: the place. It may come from another number of processes; in the middle of an epoch, the batches of
-                the last, incomplete round are then given out again.
+            state: the place. It may come from another number of processes: what is left of the epoch is shared among
+                those of today, and no batch is left out or given out again.
 
         Raises:
             DataError: the data or the batch limits are not those that the place was taken in, so that it means nothing.
         """
         self.epoch = int(state["epoch"])
-        self.consumed = int(state["consumed"]) // self.world_size
-        if self.consumed == 0:
+        self.first, self.consumed = int(state["consumed"]), 0
+        if self.first == 0:
             return  # at the beginning of an epoch, other data or limits do no harm
         found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
         if any(found[name] != state[name] for name in found):

@@ -21,15 +21,21 @@ class ParallelFiles:
     source: list[Path]
     target: list[Path] | None
 
-    def check(self) -> None:
+    def check(self, allow_empty: bool = False) -> None:
         """Read everything once and see that it is usable; in constant memory.
+
+        Args:
+            allow_empty: whether a file may have no line: there is nothing to learn from it, but it can be decoded.
 
         Raises:
             DataError: a file is empty, damaged or not UTF-8, or a source and its target have unequal numbers of lines.
         """
-        source_counts = [count_lines(path) for path in self.source]
+        counts = {path: count_lines(path) for path in [*self.source, *(self.target or [])]}
+        for path, count in counts.items():
+            if count == 0 and not allow_empty:
+                raise DataError(f"{path} is empty; give a file with at least one line")
         if self.target is not None:
-            self.compare(source_counts, [count_lines(path) for path in self.target])
+            self.compare([counts[path] for path in self.source], [counts[path] for path in self.target])
 
     def compare(self, source_counts: list[int], target_counts: list[int]) -> None:
         """Compare the numbers of lines.

@@ -12,6 +12,7 @@ from seqgen.data.store_builder import LineError, TokenEncoder
 from seqgen.data.templates import Template
 from seqgen.data.text import read_chunks
 from seqgen.errors import DataError
+from seqgen.reading import parse_json
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
@@ -88,9 +89,9 @@ def read_object(line: str) -> dict[str, Any]:
         ValueError: it is no JSON object.
     """
     try:
-        record = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply"
+        record = parse_json(line, parse_int=str, parse_float=str, parse_constant=str)
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(f"it is not JSON ({reason}); each line must be one JSON object") from None
     if not isinstance(record, dict):
         raise ValueError('it is JSON but no object; each line must be one, such as {"text": "..."}')

@@ -9,8 +9,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
-import time
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +27,7 @@ from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStore
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 from seqgen.files import new_folder
+from seqgen.processes import end_with
 
 MAX_EXAMPLES = 10
 PARALLEL_CHUNKS = 8
@@ -142,13 +141,7 @@ def _begin_worker(encoder: LineEncoder, parent: int) -> None:
     # Signals are the parent's business: it ends its workers. One that is killed cannot, so they watch for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    end_with(parent)
 
 
 def _encode_in_worker(chunk: LineChunk) -> _Encoded:

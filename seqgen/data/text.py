@@ -10,12 +10,15 @@ import glob
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from seqgen.errors import DataError, nearest
+from seqgen.reading import open_regular
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 CHUNK_BYTES = 1 << 20
 """Text is read in pieces of about this many bytes."""
@@ -72,12 +75,13 @@ def decode_line(line: bytes, path: Path | str, number: int) -> str:
         ) from None
 
 
-def _open(path: Path) -> IO[bytes]:
-    # gzip.open returns an object that is as good as a binary file, though its type says otherwise
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+def _open(path: Path, pipes: bool) -> IO[bytes]:
+    file = open(path, "rb") if pipes else open_regular(path)  # noqa: SIM115  # the caller closes it
+    # GzipFile is as good as a binary file, though its type says otherwise
+    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file  # type: ignore[return-value]
 
 
-def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChunk]:
+def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False) -> Iterator[LineChunk]:
     """Read a file, plain or gzip by its name's ending, some lines at a time.
 
     A byte-order mark at the beginning of the file is left out.
@@ -85,6 +89,7 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChun
     Args:
         path: the file.
         chunk_bytes: about how many bytes to read at a time.
+        pipes: whether it may be a pipe or device, from which reading may wait.
 
     Yields:
         Its lines in order, none of them twice.
@@ -94,10 +99,10 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChun
     """
     number = 1
     try:
-        with _open(path) as file:
+        with _open(path, pipes) as file:
             while lines := file.readlines(chunk_bytes):
                 if number == 1:
-                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+                    lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
                 yield LineChunk(path, number, [line.removesuffix(b"\n") for line in lines])
                 number += len(lines)
     except FileNotFoundError:
@@ -108,11 +113,12 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES) -> Iterator[LineChun
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_lines(paths: Path | Sequence[Path]) -> Iterator[str]:
+def read_lines(paths: Path | Sequence[Path], pipes: bool = False) -> Iterator[str]:
     """Read the lines of one or several files as text.
 
     Args:
         paths: a file, or files that are read one after the other.
+        pipes: whether they may be pipes or devices, as what a user names on the command line may be.
 
     Yields:
         The lines, without their ``\\n``.
@@ -121,20 +127,40 @@ def read_lines(paths: Path | Sequence[Path]) -> Iterator[str]:
         DataError: a file cannot be read, or a line is not valid UTF-8.
     """
     for path in [paths] if isinstance(paths, Path) else paths:
-        for chunk in read_chunks(path):
+        for chunk in read_chunks(path, pipes=pipes):
             yield from chunk.decode()
+
+
+def stream_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Read the lines of a stream as text, as ``read_lines`` reads those of a file.
+
+    Args:
+        lines: the lines as bytes.
+        name: what the stream is, for messages.
+
+    Yields:
+        The lines, without their ``\\n`` and without a byte-order mark at the beginning.
+
+    Raises:
+        DataError: a line is not valid UTF-8.
+    """
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        yield decode_line(content.removesuffix(b"\n"), name, number)
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether a path is there but is neither a regular file nor a folder, so that it can be read only once."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def count_lines(path: Path) -> int:
     """Count the lines of a file and check that they are valid UTF-8.
 
     Raises:
-        DataError: the file cannot be read, has no line, or a line is not valid UTF-8.
+        DataError: the file cannot be read, or a line is not valid UTF-8.
     """
-    count = sum(len(chunk.decode()) for chunk in read_chunks(path))
-    if count == 0:
-        raise DataError(f"{path} is empty; give a file with at least one line")
-    return count
+    return sum(len(chunk.decode()) for chunk in read_chunks(path))
 
 
 def digest(paths: Sequence[Path]) -> str:
@@ -152,7 +178,7 @@ def digest(paths: Sequence[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 total.update(hashlib.file_digest(file, "sha256").digest())
         except FileNotFoundError:
             raise DataError(f"there is no file {path}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from seqgen.reading import open_regular, parse_json, read_bytes
 
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
 VERSION = 1
@@ -62,7 +65,7 @@ class StoreMeta:
             DamagedStoreError: it is something else.
         """
         try:
-            meta = cls(**json.loads(content))
+            meta = cls(**parse_json(content))
             meta.files = [(str(name), int(lines)) for name, lines in meta.files]
             np.dtype(meta.dtype)
         except (ValueError, TypeError) as error:
@@ -85,7 +88,7 @@ class TokenStore:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            self.meta = StoreMeta.from_json((folder / META).read_bytes())
+            self.meta = StoreMeta.from_json(read_bytes(folder / META))
             self._verify()
         except OSError as error:
             raise DamagedStoreError(f"{error.filename}: {error.strerror}") from None
@@ -97,7 +100,8 @@ class TokenStore:
     def _verify(self) -> None:
         sizes = {VALUES: self.meta.values * np.dtype(self.meta.dtype).itemsize, OFFSETS: (self.meta.sequences + 1) * 8}
         for name, size in sizes.items():
-            found = (self.folder / name).stat().st_size
+            with open_regular(self.folder / name) as file:
+                found = os.fstat(file.fileno()).st_size
             if found != size:
                 raise DamagedStoreError(f"{name} has {found} bytes instead of {size}")
         if sum(sizes.values()) <= CHECKSUM_BYTES:
@@ -135,7 +139,7 @@ def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _crc32(path: Path) -> int:
     checksum = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     return checksum

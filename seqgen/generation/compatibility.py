@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.rules import rules_named
-
-DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
-"""The built-in strategies that draw at random."""
+from seqgen.generation.rules import DRAWING, draws, rules_named
 
 NOT_DRAWING = (
     "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
@@ -19,14 +16,27 @@ NOT_DRAWING = (
 """The built-in strategies that do not."""
 
 
-def draws(cfg: GenerationConfig) -> bool:
-    """Whether a configuration asks for something to be drawn at random."""
-    return cfg.sampling or cfg.search in DRAWING
+def takes_seed(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy takes its seed from the configuration; one of the user's own has its own."""
+    return cfg.search in DRAWING or (cfg.sampling and not cfg.search)
 
 
-def of_a_user(cfg: GenerationConfig) -> bool:
-    """Whether the search strategy is none of the built-in ones, so that nobody knows what it reads."""
-    return cfg.search not in ("", *DRAWING, *NOT_DRAWING)
+def writes_one(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy writes one output whatever the beam."""
+    return cfg.search in ("greedy", "contrastive")
+
+
+def _stops_early(cfg: GenerationConfig) -> bool:
+    """Whether beams compete until enough of them have finished, by Hugging Face's rules."""
+    if not cfg.search:
+        return cfg.beam > 1 or bool(cfg.constraints)
+    return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam")
+
+
+def max_len_b(cfg: GenerationConfig) -> int:
+    """The limit that ``max_len_b`` sets; its default is lifted to a greater ``max_len`` that is given alone."""
+    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
+    return cfg.max_len_b if given else max(cfg.max_len, cfg.max_len_b)
 
 
 class Need(NamedTuple):
@@ -48,8 +58,14 @@ CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cuto
 NEEDS = (
     Need(
         CUTOFFS,
-        lambda cfg: draws(cfg) or of_a_user(cfg),
+        draws,
         "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
+    ),
+    Need(
+        ("seed",),
+        takes_seed,
+        "has no effect, since no search strategy that takes it draws at random; give generation.sampling=true, or "
+        "leave it out",
     ),
     Need(
         ("sampling",),
@@ -69,7 +85,7 @@ NEEDS = (
     ),
     Need(
         ("penalty_alpha", "contrastive_topk"),
-        lambda cfg: cfg.search == "contrastive" or of_a_user(cfg),
+        lambda cfg: cfg.search == "contrastive",
         "belongs to contrastive search; give generation.search=contrastive, or leave it out",
     ),
     Need(
@@ -84,14 +100,30 @@ NEEDS = (
     ),
     Need(
         ("mbr",),
-        lambda cfg: cfg.beam > 1 and cfg.search not in ("greedy", "contrastive"),
+        lambda cfg: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
         "search, which write one whatever the beam",
+    ),
+    Need(
+        ("beam",),
+        lambda cfg: cfg.beam == 1 or not writes_one(cfg),
+        "has no effect, since greedy and contrastive search write one output whatever the beam; leave it out, or "
+        "choose another search",
+    ),
+    Need(
+        ("diversity_rate",),
+        lambda cfg: cfg.diversity_rate >= 0,
+        "is below 0 and has no effect; give a rate above 0, or leave it out",
     ),
     Need(
         ("exponential_decay_start",),
         lambda cfg: cfg.exponential_decay_factor != 1,
         "has no effect without generation.exponential_decay_factor; give both or neither",
+    ),
+    Need(
+        ("early_stopping",),
+        _stops_early,
+        "says when a sentence has enough of several hypotheses that compete, and here none do; leave it out",
     ),
     Need(
         ("lenpen", "length_penalty"),
@@ -105,8 +137,18 @@ NEEDS = (
     ),
     Need(
         ("min_len",),
+        lambda cfg: cfg.min_len < 2 or not cfg.match_source_len,
+        "has no effect with generation.match_source_len=true; leave one out",
+    ),
+    Need(
+        ("min_len",),
         lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
         "is more than generation.max_len allows; lower the one or raise the other",
+    ),
+    Need(
+        ("min_len",),
+        lambda cfg: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= max_len_b(cfg),
+        "is more than generation.max_len_b allows; lower the one or raise the other",
     ),
     Need(
         ("nbest",),

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
+from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates, gather_beams
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
@@ -95,7 +96,7 @@ class Resources:
     decode: Callable[[Sequence[int]], str] | None = None
 
 
-class Component:
+class Component(Flagged):
     """The base class of everything that takes part in a decoding step."""
 
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -84,6 +84,8 @@ class StepContext:
         counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
         scores: ``(rows,)`` cumulative scores; ``None`` before they are known.
         outputs: what the members computed, as far as it was declared as a need.
+        process: applies the logits processors to ``(live, beam, V)`` scores, perhaps in place; ``None`` where they were
+            applied before the search.
         watch: is told each processor and the scores that it left; ``None`` unless an observer asks.
     """
 
@@ -97,6 +99,7 @@ class StepContext:
     counts_start: bool = False
     scores: Tensor | None = None
     outputs: StepOutputs = field(default_factory=StepOutputs)
+    process: Callable[[Tensor], Tensor] | None = None
     watch: Callable[[Any, Tensor], None] | None = None
 
     @cached_property

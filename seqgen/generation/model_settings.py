@@ -54,6 +54,9 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
     taken = {key: value for key, value in own[0].items() if key not in given}
+    wanted = _made({**taken, **given})
+    if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
+        taken["min_len"] = wanted.max_len
     while useless := _without_effect(_made({**taken, **given})) & set(taken):
         taken = {key: value for key, value in taken.items() if key not in useless}
     cfg = _made({**taken, **given})

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.errors import DecodingError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
 from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo, Component
@@ -19,6 +19,7 @@ from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.stopping import TimeLimit
 from seqgen.structures import Hypothesis, Source
 
 
@@ -88,6 +89,8 @@ class Session:
             src_tokens=sources[0].src_tokens,
             src_padding=_padding(sources[0], specs[0].model.left_pad_source),
         )
+        self.timed_out: Tensor | None = None
+        """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
         self.num_done = 0
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
@@ -218,7 +221,13 @@ class Session:
         """Apply the logits processors to ``(rows, V)`` scores."""
         if FORBIDDEN in self.needs:
             context = replace(context, watch=ForbiddenWatch(lprobs.log_softmax(-1), 2 * self.beam))
-        return context, apply_all(self.processors, lprobs, context)
+        if not self.search.processes_itself:
+            return context, apply_all(self.processors, lprobs, context)
+
+        def process(scores: Tensor) -> Tensor:
+            return apply_all(self.processors, scores.flatten(0, 1), context).view_as(scores)
+
+        return replace(context, process=process), lprobs
 
     def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
         """What components may look at.
@@ -260,6 +269,8 @@ class Session:
             of_candidates = replace(of_candidates, scores=candidates.scores.flatten())
             for rule in self.stopping:
                 ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
+            if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
+                self.timed_out = ~self.sentences.done
         return ended
 
     def finalize(
@@ -289,8 +300,13 @@ class Session:
     def coverage_penalty(self, candidates: Candidates, attention: Tensor | None) -> Tensor | None:
         """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` without one."""
         weight = self.setup.ranking.coverage
-        if not weight or attention is None:
+        if not weight:
             return None
+        if attention is None:
+            raise ConfigError(
+                "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
+                "attends to; leave it out"
+            )
         covered = attention if self.coverage is None else self.coverage + attention
         logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
         padding = self.sentences.src_padding
@@ -343,6 +359,7 @@ class Session:
         self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
         self.sentences = self.sentences.select(keep)
         self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+        self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
         self.backpointers.select(keep)
         self.finished.select(keep)
         for part in [*self.components, *self.members]:
@@ -405,8 +422,10 @@ class Session:
     def collect(self, rows: Tensor) -> None:
         """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, that are done."""
         owners = self.live[rows].tolist()
-        for sentence, hypotheses in zip(owners, self.finished.hypotheses(rows, self.backpointers), strict=True):
-            self.results[sentence] = hypotheses
+        late = [False] * len(owners) if self.timed_out is None else self.timed_out[rows].tolist()
+        found = self.finished.hypotheses(rows, self.backpointers)
+        for sentence, hypotheses, timed_out in zip(owners, found, late, strict=True):
+            self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
         self.collected += owners
 
     def collect_all(self) -> None:

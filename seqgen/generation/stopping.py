@@ -69,6 +69,8 @@ class TimeLimit(StoppingRule):
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = seconds, clock
         self.since = clock()
+        self.expired = False
+        """Whether the time was over when it was last asked."""
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``; the time counts from here."""
@@ -78,7 +80,8 @@ class TimeLimit(StoppingRule):
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
-        return tokens.new_full((tokens.size(0),), self.clock() - self.since > self.seconds, dtype=torch.bool)
+        self.expired = self.clock() - self.since > self.seconds
+        return tokens.new_full((tokens.size(0),), self.expired, dtype=torch.bool)
 
 
 class StopStrings(StoppingRule):

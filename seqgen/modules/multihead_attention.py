@@ -30,6 +30,12 @@ class MultiheadAttention(StatefulModule):
         dropout: probability of dropping an attention weight.
         bias: whether projections have a bias.
         scale: factor of the scores, by default ``head_dim ** -0.5``.
+
+    Attributes:
+        cache: how keys and values are remembered. Another ``KeyValueCache`` may take its place, and is then what every
+            search uses.
+        beam_cache: how those of self-attention are remembered where a search keeps beams in place; used beside the
+            built-in ``cache`` only.
     """
 
     def __init__(
@@ -170,6 +176,8 @@ class MultiheadAttention(StatefulModule):
         if slots is not None:
             beams: BeamTable | None = slots.get("beams")
             return beams
+        if type(self.cache) is not GrowingCache:
+            return None  # whoever chose another cache wants that one
         beam = beam_size_of(incremental_state) if incremental_state is not None else 1
         if beam == 1 or key.size(0) % beam or key.requires_grad:
             return None

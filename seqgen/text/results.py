@@ -9,12 +9,20 @@ from torch import Tensor
 from seqgen.structures import Hypothesis
 
 
+def on_one_line(text: str) -> str:
+    """A text with a space for each newline, so that line n of a file stays the output of line n.
+
+    Other characters stay, also those that some programs break lines at (``\\r``, U+2028): only ``\\n`` ends a line.
+    """
+    return text.replace("\n", " ")
+
+
 @dataclass
 class TextHypothesis:
     """A hypothesis and its text.
 
     Attributes:
-        text: the text.
+        text: the text as the model wrote it, newlines included.
         hypothesis: tokens, scores, and where asked for attention and alignment, over this line's source alone.
         utility: the expected likeness to the other hypotheses, where ``generation.mbr`` ranks by it.
         model_score: what the score would be if the models alone had their say, without temperature and penalties; where
@@ -82,8 +90,11 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The best hypothesis, on one line."""
-        return self.hypotheses[0].text.replace("\n", " ") if self.hypotheses else ""
+        """The text of the best hypothesis on one line: each newline is a space, see ``on_one_line``.
+
+        ``hypotheses[0].text`` keeps the newlines.
+        """
+        return on_one_line(self.hypotheses[0].text) if self.hypotheses else ""
 
     @property
     def score(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
+from seqgen.memory import out_of_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
@@ -27,6 +29,9 @@ from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer
+
+BUFFER_SIZE = 4096
+"""Lines that are read before they are decoded together, where nobody says."""
 
 RESCORED_TOKENS = 1024
 """Target tokens that are scored at once: each takes as much memory as the vocabulary has symbols."""
@@ -119,14 +124,15 @@ class TextDecoding:
         )
 
     def translate(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, buffer_size: int = 4096
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, buffer_size: int = 0
     ) -> Iterator[Translation]:
         """Decode lines.
 
         Args:
             lines: the text, read as it is needed.
             prefixes: what the output of each line begins with, read alongside; ``None`` for nothing.
-            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch.
+            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch; 0 for
+                what the configuration says, or else ``BUFFER_SIZE``.
 
         Yields:
             One translation for each line, in order.
@@ -139,7 +145,8 @@ class TextDecoding:
             streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
         try:
             numbered = enumerate(_with_prefixes(lines, prefixes))
-            while buffer := list(itertools.islice(numbered, buffer_size)):
+            size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
+            while buffer := list(itertools.islice(numbered, size)):
                 yield from self._translate_buffer([self._encode(number, *pair) for number, pair in buffer])
         except BaseException as error:
             if streamer is not None:
@@ -148,7 +155,18 @@ class TextDecoding:
         if streamer is not None:
             streamer.close()
 
-    def _translate_buffer(self, lines: list[_Line]) -> list[Translation]:
+    def _translate_buffer(self, lines: list[_Line]) -> Iterator[Translation]:
+        """Decode lines; where memory runs out, those before the first one that is not finished are still given."""
+        try:
+            self._finish(lines)
+        except Exception as error:
+            if out_of_memory(error) and not (self.details.scores or self.details.hidden):
+                finished = itertools.takewhile(lambda line: line.translation.hypotheses or not line.sources, lines)
+                yield from (line.translation for line in finished)
+            raise
+        yield from (line.translation for line in lines)
+
+    def _finish(self, lines: list[_Line]) -> None:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
@@ -161,7 +179,6 @@ class TextDecoding:
         if self.details.scores or self.details.hidden:
             for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
-        return [line.translation for line in lines]
 
     def _decode(self, lines: list[_Line]) -> None:
         """Decode a batch."""
@@ -216,8 +233,15 @@ class TextDecoding:
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
         if not text.strip():
-            translation.notes.append("the line is empty, and so is its answer")
+            unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
+            further = f"; its {unused} had no effect" if unused else ""
+            translation.notes.append(f"the line is empty, and so is its answer{further}")
             return _Line(translation, [])
+        if "\t" in text:
+            translation.notes.append(
+                "what stands after a tab was read as text: it is a phrase that the output must contain only with "
+                "generation.constraints"
+            )
         unknown = self.task.source_tokenizer.unknown(text)
         if unknown:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
@@ -294,11 +318,13 @@ class TextDecoding:
         """Turn the hypotheses of a line into text, choose among them, and note where they are fewer than asked for."""
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
-            lacking = "no output of the longest length or less has all phrases"
+            limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
+            lacking = f"no output of the {limit or 'longest length or less'} has all phrases"
             why = lacking if line.phrases else "every output was forbidden"
             translation.notes.append(f"{why}, so that the answer is empty")
         elif len(hypotheses) < nbest:
-            translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses are possible")
+            why = "were found in time" if hypotheses[0].timed_out else "are possible"
+            translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
         wanted = hypotheses if self.cfg.mbr else hypotheses[:nbest]
         for hypothesis in wanted:
             attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
@@ -309,7 +335,38 @@ class TextDecoding:
                 item.utility = utility
             found = [found[index] for index in by_expected_utility(utilities)]
         translation.hypotheses = found[:nbest]
+        self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
+
+    def _note_cuts(self, line: _Line) -> None:
+        """Note the first output of a line that a limit has cut off, or may have."""
+        source = len(line.sources[0])
+        longest = int(self.generator.max_lengths(torch.tensor([source]))[0])
+        if self.cfg.match_source_len and longest == source - 1:
+            longest = sys.maxsize  # that length was asked for
+        for place, item in enumerate(line.translation.hypotheses, start=1):
+            if cut := self._cut(item, longest):
+                line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
+                break
+
+    def _cut(self, item: TextHypothesis, longest: int) -> str:
+        """How a limit has changed an output; empty where none has. By fairseq's rules the last token is always an end.
+
+        Args:
+            item: the output.
+            longest: tokens that it may have, end-of-sentence not counted.
+        """
+        cfg, size = self.cfg, len(item.tokens)
+        whole = int(item.tokens[-1]) in self.generator.end_tokens
+        beginning = " (it is only the beginning of a line of generation.prefix_trie)"
+        rest = beginning if cfg.prefix_trie and not whole else ""
+        if size > longest and (self.generator.semantics == "fairseq" or cfg.match_source_len or not whole):
+            return f"has the longest length that is allowed, {size} tokens, and may be cut off{rest}"
+        if item.hypothesis.timed_out and not whole:
+            return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
+        if item.hypothesis.timed_out and self.generator.beam_size > 1:
+            return f"is the best one after generation.max_time={cfg.max_time:g}, which ended the search"
+        return "was cut off by a stopping rule" + rest if rest else ""
 
     def _text(self, line: _Line, hypothesis: Hypothesis) -> str:
         unknown = self.task.target_dictionary.unk()

@@ -58,6 +58,9 @@ class ModelInMemory:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
+OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
+"""The settings of ``Translator.score``."""
+
 Model: TypeAlias = str | Path | TextModel
 """A path that ``load_model`` takes, or what it returned."""
 
@@ -201,6 +204,12 @@ class Translator:
                 objects["draft"] = draft.model
             generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
+        writable = self._generators[key].max_len
+        notes += [
+            f"generation.{name}={value} is more than the {writable} tokens that can be written"
+            for name, value in {**self.given, **settings}.items()
+            if name in ("max_len", "max_len_b") and value > writable
+        ]
         return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
 
     def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
@@ -246,12 +255,17 @@ class Translator:
             For each line, in order, its target with scores. An empty line is scored like any other.
 
         Raises:
+            ConfigError: there is another setting among them.
             DataError: the numbers of lines differ, or a line is longer than a model can read or write.
         """
         if isinstance(sources, str) or isinstance(references, str):
             raise DataError("sources and references are lists of texts, not one text; write [text]")
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
+        if unused := sorted(set(settings) - set(OF_SCORING)):
+            raise ConfigError(
+                f"{', '.join(unused)} has no effect on the scores of known targets; there are: {', '.join(OF_SCORING)}"
+            )
         cfg = self.settings(**settings)
         target = self.task.target_dictionary
         scorer = SequenceScorer(

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from seqgen.config import option
 from seqgen.decoder import Decoder, IncrementalDecoder
+from seqgen.errors import ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
@@ -168,7 +169,16 @@ class TargetPositions:
         return _rows(features, self.kept)
 
     def logits(self, model: EncoderDecoderModel) -> Tensor:
-        """The model's logits ``(M, V)``."""
+        """The model's logits ``(M, V)``.
+
+        Raises:
+            ConfigError: examples share rows, which a ``forward`` of the model's own knows nothing of.
+        """
+        if self.segments is not None:
+            raise ConfigError(
+                f"dataset.pack=true is not possible with {type(model).__name__}: its own forward, or that of its "
+                "decoder, cannot keep the examples of a row apart; give dataset.pack=false"
+            )
         return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
 
 

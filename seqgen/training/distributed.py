@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from seqgen.config import DistributedConfig
+from seqgen.errors import ResourceError
+from seqgen.memory import out_of_memory
+
 T = TypeVar("T")
 _BUCKET = 1 << 24
 """Gradient elements that are summed in one message."""
+
+
+class LostRanksError(ResourceError):
+    """Another process of the group has ended or does not answer; which one, the launcher finds out."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +43,22 @@ class Peers:
         """Whether this is the process that logs and saves."""
         return self.rank == 0
 
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, in the order of their ranks, in every process."""
+    def gather(self, value: T, patience: timedelta | None = None) -> list[T]:
+        """Every process's value, in the order of their ranks, in every process.
+
+        Args:
+            value: of this process.
+            patience: how long to wait for the others; ``None`` for ``distributed_training.timeout``.
+
+        Raises:
+            LostRanksError: another process has ended or does not answer.
+        """
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        with self.collective():
+            group = None if patience is None else dist.new_group(timeout=patience, backend="gloo")
+            dist.all_gather_object(values, value, group)
         return values
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -60,9 +80,30 @@ class Peers:
 
         Args:
             params: the parameters, the same in all processes.
+
+        Raises:
+            LostRanksError: another process has ended or does not answer.
         """
-        if self.world_size == 1:
-            return
+        if self.world_size > 1:
+            with self.collective():
+                self._sum_gradients(params)
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Turn the failure of a collective operation into a sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0][:200]
+            raise LostRanksError(
+                f"training process {self.rank} of {self.world_size} cannot continue without the others: one of them "
+                "has ended, or has not answered for the seconds of distributed_training.timeout; the same command "
+                f"continues the run from its last checkpoint ({reason})"
+            ) from error
+
+    def _sum_gradients(self, params: Sequence[Parameter]) -> None:
         used = torch.tensor([param.grad is not None for param in params], dtype=torch.int32, device=params[0].device)
         dist.all_reduce(used, dist.ReduceOp.MAX)
         shared = [param for param, flag in zip(params, used.tolist(), strict=True) if flag]
@@ -95,17 +136,23 @@ def peers_from_environment() -> Peers:
     return Peers(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def join(peers: Peers, backend: str, device: torch.device) -> None:
+def join(peers: Peers, cfg: DistributedConfig, device: torch.device) -> None:
     """Meet the other processes at the address in the environment; does nothing for one alone.
 
     Args:
         peers: which process this is.
-        backend: ``"gloo"``, ``"nccl"``, or ``"auto"`` for the one that fits the device.
+        cfg: the ``distributed_training`` group.
         device: where this process computes.
+
+    Raises:
+        LostRanksError: the others do not come.
     """
     if peers.world_size > 1 and not dist.is_initialized():
+        backend = cfg.distributed_backend
         chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
-        dist.init_process_group(chosen, rank=peers.rank, world_size=peers.world_size)
+        patience = timedelta(seconds=cfg.timeout)
+        with peers.collective():
+            dist.init_process_group(chosen, rank=peers.rank, world_size=peers.world_size, timeout=patience)
 
 
 def leave() -> None:

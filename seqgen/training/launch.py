@@ -9,7 +9,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,28 +19,38 @@ from typing import Any
 
 import torch
 
+from seqgen.checkpoints.run_lock import RunLock
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
-from seqgen.errors import UserError
+from seqgen.data.store_builder import available_cores
+from seqgen.errors import ResourceError, UserError
+from seqgen.memory import out_of_memory
+from seqgen.processes import end_with
 from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
-from seqgen.training.distributed import Peers, join, leave
-from seqgen.training.signals import StopSignals
+from seqgen.training.distributed import LostRanksError, Peers, join, leave
+from seqgen.training.signals import STOPPING, StopSignals
+from seqgen.training.training_loop import TrainingRun
+
+GRACE = 5.0
+"""Seconds that the other processes have to answer or end after one has failed, so that the cause becomes known."""
 
 
-def launch(cfg: TrainConfig, folder: Path, device: torch.device) -> int:
+def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock | None = None) -> int:
     """Train in ``distributed_world_size`` processes on this machine; see ``training_loop.train``.
 
     Args:
         cfg: the whole configuration.
         folder: the run's folder, in which the task is set up.
         device: where to compute; each process takes the CUDA device of its own rank.
+        lock: the folder's lock, which the first process then holds too: it writes.
 
     Returns:
         The exit code of the first process.
 
     Raises:
         UserError: as in one process.
-        RuntimeError: a process died.
+        ResourceError: a process died or does not answer.
+        RuntimeError: the code of a model, task, ... failed in a process.
     """
     world_size = cfg.distributed_training.distributed_world_size
     if device.type == "cuda" and world_size > torch.cuda.device_count():
@@ -49,54 +61,136 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device) -> int:
     groups = {TASKS: cfg.task, MODELS: cfg.model, CRITERIA: cfg.criterion}
     groups |= {OPTIMIZERS: cfg.optimizer, LR_SCHEDULERS: cfg.lr_scheduler}
     modules = modules_of(registry.of(part).component for registry, part in groups.items())
-    threads = max(1, (cfg.common.threads or len(os.sched_getaffinity(0))) // world_size)
+    threads = max(1, (cfg.common.threads or available_cores()) // world_size)
     job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": _free_port()}
-    context = multiprocessing.get_context("spawn")
+    job["parent"] = os.getpid()
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
+    patience = 0.0
     with StopSignals() as signals:
-        for rank in range(world_size):
-            mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(theirs, modules, job, Peers(rank, world_size)))
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes.append(mine)
-        return _wait(processes, pipes, signals)
-
-
-def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSignals) -> int:
-    """Wait for all processes, pass on a signal, and end the others when one fails."""
-    results: dict[int, Any] = {}
-    passed_on = False
-    try:
-        while len(results) < len(processes):
-            waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-            for rank in [pipes.index(pipe) for pipe in wait(waiting, timeout=0.5) if isinstance(pipe, Connection)]:
-                try:
-                    results[rank] = pipes[rank].recv()
-                except EOFError:
-                    results[rank] = RuntimeError(f"training process {rank} died")
-                if isinstance(results[rank], Exception):
-                    raise results[rank]
-            if signals.received and not passed_on:
-                passed_on = True
-                for process in processes:
-                    if process.pid is not None:
-                        os.kill(process.pid, signal.SIGTERM)
-    finally:
-        for process in processes:
-            if len(results) < len(processes) or any(isinstance(result, Exception) for result in results.values()):
-                process.kill()
-            process.join()
+        try:
+            with _signals_wait():
+                for rank in range(world_size):
+                    process, pipe = _start(modules, job, Peers(rank, world_size), lock if rank == 0 else None)
+                    processes.append(process)
+                    pipes.append(pipe)
+            results = _wait(processes, pipes, signals)
+            if any(isinstance(result, Exception) for result in results.values()):
+                raise _cause(results, processes)
+            patience = GRACE
+        finally:
+            _end(processes, patience)
     return signals.exit_code if results[0] and signals.received else int(results[0])
 
 
-def _work(pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers) -> None:
-    """What a started process does; it answers with the exit code or the exception."""
-    from seqgen.training.training_loop import TrainingRun
+def _start(
+    modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, lock: RunLock | None
+) -> tuple[BaseProcess, Connection]:
+    """Start a process; it answers through the pipe."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, modules, job, peers, lock))
+    process.start()
+    theirs.close()  # so that the process's death is the end of the pipe
+    return process, mine
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent passes on what it gets
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Hold back the signals that stop training, here and in processes that are started, until they are prepared."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it would unblock signals if it were started by the first process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSignals) -> dict[int, Any]:
+    """Wait for what the processes answer, and pass on a signal.
+
+    Returns:
+        By rank, an exit code or an exception. After the first exception, those of the others are waited for only until
+        the cause is known or ``GRACE`` is over.
+    """
+    results: dict[int, Any] = {}
+    passed_on, deadline = False, float("inf")
+    while len(results) < len(processes) and time.monotonic() < deadline:
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        for rank in [pipes.index(pipe) for pipe in wait(waiting, timeout=0.5) if isinstance(pipe, Connection)]:
+            try:
+                results[rank] = pipes[rank].recv()
+            except EOFError:
+                results[rank] = _death(processes, rank)
+            if isinstance(results[rank], LostRanksError):
+                deadline = min(deadline, time.monotonic() + GRACE)
+            elif isinstance(results[rank], Exception):
+                deadline = 0.0
+        if signals.received and not passed_on:
+            passed_on = True
+            for process in processes:
+                if process.pid is not None:
+                    os.kill(process.pid, signal.SIGTERM)
+    return results
+
+
+def _death(processes: list[BaseProcess], rank: int) -> ResourceError:
+    processes[rank].join(GRACE)
+    code = processes[rank].exitcode
+    how = f"ended with exit code {code}"
+    if code is not None and code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
+        how += ", which the system sends when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+    return ResourceError(
+        f"training process {rank} of {len(processes)} {how}; all are ended, and the same command continues the run "
+        "from its last checkpoint"
+    )
+
+
+def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exception:
+    """The failure that led to the others."""
+    failures = [result for result in results.values() if isinstance(result, Exception)]
+    causes = [failure for failure in failures if not isinstance(failure, LostRanksError)]
+    silent = [rank for rank in range(len(processes)) if rank not in results]
+    if silent and not causes:
+        which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
+        return ResourceError(
+            f"training {which} of {len(processes)} did not answer for longer than distributed_training.timeout; all "
+            "are ended, and the same command continues the run from its last checkpoint"
+        )
+    return (causes or failures)[0]
+
+
+def _end(processes: list[BaseProcess], patience: float) -> None:
+    """Wait for processes to end by themselves, and then end them."""
+    for process in processes:
+        if patience:
+            process.join(patience)
+        process.kill()
+        process.join()
+
+
+def _work(
+    pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, lock: RunLock | None
+) -> None:
+    """What a started process does; it answers with the exit code or the exception."""
+    end_with(job["parent"])
+    with StopSignals(second_ends=False) as signals:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        if lock is not None:
+            lock.sign()
+        pipe.send(_train(modules, job, peers, signals))
+    leave()
+
+
+def _train(modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, signals: StopSignals) -> Any:
+    """Train; return the exit code or an exception that a pipe can carry."""
     try:
         import_modules(modules)
         cfg = from_dict(TrainConfig, job["plain"], "configuration")
@@ -106,19 +200,19 @@ def _work(pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any],
             torch.cuda.set_device(device)
         torch.set_num_threads(job["threads"])
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
-        join(peers, cfg.distributed_training.distributed_backend, device)
-        with StopSignals() as signals:
-            task = TASKS.of(cfg.task).component.setup_task(cfg.task, job["folder"])  # type: ignore[attr-defined]
-            answer: Any = TrainingRun(cfg, task, job["folder"], device, peers, signals).run()
+        join(peers, cfg.distributed_training, device)
+        task = TASKS.of(cfg.task).component.setup_task(cfg.task, job["folder"])  # type: ignore[attr-defined]
+        return TrainingRun(cfg, task, job["folder"], device, peers, signals).run()
+    except LostRanksError as error:
+        return error
     except UserError as error:
-        answer = UserError(str(error))
+        return UserError(str(error))
     except Exception as error:
+        if out_of_memory(error):
+            return MemoryError(f"training process {peers.rank}: {error}")
         import traceback
 
-        answer = RuntimeError(f"training process {peers.rank} failed: {error!r}\n{traceback.format_exc()}")
-    finally:
-        leave()
-    pipe.send(answer)
+        return RuntimeError(f"training process {peers.rank} failed: {error!r}\n{traceback.format_exc()}")
 
 
 def _free_port() -> int:

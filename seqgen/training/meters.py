@@ -62,5 +62,5 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up where ``state_dict`` was called."""
-        vars(self).update(state)
+        vars(self).update({name: state[name] for name in self.state_dict()})
         self._last = time.perf_counter()

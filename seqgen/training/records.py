@@ -1,4 +1,4 @@
-"""What a run folder keeps of how training went: ``log.jsonl`` and TensorBoard events."""
+"""What a run folder keeps of how training went: ``log.jsonl``, ``scores.json`` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.files import disk_errors, write_atomically
+from seqgen.reading import open_regular, parse_json
+from seqgen.training.scores_file import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
@@ -17,7 +19,7 @@ EVENTS = "tensorboard"
 
 
 class Records:
-    """Writes both.
+    """Writes them.
 
     ``log.jsonl`` has one object a line, with ``event`` (``start``, ``resume``, ``train``, ``valid``, ``stop``),
     ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. A killed run may
@@ -28,11 +30,14 @@ class Records:
         run: the run's folder.
         update: the update to go on from; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
+        scores: the run's ``scores.json``.
     """
 
-    def __init__(self, run: Path, update: int, tensorboard: bool):
+    def __init__(self, run: Path, update: int, tensorboard: bool, scores: ScoresFile | None = None):
         self.path = run / LOG
+        self.scores = scores
         self._forget_after(update)
+        self._restore_scores()
         self._events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
@@ -43,10 +48,21 @@ class Records:
     def _forget_after(self, update: int) -> None:
         if not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        lines = self._lines()
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
             write_atomically(self.path, "".join(kept).encode())
+
+    def _lines(self) -> list[str]:
+        with open_regular(self.path) as file:
+            return file.read().decode(errors="replace").splitlines(keepends=True)
+
+    def _restore_scores(self) -> None:
+        if self.scores is not None and self.path.exists():
+            for line in self._lines():
+                if '"valid"' in line and (record := parse_json(line)).get("event") == "valid":
+                    self.scores.add(record)
+            self.scores.write()
 
     def write(self, event: str, update: int, epoch: int, values: Mapping[str, Any] | None = None) -> None:
         """Write a record.
@@ -63,6 +79,9 @@ class Records:
         record |= {name: _plain(value) for name, value in values.items()}
         with disk_errors(str(self.path)), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+        if self.scores is not None and event == "valid":
+            self.scores.add(record)
+            self.scores.write()
         if self._events is not None:
             with disk_errors(EVENTS):
                 for name, value in values.items():
@@ -91,7 +110,7 @@ class Records:
 def _update_of(line: str) -> float:
     """The update of a log line; infinity for a line that a killed process did not finish."""
     try:
-        return int(json.loads(line)["update"]) if line.endswith("\n") else math.inf
+        return int(parse_json(line)["update"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
         return math.inf
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from seqgen.errors import ConfigError
 
-_MAY_CHANGE = frozenset(
+_WORLD_SIZE = "distributed_training.distributed_world_size"
+_UPDATE_FREQ = "optimization.update_freq"
+MAY_CHANGE = frozenset(
     {
         "run_dir",
         # how long
@@ -26,6 +28,8 @@ _MAY_CHANGE = frozenset(
         "common.threads",
         "common.user_dir",
         "distributed_training.distributed_backend",
+        "distributed_training.timeout",
+        _WORLD_SIZE,
         # how often to log, validate and save, and how
         "common.log_interval",
         "common.log_format",
@@ -42,7 +46,7 @@ _MAY_CHANGE = frozenset(
         "dataset.validate_decode",
     }
 )
-_MAY_CHANGE_GROUPS = ("generation.",)
+MAY_CHANGE_GROUPS = ("generation.",)
 _LENGTH = "optimization.max_update"
 _SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
 _MISSING = "(not set)"
@@ -58,29 +62,39 @@ def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: keys differ that decide what is learned; the message lists them with both values.
     """
-    before, after = dict(_flatten(old)), dict(_flatten(new))
+    before, after = dict(flatten(old)), dict(flatten(new))
     keys = [*before, *(key for key in after if key not in before)]
     differing = [key for key in keys if before.get(key, _MISSING) != after.get(key, _MISSING)]
     refused = [key for key in differing if not _may_change(key, before)]
+    if _UPDATE_FREQ in refused and _batches_in_update(before) == _batches_in_update(after):
+        refused.remove(_UPDATE_FREQ)
     if refused:
         lines = [f"  {key}: {before.get(key, _MISSING)} -> {after.get(key, _MISSING)}" for key in refused]
         hint = f"\n({_LENGTH} is the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
+        if _UPDATE_FREQ in refused and _WORLD_SIZE in differing:
+            hint += f"\n({_UPDATE_FREQ} may change with the number of processes if their product stays the same)"
         raise ConfigError(
             "this run was begun with another configuration, so that it cannot be continued with this one; give these "
             "keys as they were, or choose another run_dir:\n" + "\n".join(lines) + hint
         )
 
 
+def _batches_in_update(config: Mapping[str, Any]) -> list[int]:
+    """Batches of all processes that make one update, for each epoch."""
+    return [freq * config.get(_WORLD_SIZE, 1) for freq in config.get(_UPDATE_FREQ) or [1]]
+
+
 def _may_change(key: str, before: Mapping[str, Any]) -> bool:
     if key == _LENGTH:
         length = _SCHEDULE_LENGTH.get(str(before.get("lr_scheduler._name")))
         return length is None or bool(before.get(f"lr_scheduler.{length}"))
-    return key in _MAY_CHANGE or key.startswith(_MAY_CHANGE_GROUPS)
+    return key in MAY_CHANGE or key.startswith(MAY_CHANGE_GROUPS)
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested values, each with its keys joined by dots."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value

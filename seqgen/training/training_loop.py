@@ -10,62 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seqgen.checkpoints.run_checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, ResourceError
+from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.distributed import Peers, join, leave, peers_from_environment
+from seqgen.training.distributed import Peers
 from seqgen.training.meters import Meter
 from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
 from seqgen.training.scores import lower_is_better, pick
+from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
-
-
-def train(cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu") -> int:
-    """Train a model into a run folder, or continue what is in it.
-
-    The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
-    that many processes are started on this machine; under ``torchrun`` this process joins the others.
-
-    Args:
-        cfg: the whole configuration.
-        task: the task, set up in the folder.
-        folder: the run's folder.
-        device: where to compute.
-
-    Returns:
-        The exit code: 0 when training has ended as configured, 130 or 143 when SIGINT or SIGTERM has ended it after
-        saving; the run can then be continued.
-
-    Raises:
-        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, or the loss is not finite.
-    """
-    device = torch.device(device)
-    peers = peers_from_environment()
-    if cfg.distributed_training.distributed_world_size > 1 and peers.world_size == 1:
-        from seqgen.training.launch import launch
-
-        for split in (cfg.dataset.train_subset, cfg.dataset.valid_subset):
-            task.dataset(split)  # encodes the text, so that the processes need not all do it
-        return launch(cfg, folder, device)
-    join(peers, cfg.distributed_training.distributed_backend, device)
-    try:
-        with StopSignals() as signals:
-            return TrainingRun(cfg, task, folder, device, peers, signals).run()
-    finally:
-        leave()
 
 
 class TrainingRun:
@@ -144,7 +112,8 @@ class TrainingRun:
         self.total = self.milestones.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self.total)
         if self.peers.is_main:
-            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard)
+            scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
+            self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
@@ -168,7 +137,7 @@ class TrainingRun:
         """Train what is left of an epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
         freq = self.milestones.update_freq(epoch)
-        total = self._updates_in_epoch()
+        total = math.ceil(self.iterator.rounds / freq)
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
                 group: list[Batch | None] = list(itertools.islice(batches, freq))
@@ -188,7 +157,8 @@ class TrainingRun:
     def _update(self, group: list[Batch | None], epoch: int) -> bool:
         """Make an update; return whether it was made rather than left out."""
         self.meter.tick()
-        result = self.trainer.train_update(group, epoch)
+        with memory_errors(self._smaller_updates):
+            result = self.trainer.train_update(group, epoch)
         self.meter.add(result)
         if result.skipped:
             self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
@@ -223,6 +193,9 @@ class TrainingRun:
                 improved = self._validate(epoch)
             except Interrupted:
                 return self._interrupt(ended)
+            except ResourceError:  # the updates before it are worth keeping
+                self._interrupt(ended)
+                raise
             limit = limit or self._limit(completed)
         if improved or limit or self.milestones.is_due("save", *place):
             self._save(self.milestones.checkpoint_names(*place, improved))
@@ -255,7 +228,8 @@ class TrainingRun:
     def _validate(self, epoch: int) -> bool:
         """Validate; return whether the score is the best so far."""
         self.meter.tick()
-        result = self.validator.validate()
+        with memory_errors(self._smaller_validation):
+            result = self.validator.validate()
         metric = self.cfg.checkpoint.best_checkpoint_metric
         score, sign = pick(result.scores, metric), 1 if lower_is_better(metric) else -1
         self.trainer.scheduler.on_validation(sign * score)
@@ -290,7 +264,16 @@ class TrainingRun:
             "best": self.best,
             "stale": self.stale,
             "pending": self.pending,
+            "processes": self.peers.world_size,
+            "batches_in_update": self._batches_in_update(),
         }
+
+    def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
+        """Be in the state that ``_state`` gave."""
+        self.trainer.load_state_dict(weights, state, where)
+        self.iterator.load_state_dict(state["iterator"])
+        self.meter.load_state_dict(state["meter"])
+        self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
 
     def _restore(self) -> str:
         """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
@@ -300,11 +283,14 @@ class TrainingRun:
                 weights, state = read_weights(newest), read_training_state(newest)
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; without {newest} the run goes on from an older one") from None
-            self.trainer.load_state_dict(weights, state, str(newest))
-            self.iterator.load_state_dict(state["iterator"])
-            self.meter.load_state_dict(state["meter"])
-            self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
-            return f"resuming from {newest} at update {self.trainer.update}"
+            try:
+                self._take_up(weights, state, str(newest))
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{newest}: its training state is not one of this run ({type(error).__name__}: "
+                    f"{str(error)[:200]}); without {newest} the run goes on from an older one"
+                ) from error
+            return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
         given = self.cfg.checkpoint.finetune_from
         if not given:
             return ""
@@ -317,6 +303,33 @@ class TrainingRun:
             self.trainer.ema.model.load_state_dict(self.trainer.model.state_dict())
         return f"starting from the weights of {source}"
 
+    def _regrouped(self, state: dict[str, Any]) -> str:
+        """What is different with another number of processes, in words."""
+        before, batches = state.get("processes"), state.get("batches_in_update")
+        if before in (None, self.peers.world_size):
+            return ""
+        now = self._batches_in_update()
+        kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
+        return (
+            f"; the number of processes is {self.peers.world_size} rather than {before}: what is left of the epoch is "
+            f"shared anew, and the number of batches in an update is {now}, {kept}"
+        )
+
+    def _smaller_updates(self) -> str:
+        again = f"start anew in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
+        return (
+            f"in update {self.trainer.update + 1}; choose a smaller dataset.max_tokens, with a larger "
+            "optimization.update_freq for as many tokens in an update"
+            + (f"; since this changes the run, {again}" if any(self.folder.glob("checkpoints/*/")) else "")
+        )
+
+    def _smaller_validation(self) -> str:
+        return (
+            f"in the validation at update {self.trainer.update}, whose weights are saved; choose a smaller "
+            "dataset.max_tokens_valid, or generation.beam or generation.batch_size if it decodes, and run the command "
+            "again"
+        )
+
     # -- what is said ---------------------------------------------------------------------------------------------
 
     def _announce(self, resumed: str) -> None:
@@ -324,7 +337,7 @@ class TrainingRun:
             if note:
                 self._message(note)
         params = sum(param.numel() for param in self.trainer.params)
-        values = {"parameters": params, "batches": len(self.iterator), "processes": self.peers.world_size}
+        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         self._message(f"{params:,} parameters, {self._updates_in_epoch():,} updates an epoch, on {self.trainer.device}")
 
@@ -343,6 +356,13 @@ class TrainingRun:
 
     def _updates_in_epoch(self) -> int:
         """Updates in the current epoch, as many as the process with the most batches needs."""
+        return math.ceil(self._rounds_in_epoch() / self.milestones.update_freq(self.iterator.epoch))
+
+    def _rounds_in_epoch(self) -> int:
+        """Batches in the whole current epoch of the process with the most."""
         batches: int = self.iterator.state_dict()["batches"]
-        freq = self.milestones.update_freq(self.iterator.epoch)
-        return math.ceil(math.ceil(batches / self.peers.world_size) / freq)
+        return math.ceil(batches / self.peers.world_size)
+
+    def _batches_in_update(self) -> int:
+        """Batches of all processes that make one update."""
+        return self.peers.world_size * self.milestones.update_freq(self.iterator.epoch)

@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import DataError
 from seqgen.files import new_folder, write_atomically
+from seqgen.reading import parse_json, read_bytes
 from seqgen.registry import Registry
 
 TOKENIZERS = Registry("tokenizer", "tokenizer")
@@ -199,7 +200,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        settings = json.loads(path.read_bytes())
+        settings = parse_json(read_bytes(path))
         name = settings["tokenizer"]
     except FileNotFoundError:
         raise DataError(f"there is no file {path}; {folder} is not the folder of a tokenizer") from None

@@ -8,11 +8,12 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Pipeline
 
+from seqgen.data.pipeline_limits import check_growth, pipeline_errors
 from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.errors import DataError
+from seqgen.errors import shown
 
 
 class FastT5Tokenizer(PretrainedTokenizer):
@@ -31,7 +32,9 @@ class FastT5Tokenizer(PretrainedTokenizer):
         extra_ids = special.number("extra_ids", 100)
         special.add_t5_sentinels()
         prefix = special.config.get("add_prefix_space")
-        if prefix is None and FAST_FILE in files:
+        # version 5 of transformers, which names its backend, makes nothing anew
+        complete = prefix is None or special.config.get("backend") == "tokenizers"
+        if complete and FAST_FILE in files:
             self._pipeline = read_pipeline(files)
         else:  # transformers then makes the pipeline anew, with the tokens of the Python tokenizer
             prefix = prefix or "add_prefix_space" not in special.config
@@ -43,22 +46,29 @@ class FastT5Tokenizer(PretrainedTokenizer):
         self._pipeline.no_truncation()
         self._pipeline.no_padding()
         self._pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
-        add_missing(self._pipeline, special)
+        with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
+            add_missing(self._pipeline, special)
         symbols = {index: symbol for symbol, index in self._pipeline.get_vocab(with_added_tokens=True).items()}
         super().__init__(files, special, symbols, vocab_size)
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
-        ids: list[int] = self._pipeline.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._encode(text).ids
         return ids
+
+    def _encode(self, text: str) -> Any:
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode the line {shown(text)}"):
+            return self._pipeline.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``PretrainedTokenizer.decode``."""
-        return self.clean_up(self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot decode"):
+            text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.clean_up(text)
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
-        encoding = self._pipeline.encode(text, add_special_tokens=False)
+        encoding = self._encode(text)
         unk = self.dictionary.unk()
         offsets = [span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == unk]
         lacking = [text[start:end].strip() for start, end in offsets]
@@ -71,11 +81,9 @@ def read_pipeline(files: TokenizerFiles) -> Any:
     Raises:
         DataError: it is no pipeline.
     """
-    files.json(FAST_FILE)
-    try:
+    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
+    with pipeline_errors(f"{files.origin}/{FAST_FILE} is no tokenizer, or damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{files.origin}/{FAST_FILE} is no tokenizer, or damaged: {error}") from None
 
 
 def add_missing(pipeline: Any, special: SpecialTokens) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from seqgen.errors import DataError
 from seqgen.files import write_atomically
+from seqgen.reading import parse_json, read_bytes
 
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
@@ -85,7 +86,7 @@ def read_file(path: Path) -> bytes | None:
         DataError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -103,9 +104,9 @@ def parse_object(content: bytes, origin: str) -> dict[str, Any]:
         DataError: it is something else.
     """
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError):
-        raise DataError(f"{origin} is not JSON, or damaged; copy it again") from None
+        parsed = parse_json(content)
+    except ValueError as error:
+        raise DataError(f"{origin} is not JSON, or damaged ({error}); copy it again") from None
     if not isinstance(parsed, dict):
         raise DataError(f"{origin} holds no JSON object; copy it again")
     return parsed

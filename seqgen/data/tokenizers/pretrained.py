@@ -174,7 +174,8 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
     Raises:
         DataError: see ``load_pretrained_tokenizer``.
     """
-    named = str(files.json(CONFIG_FILE).get("tokenizer_class"))
+    config = files.json(CONFIG_FILE)
+    named = str(config.get("tokenizer_class"))
     name = ALIASES.get(named, named)
     if name not in CLASSES:
         known = [*CLASSES, *ALIASES]
@@ -184,8 +185,8 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
         )
     if name != BYTES and MODEL_FILE not in files and FAST_FILE not in files:
         raise DataError(f"{files.origin} has neither {MODEL_FILE} nor {FAST_FILE}; copy the one that belongs to it")
-    if name == SLOW and MODEL_FILE not in files:
-        name = FAST  # the only one that can be made of what is there
+    if name == SLOW and (MODEL_FILE not in files or (config.get("backend") == "tokenizers" and FAST_FILE in files)):
+        name = FAST  # the only one that can be made of what is there, or the one that version 5 of transformers saved
     module, _, component = CLASSES[name].partition(":")
     tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(files, vocab_size)
     return tokenizer
@@ -203,7 +204,7 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         UserError: a file cannot be written.
     """
     if isinstance(tokenizer, PretrainedTokenizer):
-        files = tokenizer.files
+        files = _readable(tokenizer.files)
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.native:
         files = t5_files(tokenizer.model, extra_ids=0, legacy=True)
     else:
@@ -212,6 +213,16 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
             "models with their own ids and for bytes"
         )
     files.write(folder)
+
+
+def _readable(files: TokenizerFiles) -> TokenizerFiles:
+    """The same files with a ``tokenizer_config.json`` that versions 4 and 5 of ``transformers`` read alike."""
+    config = files.json(CONFIG_FILE)
+    if "backend" not in config:
+        return files
+    config.pop("add_prefix_space", None)  # version 5 ignores it, version 4 makes the tokenizer anew from spiece.model
+    config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
+    return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
 
 
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Pipeline
 
+from seqgen.data.pipeline_limits import pipeline_errors
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import DataError
 
@@ -61,7 +62,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
         nonlocal at
         value = shift = 0
         while True:
-            if at >= len(message):
+            if at >= len(message) or shift > 63:  # a number has ten bytes at most
                 raise ValueError("cut off")
             byte = message[at]
             value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
@@ -131,12 +132,10 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    try:
+    with pipeline_errors(f"{origin} is not a SentencePiece model, or damaged"):
         pipeline = Pipeline(models.Unigram(vocabulary, unk_id=source.unk, byte_fallback=False))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))
-    except Exception:  # the library raises nothing narrower
-        raise DataError(f"{origin} is not a SentencePiece model, or damaged") from None
     pipeline.normalizer = normalizers.Sequence(steps)
     own = [piece for piece in source.pieces if piece.kind in (CONTROL, USER_DEFINED)]
     pipeline.add_tokens([AddedToken(p.text, normalized=False, special=p.kind == CONTROL) for p in own])

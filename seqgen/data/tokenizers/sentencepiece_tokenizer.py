@@ -14,6 +14,7 @@ from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, register_tokenizer, write_settings
 from seqgen.errors import DataError
 from seqgen.files import write_atomically
+from seqgen.reading import read_bytes
 
 MIN_SHARED = 0.1
 """A vocabulary with a smaller share of a model's pieces must be that of another model."""
@@ -29,7 +30,7 @@ def read_model(path: Path) -> bytes:
         DataError: it is missing or cannot be read.
     """
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         raise DataError(f"there is no SentencePiece model {path}") from None
     except OSError as error:

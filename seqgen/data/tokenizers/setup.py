@@ -17,6 +17,7 @@ from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokeni
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
 from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
 from seqgen.errors import ConfigError
+from seqgen.files import check_not_frozen
 
 
 @dataclass
@@ -131,6 +132,7 @@ def _prepare(
     cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
     if not folder.is_dir():
+        check_not_frozen(folder)  # training one may take long
         save_tokenizer(_make(cfg, model, dictionary, lines), folder)
     return load_tokenizer(folder)
 

@@ -19,7 +19,10 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
 """A damaged file shall not make a vocabulary that fills the memory."""
 
-UNSUPPORTED = ("sp_model_kwargs", "extra_special_tokens")
+UNSUPPORTED = ("sp_model_kwargs",)
+
+ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
+"""The key of the special tokens without a name, until version 4 of transformers and since version 5."""
 
 Token: TypeAlias = AddedToken | str
 """A token with its flags, or, where a file does not give the flags, its string alone."""
@@ -62,6 +65,11 @@ class SpecialTokens:
         for key in UNSUPPORTED:
             if config.get(key):
                 raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen cannot follow; remove it")
+        if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
+            raise DataError(
+                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names of their own, which seqgen cannot "
+                "follow; remove it"
+            )
         special._take(config, CONFIG_FILE)
         if "added_tokens_decoder" in config:
             entries = _object(config["added_tokens_decoder"], files.origin, "added_tokens_decoder")
@@ -80,12 +88,14 @@ class SpecialTokens:
         for key in NAMED:
             if key in content:
                 self.named[key] = None if content[key] is None else as_token(content[key], f"{where}: {key}", **flags)
-        tokens = content.get("additional_special_tokens")
-        if tokens is not None:
+        for key in ADDITIONAL:
+            tokens = content.get(key)
+            if tokens is None or tokens == {}:
+                continue
             if not isinstance(tokens, list):
-                raise DataError(f"{where}: additional_special_tokens is no list; copy the file again")
+                raise DataError(f"{where}: {key} is no list; copy the file again")
             have = [str(token) for token in self.additional or []]
-            new = [as_token(token, f"{where}: additional_special_tokens", **flags) for token in tokens]
+            new = [as_token(token, f"{where}: {key}", **flags) for token in tokens]
             self.additional = [*(self.additional or []), *(token for token in new if str(token) not in have)]
 
     def _take_added(self, ids: dict[str, Any]) -> None:

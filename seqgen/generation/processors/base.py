@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from seqgen.flags import Flags
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
@@ -22,6 +23,8 @@ class LogitsProcessor(Component):
 
     One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
     """
+
+    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "joins": ("__call__",)}
 
     shift_invariant: bool = False
     """Whether a constant added to a row before gives the same as the constant added after. Then the session may hand
@@ -63,9 +66,21 @@ class ProcessorList(LogitsProcessor):
 
     def __init__(self, processors: Sequence[LogitsProcessor] = ()):
         self.processors = list(processors)
-        self.shift_invariant = all(processor.shift_invariant for processor in self.processors)
-        self.joins = all(processor.joins for processor in self.processors)
-        self.needs = frozenset().union(*(processor.needs for processor in self.processors))  # type: ignore[misc]
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Whether all of them are."""
+        return all(processor.shift_invariant for processor in self.processors)
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        """Whether all of them do."""
+        return all(processor.joins for processor in self.processors)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """What any of them needs."""
+        return frozenset().union(*(processor.needs for processor in self.processors))
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -66,7 +66,11 @@ class ForceFirst(LogitsProcessor):
 
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
-        self.shift_invariant = keep_score
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Whether the token keeps its score."""
+        return self.keep_score
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -18,6 +18,9 @@ class ForcePrefix(ProcessorList):
         otherwise: processors for the hypotheses whose prefix is complete; a prefix overrules them.
     """
 
+    shift_invariant = ProcessorList.shift_invariant
+    joins = ProcessorList.joins
+
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         super().__init__(otherwise)
 

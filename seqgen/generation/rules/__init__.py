@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqgen.generation.rules.base import Rules
+from seqgen.generation.rules.base import DRAWING, Rules, draws
 from seqgen.generation.rules.fairseq import FairseqRules
 from seqgen.generation.rules.huggingface import HuggingFaceRules
 
@@ -15,4 +15,4 @@ def rules_named(semantics: str) -> Rules:
     return RULES[semantics] if semantics else FAIRSEQ
 
 
-__all__ = ["FAIRSEQ", "HUGGINGFACE", "RULES", "Rules", "rules_named"]
+__all__ = ["DRAWING", "FAIRSEQ", "HUGGINGFACE", "RULES", "Rules", "draws", "rules_named"]

@@ -16,6 +16,15 @@ Make = Callable[[Sequence[str]], list[LogitsProcessor]]
 """Makes the processors that some keys of the configuration ask for, in the order of the keys."""
 
 
+DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
+"""The built-in strategies that draw at random."""
+
+
+def draws(cfg: GenerationConfig) -> bool:
+    """Whether a configuration asks for something to be drawn at random."""
+    return cfg.sampling or cfg.search in DRAWING
+
+
 class Rules:
     """How one toolkit decodes; ``fairseq`` and ``huggingface`` are the two there are.
 

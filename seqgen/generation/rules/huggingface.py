@@ -11,7 +11,7 @@ from seqgen.generation.finished import BestFinished, FinishedHypotheses, Ranking
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.processors.length import ForceEndAtMaximum
 from seqgen.generation.processors.prefix import ForcePrefix
-from seqgen.generation.rules.base import Make, Rules
+from seqgen.generation.rules.base import Make, Rules, draws
 from seqgen.generation.rules.huggingface_constraints import HuggingFaceConstrainedBeam
 from seqgen.generation.rules.huggingface_groups import HuggingFaceDiverseBeam
 from seqgen.generation.search.base import Search
@@ -91,8 +91,7 @@ class HuggingFaceRules(Rules):
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
         """See ``Rules.objection``."""
-        draws = cfg.sampling or "sampling" in cfg.search or cfg.search == "stochastic_beam"
-        if key == "temperature" and not draws:
+        if key == "temperature" and not draws(cfg):
             return (
                 "has an effect on sampling alone by Hugging Face's rules; give generation.sampling=true or leave it out"
             )

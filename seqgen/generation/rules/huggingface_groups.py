@@ -20,9 +20,10 @@ from seqgen.generation.search.diverse import check_groups
 class HuggingFaceDiverseBeam(Search):
     """Groups that keep to themselves and avoid the tokens of those before them (Vijayakumar et al. 2018, section 4).
 
-    A token loses ``strength`` for each beam of an earlier group that continues with it. A group keeps its own beams and
-    hypotheses to the end, and all of them are ranked together. One that is done continues with padding: so does the
-    original, whose later groups avoid padding then.
+    A token loses ``strength`` for each beam of an earlier group that continues with it, before the logits processors
+    are applied. (In the original, sequence bias comes first; the order of two terms of a sum does not matter.) A group
+    keeps its own beams and hypotheses to the end, and all of them are ranked together. One that is done continues with
+    padding: so does the original, whose later groups avoid padding then.
 
     Args:
         groups: how many; they divide the beam size.
@@ -30,6 +31,7 @@ class HuggingFaceDiverseBeam(Search):
     """
 
     additive = True
+    processes_itself = True
 
     def __init__(self, groups: int, strength: float):
         self.groups = groups
@@ -54,6 +56,13 @@ class HuggingFaceDiverseBeam(Search):
         )
         return self.hypotheses
 
+    def processed(self, context: StepContext, lprobs: Tensor, rows: slice, penalty: Tensor) -> Tensor:
+        """The scores of a group after its penalty and the processors: ``(sentences, beams of the group, V)``."""
+        assert context.process is not None
+        lprobs = lprobs.clone()  # processors work in place
+        lprobs[:, rows] -= penalty
+        return context.process(lprobs)[:, rows]
+
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``; the candidates stand group by group."""
         assert self.hypotheses is not None
@@ -64,7 +73,7 @@ class HuggingFaceDiverseBeam(Search):
             done = self.hypotheses.group_done[:, group : group + 1]
             # at first all beams of a group are the same
             rows = slice(group * size, group * size + (size if context.step else 1))
-            penalized = lprobs[:, rows] - self.strength * used.unsqueeze(1)
+            penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
             own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)
             ends = torch.isin(own.tokens, self.end_tokens)
             active = own.tokens.gather(1, ends.to(torch.int8).argsort(dim=1, stable=True)[:, :size])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.flags import Flags
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
@@ -21,6 +22,13 @@ class Search(Component):
     choice among the next tokens brings a loop of its own, ``session_class``.
     """
 
+    flags: ClassVar[Flags] = {
+        "additive": ("begin", "step"),
+        "joins": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
+        "independent_rows": ("begin", "step"),
+        "session_class": ("step",),
+    }
+
     additive: bool = False
     """Whether it does no more with ``lprobs`` and ``scores`` than to add them. Then the session may hand over logits
     and subtract their log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
@@ -30,6 +38,9 @@ class Search(Component):
 
     independent_rows: bool = False
     """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
+
+    processes_itself: bool = False
+    """Whether ``step`` gets scores that no logits processor has changed, and applies ``context.process`` itself."""
 
     takes_constraints: bool = False
     """Whether it makes outputs contain given phrases."""

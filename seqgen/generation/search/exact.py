@@ -132,7 +132,7 @@ class ExactSession(Session):
     def _search(self) -> list[Hypothesis]:
         """The hypotheses of the sentence."""
         self.expand()
-        while self.branches:
+        while self.branches and self.timed_out is None:
             branch = self.branches[-1]
             active = branch.take(self.beam, self.least())
             if active is None:
@@ -141,6 +141,8 @@ class ExactSession(Session):
                 self.resume(branch)
                 self.advance(active, branch.attention)
                 self.expand()
+        if self.timed_out is not None:
+            self.found = [replace(hypothesis, timed_out=True) for hypothesis in self.found]
         return self.found
 
     def least(self) -> float:
@@ -162,6 +164,8 @@ class ExactSession(Session):
         candidates = self.continuations(scored, step)
         self.backpointers.attend(attention)
         ends = self.ended(candidates, context)[0]
+        if self.timed_out is not None and self.found:
+            return  # whole outputs are worth more than the beginnings of others
         self.keep(_columns(candidates, ends), step, attention)
         active = _columns(candidates, ~ends)
         if step < self.longest and active.scores.numel():

@@ -69,7 +69,7 @@ class SpeculativeSession(Session):
     @property
     def draws(self) -> bool:
         """Whether drafts are drawn at random, and verified by Leviathan's rule."""
-        return isinstance(self.search, Sampling)
+        return type(self.search).step is Sampling.step
 
     def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""

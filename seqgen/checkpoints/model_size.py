@@ -1,0 +1,88 @@
+"""Comparing a model's size with its checkpoint's before any memory is taken.
+
+A configuration is a few lines, in which a billion layers or channels are quickly said. The checkpoint beside it cannot
+lie in this way, since its weights are as large as its file. So the model is first built without memory, on PyTorch's
+``meta`` device, and only one that fits the checkpoint is built in earnest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from seqgen.checkpoints.run_checkpoints import fit
+from seqgen.errors import CheckpointError, UserError
+
+MAX_BUFFERS = 1 << 32
+"""Most bytes of what a model computes when it is built and does not save, such as tables of sinusoids."""
+
+
+def check_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], where: str) -> None:
+    """Check that a model is as large as its weights; one that needs memory to be built is left unchecked.
+
+    Args:
+        build: builds the model.
+        weights: the weights by name; only their shapes are looked at, so that they may be on the ``meta`` device.
+        where: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: it is larger, or has other weights.
+    """
+    try:
+        with torch.device("meta"), _at_most(4 * len(weights) + 1000, where):
+            model = build()
+            upgraded = dict(weights)
+            upgrade = getattr(model, "upgrade_state_dict", None)
+            if upgrade is not None:
+                upgrade(upgraded)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return
+    fit(model, upgraded, where)
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if buffers > MAX_BUFFERS:
+        raise CheckpointError(
+            f"{where}: the model would need {buffers >> 30} GiB for tables, more than {MAX_BUFFERS >> 30}; its "
+            "configuration is damaged, such as its longest source or target"
+        )
+
+
+def build_real(build: Callable[[], Any], where: str) -> Any:
+    """Build a model with memory.
+
+    Args:
+        build: builds the model.
+        where: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: its sizes are none that a model can have, or there is not enough memory.
+    """
+    try:
+        return build()
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise CheckpointError(f"{where}: a model of these sizes cannot be built ({reason})") from error
+
+
+@contextlib.contextmanager
+def _at_most(limit: int, where: str) -> Iterator[None]:
+    """End the building of a model that makes more parameters than this; repeated and replaced ones count as well."""
+    count = 0
+
+    def add(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > limit:
+            raise CheckpointError(f"{where}: the model has more weights than the checkpoint; was config.yaml edited?")
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -1,0 +1,99 @@
+"""What a pipeline of the ``tokenizers`` library may do with a text, and how its failures are reported.
+
+The steps of a ``tokenizer.json`` rewrite a text one after the other. A step that writes two characters for one, thirty
+times, makes four billion characters of one, and the library does not stop it. So the steps are looked at before.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from seqgen.errors import DataError
+
+MAX_GROWTH = 1000
+"""Most times that a text may grow; those of T5 and its kin stay below 50."""
+
+_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 2}
+"""By how much a step lets a text grow at most; 2 for steps that are not here."""
+_SHRINKING = frozenset({"Strip", "StripAccents", "Nmt", "Fuse", "Split", "Whitespace", "WhitespaceSplit", "Digits"})
+_NESTED = ("normalizers", "pretokenizers", "decoders")
+
+
+def check_growth(pipeline: dict[str, Any], origin: str) -> None:
+    """Check that the steps of a pipeline do not blow up a text.
+
+    Args:
+        pipeline: the content of a ``tokenizer.json``.
+        origin: the file, for messages.
+
+    Raises:
+        DataError: they do.
+    """
+    encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
+    if max(encoding, _growth(pipeline.get("decoder"))) > MAX_GROWTH:
+        raise DataError(
+            f"{origin} has steps (Replace and the like) that can make a text more than {MAX_GROWTH} times as long; "
+            "use the tokenizer as its authors published it"
+        )
+
+
+def _growth(step: Any) -> float:
+    """By what factor a step, and what it consists of, lets a text grow at most."""
+    if not isinstance(step, dict):
+        return 1.0
+    kind = step.get("type")
+    if kind == "Sequence":
+        total = 1.0
+        for key in _NESTED:
+            for inner in step[key] if isinstance(step.get(key), list) else []:
+                total = min(total * _growth(inner), MAX_GROWTH + 1.0)  # no overflow, however many there are
+        return total
+    if kind == "Replace":
+        return _growth_of_replacing(step.get("pattern"), len(str(step.get("content", ""))))
+    if kind == "Prepend":
+        return 1.0 + len(str(step.get("prepend", "")))
+    if kind == "Precompiled":
+        return _longest_in_charsmap(str(step.get("precompiled_charsmap") or ""))
+    return 1.0 if kind in _SHRINKING else _GROWTH.get(str(kind), 2.0)
+
+
+def _growth_of_replacing(pattern: Any, length: int) -> float:
+    text = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if isinstance(text, str) and text:
+        return max(1.0, length / len(text))
+    return 1.0 + length  # a regular expression may match the empty text, between any two characters
+
+
+def _longest_in_charsmap(encoded: str) -> float:
+    """Length of the longest text in SentencePiece's table: the size of an index, the index, texts that end in 0."""
+    try:
+        table = base64.b64decode(encoded)
+    except ValueError:
+        return 1.0  # the library refuses it
+    texts = table[4 + int.from_bytes(table[:4], "little") :]
+    return float(max(1, *(len(text.decode(errors="replace")) for text in texts.split(b"\0"))))
+
+
+@contextlib.contextmanager
+def pipeline_errors(what: str) -> Iterator[None]:
+    """Turn an error of the library into a sentence, also a panic, which is no ``Exception``.
+
+    It panics where a regular expression takes too many steps.
+
+    Args:
+        what: what fails, such as a file.
+
+    Raises:
+        DataError: in place of the library's error.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {' '.join(str(error).split())[:300]}") from None

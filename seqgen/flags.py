@@ -1,0 +1,39 @@
+"""Class flags that say what the methods of a class keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias
+
+Flags: TypeAlias = Mapping[str, tuple[str, ...]]
+"""For each flag the methods that it is about."""
+
+
+class Flagged:
+    """A base class whose flags hold for no other methods than those that they were stated for.
+
+    A flag lets the engine rely on what some methods do, for instance that a search strategy remembers nothing. A
+    subclass that overrides one of them and does not state the flag itself has the safe value, which is that of the
+    class that declares the flag; otherwise it would inherit a promise about code that it has replaced. A flag is stated
+    in the body of a class, by a value or by a property. A method can be a flag as well, where it stands in for others::
+
+        class Quiet(BeamSearch):
+            joins = True  # without this line False, since `step` is a new one
+
+            def step(self, step, lprobs, scores): ...
+    """
+
+    flags: ClassVar[Flags] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for flag, methods in cls.flags.items():
+            stated = _level(cls, flag)
+            if any(_level(cls, method) < stated for method in methods):
+                declared = next(ancestor for ancestor in reversed(cls.__mro__) if flag in vars(ancestor))
+                setattr(cls, flag, vars(declared)[flag])
+
+
+def _level(cls: type, name: str) -> int:
+    """How many classes an attribute is looked up in before the one that has it; all of them where none has."""
+    return next((level for level, ancestor in enumerate(cls.__mro__) if name in vars(ancestor)), len(cls.__mro__))

@@ -1,0 +1,49 @@
+"""Memory that runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from seqgen.errors import ResourceError
+
+_PHRASES = (
+    "can't allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Invalid buffer size",
+    "ALLOC_FAILED",
+)
+"""What PyTorch's allocators say on CPU, CUDA and MPS; the class is often a plain ``RuntimeError``."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out.
+
+    Args:
+        error: what was raised.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+
+
+@contextmanager
+def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
+    """Turn memory that runs out into a sentence.
+
+    Args:
+        rest: gives what follows "memory ran out": when, and what takes less, such as ``"in update 7; choose a smaller
+            dataset.max_tokens"``.
+
+    Raises:
+        ResourceError: in place of the allocator's error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise ResourceError(f"memory ran out {rest()}") from error

@@ -1,0 +1,165 @@
+"""Files as an attacker would write them: small ones, that would take a careless reader hours or gigabytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import struct
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqgen.checkpoints.serialization import CHECKSUMS, write_checksums
+from tests.commands import Outcome, command
+
+DEEP = 100_000
+
+YAML = {
+    "a key that is a number": "1: 2",
+    "a key that is nothing": "null: 2",
+    "a key that is a date": "2024-01-01: 2",
+    "a key that is no text, further in": "task: {yes: 2}",
+    "a key that is a list": "? [a]\n: 2",
+    "a date that there is not": "run_dir: 2024-13-45",
+    "a date that is none": "run_dir: !!timestamp x",
+    "an empty number": 'run_dir: !!int ""',
+    "a number of 5,000 digits": "run_dir: " + "9" * 5000,
+    "a number of 5,000 digits in base 16": "run_dir: 0x" + "f" * 5000,
+    "a number of 5,000 digits in base 60": "run_dir: 1" + ":59" * 5000,
+    "deep brackets": "run_dir: " + "[" * DEEP,
+    "deep brackets that close": "run_dir: " + "[" * 5000 + "]" * 5000,
+    "aliases of aliases": "common:\n- &a0 [lol, lol]\n"
+    + "\n".join(f"- &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]" for i in range(1, 40)),
+    "merges of merges": "\n".join(
+        ["a0: &a0 {b: 1}", *(f"a{i}: &a{i} {{<<: [" + ", ".join([f"*a{i - 1}"] * 9) + "]}" for i in range(1, 40))]
+    ),
+    "a list that contains itself": "run_dir: &a [*a, *a]",
+    "a chain of aliases": "\n".join(["common:\n- &a0 [x]", *(f"- &a{i} [*a{i - 1}]" for i in range(1, 3000))]),
+    "half a surrogate pair": 'run_dir: "\\ud800"',
+    "an object of Python": "run_dir: !!python/object/apply:os.system [ls]",
+    "megabytes": "run_dir: " + "x" * (2 << 20),
+    "no UTF-8": "run_dir: \udcff",
+    "a control character": "run_dir: \x01",
+    "only a scalar": "text",
+}
+
+JSON = {
+    "deep brackets": "[" * DEEP,
+    "deep brackets that close": "[" * DEEP + "]" * DEEP,
+    "deep objects": '{"a":' * DEEP + "1" + "}" * DEEP,
+    "200 levels": '{"a":' * 200 + "1" + "}" * 200,
+    "a number of 5,000 digits": '{"vocab_size": ' + "9" * 5000 + "}",
+    "half a surrogate pair": '{"model_type": "\\ud800", "tokenizer": "\\uDfff"}',
+    "a list": "[]",
+    "nothing": "",
+}
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Fail where a block takes longer, also where it waits for a pipe."""
+
+    def fail(*_: Any) -> None:
+        raise TimeoutError(f"it took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < seconds  # what runs outside Python is not interrupted
+
+
+def limited(name: str, *arguments: str, stdin: bytes = b"", seconds: float = 20) -> Outcome:
+    """Run a command, which must end in time and, if it refuses something, with one short sentence."""
+    with time_limit(seconds):
+        outcome = command(name, *arguments, stdin=stdin)
+    assert outcome.code in (0, 2), outcome
+    assert "Traceback" not in outcome.err
+    assert len(outcome.err) < 5000, outcome.err[:500]
+    return outcome
+
+
+def replace_by(path: Path, kind: str) -> None:
+    """Put something that is no regular file in the place of one."""
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+def checksummed(folder: Path) -> None:
+    """Write the checksums of a folder's files as they are now."""
+    if (folder / CHECKSUMS).is_file():
+        write_checksums(folder)
+
+
+# -- pickles, instruction by instruction ------------------------------------------------------------------------------
+
+
+def old_file(path: Path, content: bytes) -> Path:
+    """A file as ``torch.save`` wrote it before it wrote archives, around a given pickle."""
+    head = [pickle.dumps(value, protocol=2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
+    path.write_bytes(b"".join([*head, content, pickle.dumps([], protocol=2)]))
+    return path
+
+
+def get(number: int) -> bytes:
+    return b"j" + struct.pack("<I", number)
+
+
+def put(number: int) -> bytes:
+    return b"r" + struct.pack("<I", number)
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def doubled(levels: int) -> bytes:
+    """Instructions that leave a pair of pairs of pairs ... on the stack, of as many objects as there are levels."""
+    return b")" + b"".join(put(i) + get(i) + b"\x86" for i in range(levels))
+
+
+_SET, _ENCODE = b"c__builtin__\nset\n", b"c_codecs\nencode\n"
+PICKLES = {
+    "options that share": b"\x80\x02}(" + text("args") + b"}" + text("lr") + doubled(40) + b"s" + text("model")
+    + b"}u.",
+    "a key that shares": b"\x80\x02}" + doubled(40) + b"K\x01s.",
+    "a set of what shares": b"\x80\x02" + _SET + b"]" + doubled(40) + b"a\x85R.",
+    "a list that is filled later": b"\x80\x02" + _SET + b"]" + put(101) + b"\x85" + put(100) + get(101) + doubled(40)
+    + b"a" + _SET + get(100) + b"R.",
+    "many copies of a list": b"\x80\x02](](" + b"".join(b"J" + struct.pack("<I", i) for i in range(100_000)) + b"e\x85"
+    + put(0) + (_SET + get(0) + b"R") * 10_000 + b"e.",
+    "many copies of bytes": b"\x80\x02](" + text("x" * 200_000) + text("latin1") + b"\x86" + put(0)
+    + (_ENCODE + get(0) + b"R") * 50_000 + b"e.",
+    "nothing on the stack": b"\x80\x02R.",
+    "no mark": b"\x80\x02e.",
+    "options in options": b"\x80\x02}(" + text("args") + b"](" * 50_000 + b"e" * 50_000 + text("model") + b"}u.",
+}  # fmt: skip
+
+
+def compressed(path: Path) -> Path:
+    """Write an archive of ``torch.save`` again, compressed, with megabytes of instructions that do nothing."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"N0" * (4 << 20) + b"}.")
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def copy_of(folder: Path, where: Path) -> Path:
+    """A copy to be damaged."""
+    shutil.rmtree(where, ignore_errors=True)
+    shutil.copytree(folder, where)
+    return where

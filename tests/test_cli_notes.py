@@ -1,0 +1,149 @@
+"""What the commands say about a wish without effect, and about input without lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from seqgen.cli.notes import summary
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "fconv"
+    outcome = command("train", *training_arguments(data, folder), *SMALL_FCONV, "optimization.max_update=5")
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def generate(run: Path, *arguments: str, stdin: bytes = b"the dog\nthe man\n") -> Outcome:
+    source = () if any(argument.startswith("input=") for argument in arguments) else ("input=-",)
+    return command("generate", f"path={run}", *source, "generation.max_len_b=9", *arguments, stdin=stdin)
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    for word in words:
+        assert word in outcome.err.strip().splitlines()[-1], outcome.err
+
+
+def test_notes_that_say_the_same_are_on_one_line() -> None:
+    notes = [(1, "cut"), (2, "empty"), (3, "cut"), *((i, "long") for i in range(4, 12)), (12, "lacks \x1b[2J\n é")]
+    assert summary(notes) == [
+        "lines 1, 3: cut",
+        "line 2: empty",
+        "lines 4, 5, 6, 7, 8 and 3 others: long",
+        r"line 12: lacks \x1b[2J\n é",
+    ]
+    many = summary([(i, f"note {i}") for i in range(1, 24)])
+    assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json has them all"])
+
+
+def test_hypotheses_that_a_format_does_not_write(run: Path) -> None:
+    said = "generation.nbest=3: format=text writes the best hypothesis of each line alone"
+    text = generate(run, "generation.nbest=3")
+    assert text.err.count(said) == 1
+    assert text.out.count("\n") == 2
+    for arguments in (("generation.nbest=3", "format=json"), ("generation.nbest=3", "format=fairseq"), ()):
+        assert "format=text" not in generate(run, *arguments).err
+
+
+def test_what_cut_an_output_off_is_reported_by_line(run: Path) -> None:
+    outcome = generate(run, "generation.max_time=1e-9", "format=json")
+    notes = [json.loads(line)["notes"] for line in outcome.out.splitlines()]
+    assert notes == [["the output was cut off after generation.max_time=1e-09"]] * 2
+    assert "lines 1, 2: the output was cut off after generation.max_time=1e-09\n" in outcome.err
+    long = generate(run, "generation.min_len=9")
+    assert "lines 1, 2: the output has the longest length that is allowed, 10 tokens, and may be cut off\n" in long.err
+
+
+def test_a_tab_without_constraints_is_reported_by_line(run: Path) -> None:
+    outcome = generate(run, stdin=b"the dog\nthe man\tHund\n")
+    assert "line 2: what stands after a tab was read as text" in outcome.err
+
+
+def test_a_split_beside_an_input(run: Path) -> None:
+    refused(generate(run, "dataset.gen_subset=valid"), "dataset.gen_subset=valid", "input=-")
+
+
+def test_keys_of_the_other_way_to_score(run: Path, data: Path) -> None:
+    text = (f"hypothesis={data}/test.de", f"reference={data}/test.de")
+    model = (f"path={run}", f"source={data}/test.en", f"reference={data}/test.de")
+    for argument in (f"source={data}/test.en", "output=out", "generation.unnormalized=true", "reading.dictionary=x"):
+        key = argument.split("=")[0].split(".")[0]
+        refused(command("score", *text, argument), f"{key} is for scoring with path=")
+    for argument in ("lowercase=true", "tokenize=char"):
+        refused(command("score", *model, argument), f"{argument.split('=')[0]} is for scoring with hypothesis=")
+
+
+EMPTY = "the input has no lines, and so has the output"
+
+
+@pytest.mark.parametrize("form", ["text", "json", "fairseq"])
+def test_an_empty_input_has_an_empty_output(run: Path, tmp_path: Path, form: str) -> None:
+    (tmp_path / "none.en").write_bytes(b"")
+    (tmp_path / "none.en.gz").write_bytes(gzip.compress(b""))
+    for source in ("-", f"{tmp_path}/none.en", f"{tmp_path}/none.en.gz")[: 3 if form == "text" else 1]:
+        outcome = generate(run, f"input={source}", f"format={form}", stdin=b"")
+        assert (outcome.code, outcome.out) == (0, "")
+        assert EMPTY in outcome.err
+        assert "0 sentences" in outcome.err
+    outcome = generate(run, f"input={tmp_path}/none.en", f"output={tmp_path}/out", f"format={form}")
+    assert outcome.code == 0
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_references_and_prefixes_of_an_empty_input(run: Path, data: Path, tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    none.write_bytes(b"")
+    for source, key in (("-", "prefix"), ("-", "reference"), (f"{none}", "reference")):
+        outcome = generate(run, f"input={source}", f"{key}={none}", stdin=b"")
+        assert (outcome.code, outcome.out) == (0, ""), outcome.err
+        assert EMPTY in outcome.err
+        assert "BLEU" not in outcome.out + outcome.err
+    refused(generate(run, f"input={none}", f"prefix={data}/test.de"), "0 lines", "has 20")
+    refused(generate(run, f"input={data}/test.en", f"reference={none}"), "20 lines", "has 0")
+
+
+def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:
+    none, out = tmp_path / "none", tmp_path / "scores.json"
+    none.write_bytes(b"")
+    for arguments in ((f"hypothesis={none}",), (f"path={run}", f"source={none}", f"output={out}")):
+        outcome = command("score", f"reference={none}", *arguments)
+        assert outcome.code == 0, outcome.err
+        assert "have no lines, so that there is nothing to score" in outcome.err
+        assert "BLEU" not in outcome.out
+        refused(command("score", f"reference={data}/test.de", *arguments), "0 lines", "has 20")
+    assert out.read_bytes() == b""
+
+
+def test_an_empty_split_can_be_decoded_but_not_trained_on(data: Path, tmp_path: Path) -> None:
+    folder = corpus(tmp_path / "data")
+    for language in ("en", "de"):
+        (folder / f"test.{language}").write_bytes(b"")
+        (folder / f"none.{language}").write_bytes(b"")
+    arguments = (*training_arguments(folder, tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2")
+    assert command("train", *arguments).code == 0
+    outcome = command("generate", f"path={tmp_path}/run")
+    assert (outcome.code, outcome.out) == (0, ""), outcome.err
+    assert EMPTY in outcome.err
+    for name, key in (("train", "task.train"), ("preprocess", "task.train"), ("preprocess", "task.valid")):
+        other = (*training_arguments(folder, tmp_path / "other"), *SMALL_FCONV, f"{key}={folder}/none")
+        refused(command(name, *other), "is empty")
+
+
+def test_a_byte_order_mark_is_no_text_in_standard_input_either(run: Path, tmp_path: Path) -> None:
+    text = b"\xef\xbb\xbfthe dog\nthe man\n"
+    (tmp_path / "source").write_bytes(text)
+    plain = generate(run).out
+    assert generate(run, stdin=text).out == generate(run, f"input={tmp_path}/source").out == plain
+    assert "lacks" not in generate(run, stdin=text).err

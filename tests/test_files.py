@@ -1,0 +1,117 @@
+"""Temporary files: those of killed processes are removed, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seqgen import files
+from seqgen.files import LEFTOVER_SECONDS, new_folder, remove_leftovers, write_atomically
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+from unittest import mock
+from seqgen.files import new_folder, write_atomically
+
+def wait(*_):
+    print("writing", flush=True)
+    time.sleep(60)
+
+with new_folder(Path(sys.argv[1]) / "tokenizer") as temporary:
+    (temporary / "half").write_bytes(b"half")
+    with mock.patch.object(os, "fsync", wait):
+        write_atomically(Path(sys.argv[1]) / "config.yaml", b"x: 1")
+"""
+
+
+def age(folder: Path, seconds: float = 10) -> None:
+    """Let everything in a folder look older, as if a new process had taken so long to begin."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A process in the middle of writing a file and a folder."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "writing\n"
+    age(folder)
+    return writer
+
+
+def test_leftovers_are_removed_when_their_process_has_ended(tmp_path: Path) -> None:
+    writer = start(tmp_path)
+    try:
+        before = names(tmp_path)
+        assert len(before) == 2
+        remove_leftovers(tmp_path)
+        age(tmp_path, 2 * LEFTOVER_SECONDS)
+        remove_leftovers(tmp_path)
+        assert names(tmp_path) == before, "it is alive"
+    finally:
+        writer.kill()
+        writer.communicate()
+    remove_leftovers(tmp_path, "config")
+    assert names(tmp_path) == before, "there is no such name among them"
+    remove_leftovers(tmp_path, "config.yaml")
+    assert len(names(tmp_path)) == 1
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == set()
+
+
+def test_other_files_stay(tmp_path: Path) -> None:
+    others = (".hidden", "a.tmp", ".a.tmp", ".a.ABCDEFGH.tmp", ".a.abcdefg.tmp", "x.abcdefgh.tmp", ".a.abcdefgh.tmp~")
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / ".link.abcdefgh.tmp").symlink_to(tmp_path / ".hidden")
+    os.mkfifo(tmp_path / ".fifo.abcdefgh.tmp")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / ".a.abcdefgh.tmp").write_bytes(b"mine")
+    age(tmp_path)
+    before = names(tmp_path)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == before
+    assert names(tmp_path / "below") == {".a.abcdefgh.tmp"}
+    remove_leftovers(tmp_path / "nothere")
+
+
+def test_without_locks_age_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(files.portalocker, "lock", none)
+    with new_folder(tmp_path / "a") as temporary:
+        write_atomically(temporary / "x", b"x")
+    assert names(tmp_path / "a") == {"x"}
+    (tmp_path / ".a.abcdefgh.tmp").write_bytes(b"half")
+    age(tmp_path, LEFTOVER_SECONDS - 100)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"a", ".a.abcdefgh.tmp"}
+    age(tmp_path, LEFTOVER_SECONDS + 100)
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {"a"}
+
+
+def test_a_run_is_cleaned_when_it_is_prepared_again(tmp_path: Path) -> None:
+    data, run = corpus(tmp_path / "data"), tmp_path / "run"
+    arguments = (*training_arguments(data, run), *SMALL_FCONV)
+    assert command("preprocess", *arguments).code == 0
+    before = sorted(path for path in run.rglob("*") if path.name != "checksums.json")
+    for place in (run, run / "cache"):
+        (place / ".a.abcdefgh.tmp").mkdir()
+        (place / ".a.abcdefgh.tmp" / "half").write_bytes(b"half")
+        (place / ".b.abcdefgh.tmp").write_bytes(b"half")
+        age(place)
+    assert command("preprocess", *arguments).code == 0
+    assert sorted(path for path in run.rglob("*") if path.name != "checksums.json") == before

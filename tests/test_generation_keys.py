@@ -1,0 +1,170 @@
+"""Every key of the ``generation`` group beside every search strategy.
+
+It changes something, or is refused, or is listed here with the reason why it may change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.registry import SEARCHES
+from seqgen.text.translator import Translator
+from tests.text_models import text_model
+
+LINES = ["w1 w5 w8", "w2\tw3 w4\tw6", "w3 w3 w17 w3"]
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "beam": {"beam": 4, "nbest": 4},
+    "beam 1": {"beam": 1},
+    "greedy": {"search": "greedy"},
+    "sampling": {"sampling": True, "beam": 4, "nbest": 4},
+    "beam_sampling": {"search": "beam_sampling", "beam": 4, "nbest": 4},
+    "stochastic_beam": {"search": "stochastic_beam", "beam": 4, "nbest": 4},
+    "diverse_beam": {"diverse_beam_groups": 2, "beam": 4, "nbest": 4},
+    "diverse_siblings": {"diversity_rate": 0.5, "beam": 4, "nbest": 4},
+    "constrained": {"constraints": "unordered", "beam": 4, "nbest": 4},
+    "contrastive": {"search": "contrastive"},
+    "exact": {"search": "exact", "beam": 3, "nbest": 3, "max_len_b": 2},
+}
+
+VALUES: dict[str, Any] = {
+    "beam": 7,
+    "nbest": 2,
+    "max_len_a": 2.0,
+    "max_len_b": 3,
+    "max_len": 2,
+    "min_len": 4,
+    "match_source_len": True,
+    "early_stopping": "true",
+    "end_symbols": ["w16"],
+    "stop_strings": ["w16"],
+    "max_time": 1e-9,
+    "unnormalized": True,
+    "lenpen": 0.1,
+    "length_penalty": "wu",
+    "coverage_penalty": 2.0,
+    "temperature": 3.0,
+    "unkpen": -9.0,
+    "suppress": ["w16"],
+    "suppress_at_begin": ["w16"],
+    "forced_first": "w9",
+    "forced_last": "w9",
+    "bad_words": ["w16"],
+    "sequence_bias": ["w9=6.0"],
+    "no_repeat_ngram_size": 1,
+    "encoder_no_repeat_ngram_size": 1,
+    "repetition_penalty": 9.0,
+    "encoder_repetition_penalty": 9.0,
+    "exponential_decay_start": 1,
+    "exponential_decay_factor": 3.0,
+    "guidance_scale": 3.0,
+    "renormalize": True,
+    "diverse_beam_groups": 2,
+    "diverse_beam_strength": 5.0,
+    "diversity_rate": 3.0,
+    "constraints": "ordered",
+    "sampling": True,
+    "sampling_topk": 2,
+    "sampling_topp": 0.3,
+    "min_p": 0.5,
+    "typical_p": 0.2,
+    "epsilon_cutoff": 0.2,
+    "eta_cutoff": 0.5,
+    "seed": 3,
+    "penalty_alpha": 1.0,
+    "contrastive_topk": 9,
+    "mbr": "chrf",
+    "replace_unknown": "source",
+    "ensemble_average": "log",
+    "ensemble_weights": [3.0, 1.0],
+    "draft_tokens": 2,
+    "dtype": "bfloat16",
+}
+"""For each key a value that should change the outputs above."""
+
+OF_EXACT: dict[str, Any] = {"max_len_a": 0.3, "beam": 4}
+"""Such values for exact search, whose time grows with the length as nothing else's does."""
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "encoder_no_repeat_ngram_size": {"sequence_bias": ["w1=4.0", "w2=4.0", "w3=4.0"]},
+    "contrastive_topk": {"penalty_alpha": 1.0},
+    "early_stopping": {"lenpen": 5.0, "max_len_b": 12},
+    "renormalize": {"suppress": ["w16"]},
+    "exponential_decay_start": {"exponential_decay_factor": 3.0},
+    "replace_unknown": {"unkpen": -9.0},
+}
+"""What is given beside a key so that it can change something here: what it is about must occur."""
+
+SPEED = ("max_tokens", "batch_size", "buffer_size")
+"""How fast, and nothing else: outputs must stay."""
+
+ELSEWHERE = {
+    "semantics": "it is in every case here",
+    "search": "it is what the strategies here are chosen by",
+    "stopping_rules": "names of the user's own classes (test_generation_stopping.py)",
+    "processors": "names of the user's own classes (test_generation_processors_setup.py)",
+    "draft": "must not change outputs, but their speed (test_generation_speculative.py)",
+    "prompt_lookup": "must not change outputs, but their speed (test_generation_speculative.py)",
+    "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
+    "prefix_trie": "needs a file (test_translator_notes.py)",
+}
+"""Keys that are not tried here, and why."""
+
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "beam": ("beam 1", "diverse_siblings", "exact"),  # a wider search may find the same
+    "renormalize": ("sampling", "greedy", "beam 1", "contrastive"),  # what they search sums to one anyway
+    "sampling": ("beam_sampling", "stochastic_beam"),  # says once more that something is drawn
+}
+"""Keys that may change nothing beside a strategy."""
+
+
+def outputs(cfg: dict[str, Any]) -> list[Any]:
+    """What is written, with scores; the ensemble of two for the keys about ensembles."""
+    ensemble = any(key.startswith("ensemble") for key in cfg)
+    models = [text_model(seed=seed) for seed in ((2, 1) if ensemble else (2,))]
+    dtype = {"dtype": cfg.pop("dtype")} if "dtype" in cfg else {}
+    found = Translator(models, **dtype).translate(LINES, **cfg, **dtype)
+    return [[(h.text, h.tokens.tolist(), round(h.score, 6)) for h in line.hypotheses] for line in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "semantics"),
+    [
+        pytest.param(name, semantics, marks=[] if (name, semantics) == ("greedy", "fairseq") else pytest.mark.slow)
+        for name in STRATEGIES
+        for semantics in ("fairseq", "huggingface")
+    ],
+)
+def test_no_key_is_ignored(name: str, semantics: str) -> None:
+    base = {"semantics": semantics, "max_len_b": 6, "min_len": 0, **STRATEGIES[name]}
+    plain: dict[str, list[Any]] = {}
+    ignored = []
+    for key, value in {**VALUES, **(OF_EXACT if name == "exact" else {})}.items():
+        if key in STRATEGIES[name] and key not in ("beam", "nbest", "max_len_b"):
+            continue  # it makes the strategy what it is
+        beside = {k: v for k, v in BESIDE.get(key, {}).items() if k not in STRATEGIES[name]}
+        if key.startswith("ensemble"):
+            beside["ensemble_weights"] = [1.0, 1.0]
+        try:
+            changed = outputs({**base, **beside, key: value})
+        except (ConfigError, DecodingError):
+            continue
+        if str(beside) not in plain:
+            plain[str(beside)] = outputs({**base, **beside})
+        if changed == plain[str(beside)]:
+            ignored.append(key)
+    assert [key for key in ignored if name not in HARMLESS.get(key, ())] == []
+    for key in SPEED:
+        assert outputs({**base, key: 1}) == plain[str({})], key
+
+
+def test_every_key_and_every_strategy_is_tried() -> None:
+    keys = [*VALUES, *SPEED, *ELSEWHERE]
+    assert sorted(keys) == sorted(field.name for field in fields(GenerationConfig))
+    built_in = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
+    assert built_in <= set(STRATEGIES)

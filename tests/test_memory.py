@@ -1,0 +1,150 @@
+"""Memory that runs out: one sentence that says what takes less, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seqgen.errors import ResourceError
+from seqgen.memory import memory_errors, out_of_memory
+from seqgen.text.text_decoding import TextDecoding
+from seqgen.training.trainer import Trainer
+from seqgen.training.validation import Validator
+from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+from tests.training_runs import Lab, assert_identical, everything, lab, records
+
+__all__ = ["lab"]
+
+
+def run_out(*_: Any, **__: Any) -> None:
+    torch.empty(2**46)  # more than an address can reach: the allocator's own error, at once
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        run_out,
+        lambda: torch.empty(2**61),
+        lambda: torch.zeros(2**40, 2**30),
+        lambda: torch.ones(3).repeat(2**50),
+        lambda: np.zeros(2**50),
+        lambda: bytearray(2**62),
+    ],
+)
+def test_what_the_allocators_raise(allocate: Callable[[], Any]) -> None:
+    with pytest.raises(ResourceError, match=r"^memory ran out here$"), memory_errors(lambda: "here"):
+        allocate()
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    for error in (RuntimeError("shape '[2]' is invalid for input of size 3"), ValueError("out of memory"), KeyError()):
+        assert not out_of_memory(error)
+        with pytest.raises(type(error)), memory_errors(lambda: "here"):
+            raise error
+
+
+def ended(outcome: Outcome, *phrases: str) -> None:
+    assert outcome.code == 2, outcome.err
+    assert "Traceback" not in outcome.err
+    for phrase in ("memory ran out", *phrases):
+        assert phrase in outcome.err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("memory")
+    trained = [*training_arguments(corpus(folder / "data"), folder / "run"), *SMALL_FCONV, "common.tensorboard=false"]
+    assert command("train", *trained, "optimization.max_update=2").code == 0
+    return trained
+
+
+@pytest.fixture(scope="module")
+def run(arguments: list[str]) -> Path:
+    return Path(arguments[0].removeprefix("run_dir="))
+
+
+@pytest.mark.parametrize("beam", [10**15, 10**18])
+def test_a_huge_beam(run: Path, beam: int) -> None:
+    outcome = command("generate", f"path={run}", "input=-", f"generation.beam={beam}", stdin=b"the dog\n")
+    ended(outcome, "seqgen-generate: ", "after 0 lines", "a smaller generation.beam, generation.batch_size")
+
+
+def test_a_number_that_no_tensor_holds(run: Path) -> None:
+    outcome = command("generate", f"path={run}", "input=-", f"generation.beam={10**22}", stdin=b"the dog\n")
+    assert outcome.code == 2
+    assert "generation.beam is a number of more than 64 bits" in outcome.err
+
+
+def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The buffers before, and of the one in which memory runs out, the lines before the first that is not finished."""
+    lines = ["the dog sees a man", "the man has a tree", "", "the tree has a ball", "the boat", "the man and the dog"]
+    source, wanted, output = (tmp_path / name for name in ("source", "wanted", "output"))
+    source.write_text("".join(line + "\n" for line in lines))
+    options = [f"path={run}", f"input={source}", "generation.batch_size=1"]
+    assert command("generate", *options, f"output={wanted}").code == 0
+    original, calls = TextDecoding._decode, []
+
+    def decode(self: TextDecoding, batch: list[Any]) -> None:
+        calls.append(batch[0].translation.id)
+        if len(calls) > 4:
+            run_out()
+        original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(TextDecoding, "_decode", decode)
+        outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
+    assert sorted(calls) == [0, 1, 3, 4, 5]
+    ended(outcome, "after 5 lines, whose outputs are written")
+    assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:5])
+    calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(
+            TextDecoding,
+            "_decode",
+            lambda self, batch: run_out() if batch[0].translation.id == 4 else original(self, batch),
+        )
+        outcome = command("generate", *options, f"output={output}")
+    assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:4])
+    ended(outcome, "after 4 lines")
+
+
+def test_training(arguments: list[str], run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Trainer.train_update
+
+    def update(self: Trainer, *args: Any) -> Any:
+        return run_out() if self.update == 4 else original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_update", update)
+        outcome = command("train", *arguments, "optimization.max_update=6", "checkpoint.save_interval_updates=1")
+    ended(outcome, "in update 5", "a smaller dataset.max_tokens", f"checkpoint.finetune_from={run}")
+    assert everything(run)["state"]["update"] == 4
+    assert command("train", *arguments, "optimization.max_update=6").code == 0
+
+
+def test_a_model_that_does_not_fit(arguments: list[str], tmp_path: Path) -> None:
+    outcome = command("train", *arguments, f"run_dir={tmp_path}", f"model.encoder_layers=[({2**44}, 3)]")
+    ended(outcome, "on this machine")
+
+
+def test_validation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The updates before it are saved, and the validation is made up for when the run is resumed."""
+    options = ["optimization.max_update=4", "dataset.validate_interval_updates=2", "dataset.validate_interval=0"]
+    once = lab.train("once", *options)
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "validate", run_out)
+        with pytest.raises(ResourceError, match=r"in the validation at update 2.*dataset\.max_tokens_valid"):
+            lab.train("twice", *options)
+    twice = lab.root / "twice"
+    assert everything(twice)["state"]["update"] == 2
+    lab.train("twice", *options)
+    assert_identical(everything(twice), everything(once))
+    assert records(twice, "valid") == records(once, "valid")

@@ -1,0 +1,273 @@
+"""What a run's outputs depend on is there and unchanged, or no output is written."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import seqgen
+from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.run_checksums import RUN_CHECKSUMS
+from seqgen.errors import UserError
+from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
+
+LINES = [source for source, _ in sentences(400, 4)]
+UPDATES = "optimization.max_update=6"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(data, tmp_path_factory.mktemp("runs") / "trained")
+
+
+def train(data: Path, run: Path, *arguments: str) -> Path:
+    limits = ("checkpoint.keep_last_epochs=2", "generation.max_len=12", "optimization.lr=[5e-3]")
+    outcome = command("train", *training_arguments(data, run), *SMALL_TRANSFORMER, UPDATES, *limits, *arguments)
+    assert outcome.code == 0, outcome.err
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    message = outcome.err.strip().splitlines()[-1]
+    for word in words:
+        assert word in message, message
+
+
+def outputs(run: Path) -> tuple[list[Any], list[str]]:
+    """What a run writes, exactly, and the notes about it."""
+    loaded = load_models([str(run)])
+    translations = seqgen.Translator(loaded).translate(LINES)
+    best = [(found.text, found.hypotheses[0].score) for found in translations]
+    return best, [note for member in loaded for note in member.notes]
+
+
+def change(run: Path, **values: Any) -> None:
+    """Edit keys ``group__key`` of a run's configuration."""
+    path = run / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    for name, value in values.items():
+        group, _, key = name.partition("__")
+        assert content[group][key] != value
+        content[group][key] = value
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+# -- a tokenizer that is missing ----------------------------------------------------------------------------------
+
+
+def commands_on(run: Path, data: Path) -> dict[str, tuple[str, ...]]:
+    """Every command that reads a trained run."""
+    return {
+        "generate": ("generate", f"path={run}", f"input={data}/test.en"),
+        "test split": ("generate", f"path={run}/checkpoints/last"),
+        "score": ("score", f"path={run}", f"source={data}/test.en", f"reference={data}/test.de"),
+        "average": ("average", f"path={run}/checkpoints/last"),
+        "convert": ("convert", f"path={run}", f"huggingface_dir={run.parent}/converted"),
+        "resume": ("train", *training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=9",
+                   "optimization.lr=[5e-3]"),
+        "preprocess": ("preprocess", *training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.lr=[5e-3]",
+                       "optimization.max_update=9"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_tokenizer_that_is_missing_is_not_made_again(run: Path, data: Path, older: bool) -> None:
+    shutil.rmtree(run / "tokenizer")
+    if older:
+        (run / RUN_CHECKSUMS).unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    for name, arguments in commands_on(run, data).items():
+        if older and name == "average":
+            continue  # it has no use for the tokenizer, and nothing says that there was one
+        refused(command(*arguments), f"{run}/tokenizer", "is missing", "copy")
+        after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert after == before, name
+
+
+def test_a_moved_checkpoint_needs_the_tokenizer_of_its_run(run: Path, data: Path) -> None:
+    (run / "checkpoints" / "last").rename(run / "weights")
+    for name in ("checkpoints", "tokenizer"):
+        shutil.rmtree(run / name)
+    (run / RUN_CHECKSUMS).unlink()
+    refused(command("generate", f"path={run}/weights", "input=-"), f"{run}/tokenizer is missing")
+
+
+def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Path) -> None:
+    run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
+    arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
+    assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
+    assert command("average", f"path={run}/checkpoints/last").code == 0, "it needs no plugin"
+    assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
+    shutil.rmtree(run / "tokenizer")
+    refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
+    (run / RUN_CHECKSUMS).unlink()
+    refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
+    assert not (run / "tokenizer").exists()
+
+
+def test_before_training_a_tokenizer_may_be_made_again(data: Path, tmp_path: Path) -> None:
+    arguments = (*training_arguments(data, tmp_path / "run"), *SMALL_TRANSFORMER, UPDATES)
+    assert command("preprocess", *arguments).code == 0
+    shutil.rmtree(tmp_path / "run" / "tokenizer")
+    assert command("preprocess", *arguments).code == 0
+    model = tmp_path / "run" / "tokenizer" / "sentencepiece.model"
+    model.write_bytes(model.read_bytes()[:-1] + b"x")
+    refused(command("train", *arguments), str(model), "checksum")
+
+
+# -- what was changed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model__encoder_attention_heads", 4),
+        ("model__activation_fn", "gelu"),
+        ("model__dropout", 0.5),
+        ("task__max_source_positions", 7),
+        ("task__joined_dictionary", False),
+        ("task__tokenizer", "whitespace"),
+    ],
+)
+def test_what_says_how_the_model_computes_stays(run: Path, data: Path, key: str, value: Any) -> None:
+    change(run, **{key: value})
+    for name in ("generate", "score", "average", "convert"):
+        refused(command(*commands_on(run, data)[name]), "config.yaml", key.replace("__", "."), "set it back")
+
+
+def test_the_rest_may_be_edited(run: Path) -> None:
+    expected = outputs(run)
+    assert expected[1] == []
+    change(run, task__train="moved/train", task__test="elsewhere", task__source_lang="english", task__workers=3,
+           task__cache_dir="/cache", task__spm_model="own.model", optimization__lr=[0.1], optimization__max_epoch=3,
+           common__seed=9, checkpoint__patience=2, dataset__max_tokens=77)  # fmt: skip
+    assert outputs(run) == expected
+
+
+def test_another_way_of_decoding_is_noted(run: Path, data: Path) -> None:
+    change(run, generation__beam=2)
+    _, notes = outputs(run)
+    assert notes == [f"{run}/config.yaml: generation.beam is 2; the run was saved with 5"]
+    assert notes[0] in command("generate", f"path={run}", f"input={data}/test.en").err
+    seqgen.save_generation(run, seqgen.GenerationConfig(beam=3))
+    assert outputs(run)[1] == []
+
+
+def test_a_damaged_tokenizer_is_not_trained_with_either(run: Path, data: Path) -> None:
+    path = run / "tokenizer" / "sentencepiece.model"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    for arguments in commands_on(run, data).values():
+        refused(command(*arguments), str(path), "checksum differs", "copy it again")
+
+
+def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_path: Path) -> None:
+    other = train(data, tmp_path / "other", "task.spm_type=bpe")
+    refused(command("average", f"path=[{run},{other}]"), str(other), "tokenizer differs")
+    outcome = command("average", f"path=[{run},{run}/checkpoints/last]")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_averaged_models_that_differ_are_noted(run: Path, data: Path, tmp_path: Path) -> None:
+    other = train(data, tmp_path / "other", "model.decoder_attention_heads=4")
+    outcome = command("average", f"path=[{run},{other}]")
+    assert outcome.code == 0
+    assert outcome.err == f"{other}: model.decoder_attention_heads is 4; the average has 2\n"
+
+
+def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:
+    expected = outputs(run)
+    content = (run / RUN_CHECKSUMS).read_bytes()
+    (run / RUN_CHECKSUMS).unlink()
+    assert outputs(run) == expected
+    seqgen.save_generation(run, seqgen.GenerationConfig(beam=5, max_len=12))
+    assert not (run / RUN_CHECKSUMS).exists(), "nobody knows what it was trained with"
+    train(data, run, "optimization.max_epoch=7")
+    assert (run / RUN_CHECKSUMS).read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"files": []}', b"\xff", b"[" * 100_000])
+def test_damaged_checksums(run: Path, content: bytes) -> None:
+    (run / RUN_CHECKSUMS).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{RUN_CHECKSUMS} is damaged; copy"):
+        load_models([str(run)])
+
+
+def test_a_converted_run_has_checksums(run: Path, tmp_path: Path, data: Path) -> None:
+    arguments = ("run_dir=" + str(tmp_path / "t5"), "task=denoising", f"task.train=[{data}/train.en]", "model=t5_tiny")
+    limits = (
+        f"task.valid=[{data}/test.en]",
+        "task.vocab_size=60",
+        "task.hard_vocab_limit=false",
+        "task.workers=1",
+        "task.input_length=32",
+    )
+    outcome = command("train", *arguments, *limits, "optimization.max_update=1")
+    assert outcome.code == 0, outcome.err
+    assert command("convert", f"path={tmp_path}/t5", f"huggingface_dir={tmp_path}/folder").code == 0
+    assert command("convert", f"path={tmp_path}/folder", f"run_dir={tmp_path}/again").code == 0
+    files = json.loads((tmp_path / "again" / RUN_CHECKSUMS).read_text())["files"]
+    assert "tokenizer/pretrained/tokenizer_config.json" in files
+    change(tmp_path / "again", model__num_heads=1)
+    refused(command("generate", f"path={tmp_path}/again", "input=-"), "model.num_heads")
+
+
+# -- bits that flip -----------------------------------------------------------------------------------------------
+
+
+def flips(path: Path, count: int) -> list[bytes]:
+    """The content of a file with one bit changed, in several places."""
+    content = path.read_bytes()
+    bits = random.Random(path.name).sample(range(8 * len(content)), min(count, 8 * len(content)))
+    changed = []
+    for bit in bits:
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        changed.append(bytes(damaged))
+    return changed
+
+
+def read_by_flips(run: Path, count: int) -> None:
+    expected, _ = outputs(run)
+    files = [run / "config.yaml", run / RUN_CHECKSUMS, *(run / "tokenizer").iterdir()]
+    files += [run / "checkpoints" / "best" / name for name in ("SHA256SUMS", "model.safetensors")]
+    for path in files:
+        intact, errors = path.read_bytes(), 0
+        for damaged in flips(path, count):
+            path.write_bytes(damaged)
+            try:
+                got, notes = outputs(run)
+                assert got == expected or any("generation." in note for note in notes), damaged
+            except UserError:
+                errors += 1
+        path.write_bytes(intact)
+        assert errors > count / 5, (path, errors)
+    assert outputs(run)[0] == expected
+
+
+def test_a_flipped_bit_changes_nothing_or_is_an_error(run: Path) -> None:
+    read_by_flips(run, 8)
+
+
+@pytest.mark.slow
+def test_many_flipped_bits(run: Path) -> None:
+    read_by_flips(run, 500)

@@ -1,0 +1,96 @@
+"""The trainer's arithmetic: the moving average of the weights, and which random numbers a batch gets."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from seqgen.structures import Batch
+from seqgen.training.criteria import CriterionOut
+from seqgen.training.distributed import Peers
+from seqgen.training.ema import EMA
+from seqgen.training.trainer import Trainer
+from tests.training_runs import Lab, lab
+
+__all__ = ["lab"]
+
+
+@pytest.mark.parametrize("decay", [0.2, 0.7, 0.999])
+def test_moving_average_equals_the_plain_computation(decay: float) -> None:
+    """The warm-up is that of TensorFlow's ``ExponentialMovingAverage``: (1 + n) / (10 + n) after n updates."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 5.0)
+    ema, wanted = EMA(model, decay), 5.0
+    for before in range(40):
+        value = (before * 37 % 11) - 4.0
+        nn.init.constant_(model.weight, value)
+        ema.update(model, before + 1)
+        factor = min(decay, (1 + before) / (10 + before))
+        wanted = factor * wanted + (1 - factor) * value
+        assert ema.model.weight.item() == pytest.approx(wanted, rel=1e-12), f"after update {before + 1}"
+
+
+def trainer(lab: Lab, peers: Peers, *overrides: str) -> Trainer:
+    cfg = lab.config(*overrides)
+    task = lab.task(cfg, lab.root / "trainer")
+    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), peers)
+
+
+def test_the_first_update_is_number_one_for_the_average(lab: Lab) -> None:
+    """After one update the average is a tenth of the first weights and nine tenths of the new ones."""
+    one = trainer(
+        lab,
+        Peers(),
+        "optimization.ema_decay=0.99",
+        "optimization.lr=[1.0]",
+        "lr_scheduler=fixed",
+        "lr_scheduler.warmup_updates=0",
+    )
+    before = {name: param.detach().clone() for name, param in one.model.named_parameters()}
+    data = one.task.dataset("train")
+    batch = one.task.collate([data.example(i, epoch=1, seed=1) for i in range(4)], one.model)
+    assert not one.train_update([batch], 1).skipped
+    assert one.ema is not None
+    averages = dict(one.ema.model.named_parameters())
+    moved = 0
+    for name, param in one.model.named_parameters():
+        torch.testing.assert_close(averages[name], 0.1 * before[name] + 0.9 * param, rtol=1e-5, atol=1e-6)
+        moved += not torch.equal(before[name], param)
+    assert moved
+
+
+def random_numbers(trainer: Trainer, places: range) -> list[list[float]]:
+    """What dropout would draw for the batches of an update of which this process has those at ``places``."""
+    drawn = []
+
+    def step(*_: Any) -> CriterionOut:
+        drawn.append(torch.rand(4).tolist())
+        return CriterionOut(torch.zeros((), requires_grad=True), 1)
+
+    batch = mock.Mock(spec=Batch)
+    with mock.patch.object(trainer.task, "train_step", step):
+        for place in places:
+            trainer._backward(batch, place)
+    return drawn
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_draw_what_one_process_draws_for_the_same_batches(lab: Lab, world_size: int) -> None:
+    """Batch ``i`` of an update is number ``i // world_size`` of rank ``i % world_size``; dropout depends on ``i``."""
+    alone = random_numbers(trainer(lab, Peers()), range(2 * world_size))
+    assert len({tuple(numbers) for numbers in alone}) == 2 * world_size, "no two batches share their dropout masks"
+    for rank in range(world_size):
+        mine = random_numbers(trainer(lab, Peers(rank, world_size)), range(2))
+        assert mine == [alone[rank], alone[world_size + rank]]
+
+
+def test_dropout_changes_with_the_update_and_the_seed(lab: Lab) -> None:
+    one, other = trainer(lab, Peers()), trainer(lab, Peers(), "common.seed=2")
+    first = random_numbers(one, range(1))
+    assert random_numbers(other, range(1)) != first
+    one.update = 1
+    assert random_numbers(one, range(1)) != first

@@ -1,0 +1,176 @@
+"""What a translation's notes say: whatever cut an output off, or had no effect."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble import Ensemble
+from seqgen.generation.search.sampling import Sampling
+from seqgen.generation.stopping import TimeLimit
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
+from tests.text_models import TEXTS, WORDS, text_model
+
+SEMANTICS = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "greedy": {"search": "greedy"},
+    "beam": {"beam": 3},
+    "sampling": {"beam": 3, "sampling": True},
+    "beam_sampling": {"beam": 3, "search": "beam_sampling"},
+    "stochastic_beam": {"beam": 3, "search": "stochastic_beam"},
+    "diverse_beam": {"beam": 4, "diverse_beam_groups": 2},
+    "diverse_siblings": {"beam": 3, "diversity_rate": 0.5},
+    "contrastive": {"search": "contrastive"},
+    "exact": {"beam": 3, "search": "exact"},
+    "prompt_lookup": {"beam": 1, "prompt_lookup": 2},
+}
+
+
+@SEMANTICS
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
+    settings = {"semantics": semantics, "max_len_b": 6, "suppress": ["</s>"], **STRATEGIES[name]}
+    translator = Translator(text_model(), **settings, min_len=0)
+    for translation in translator.translate(TEXTS, max_time=1e-9):
+        assert len(translation.hypotheses[0].tokens) == 1
+        assert translation.hypotheses[0].hypothesis.timed_out
+        assert translation.notes == ["the output was cut off after generation.max_time=1e-09"]
+    for translation in translator.translate(TEXTS[:1], max_time=1000.0, max_len_b=2):
+        assert not any("max_time" in note for note in translation.notes)
+
+
+@SEMANTICS
+@pytest.mark.parametrize("lazy", [True, False])
+def test_outputs_that_the_time_does_not_cut_off_are_those_without_a_limit(semantics: str, lazy: bool) -> None:
+    model, numbers = text_model(), itertools.count()
+    texts = TEXTS * 5
+    batch = model.task.collate([(i, model.task.encode_source(t), None) for i, t in enumerate(texts)], model.model)
+    further: dict[str, Any] = {"search_strategy": Sampling(), "semantics": semantics, "max_len_b": 30}
+    ways = [
+        make_generator([model.model], model.task.target_dictionary, **further, stopping=stopping, lazy_compaction=at)
+        for stopping, at in (([], True), ([TimeLimit(4.5, clock=lambda: float(next(numbers)))], lazy))
+    ]
+    free, limited = (generator.generate(batch) for generator in ways)
+    seen = set()
+    for (whole,), (cut,) in zip(free, limited, strict=True):
+        assert not whole.timed_out
+        seen.add(cut.timed_out)
+        assert cut.timed_out == (len(whole.tokens) >= 5), "the limit ends the fifth step"
+        assert torch.equal(cut.tokens, whole.tokens[:5])
+    assert seen == {False, True}, "the test has both"
+
+
+@SEMANTICS
+def test_a_search_that_the_time_ends_after_its_first_output(semantics: str) -> None:
+    translator = Translator(text_model(), beam=WORDS, semantics=semantics, min_len=0, max_len_b=20)
+    others = [f"w{i}" for i in range(WORDS - 1)]
+    for bias, said in ((-9.0, "is the best one after generation.max_time=1e-09"), (9.0, "was cut off after")):
+        further: dict[str, Any] = {"bad_words": others, "sequence_bias": [f"w18={bias}"], "max_time": 1e-9}
+        for translation in translator.translate(TEXTS, suppress=["<s>", "<unk>", "<pad>"], **further):
+            assert (int(translation.hypotheses[0].tokens[-1]) == 2) == (bias < 0)
+            assert translation.notes[0].startswith(f"the output {said}")
+
+
+@SEMANTICS
+def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
+    translator = Translator(text_model(), beam=2, semantics=semantics, max_len_b=3, min_len=3, bad_words=["w1"])
+    said = "the output has the longest length that is allowed, 4 tokens, and may be cut off"
+    assert [translation.notes for translation in translator.translate(TEXTS)] == [[said]] * len(TEXTS)
+    (tmp_path / "trie").write_text("w1 w2\n")
+    short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], prefix_trie=f"{tmp_path}/trie")
+    assert (short[0].text, short[0].notes) == ("w1 w2", [])
+    same = translator.translate(TEXTS, min_len=1, match_source_len=True, max_len_b=200)
+    assert [translation.notes for translation in same] == [[]] * len(TEXTS), "that length was asked for"
+    short = translator.translate(TEXTS[:1], min_len=1, match_source_len=True, max_len_b=200, max_len=2)
+    assert "longest length that is allowed, 2 tokens" in short[0].notes[0]
+
+
+def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:
+    translator = Translator(text_model(), beam=1, suppress=["</s>"], max_len_b=9, semantics="huggingface")
+    (free,) = translator.translate(TEXTS[:1])
+    word = free.text.split()[2]
+    assert free.notes
+    assert translator.translate(TEXTS[:1], stop_strings=[word])[0].notes == []
+    assert translator.translate(TEXTS[:1], end_symbols=[word])[0].notes == []
+
+
+@pytest.mark.parametrize("how", [{"max_len_b": 1}, {"max_time": 1e-9}, {"stop_strings": ["w1"]}], ids=str)
+def test_the_beginning_of_an_allowed_output(tmp_path: Path, how: dict[str, Any]) -> None:
+    trie = tmp_path / "trie"
+    trie.write_text("w1 w1 w3 w4\n")
+    settings: dict[str, Any] = {"max_len_b": 9, "semantics": "huggingface", "prefix_trie": str(trie)}
+    (whole,) = Translator(text_model(), **settings).translate(["w1"])
+    assert (whole.text, whole.notes) == ("w1 w1 w3 w4", [])
+    (cut,) = Translator(text_model(), **{**settings, **how}).translate(["w1"])
+    assert "w1 w1 w3 w4".startswith(cut.text)
+    assert "only the beginning of a line of generation.prefix_trie" in cut.notes[0]
+
+
+def test_a_tab_without_constraints() -> None:
+    (found,) = Translator(text_model(), beam=1, max_len_b=60).translate(["w1\tw2"])
+    assert "what stands after a tab was read as text" in found.notes[0]
+    (found,) = Translator(text_model(), max_len_b=60).translate(["w1\tw2"], constraints="ordered")
+    assert not any("tab" in note for note in found.notes)
+
+
+def test_what_an_empty_line_should_have_had() -> None:
+    translator = Translator(text_model(), max_len_b=20, constraints="ordered")
+    notes = [line.notes for line in translator.translate(["", "\tw1", "", " \tw2"], prefixes=["", "", "w1", "w2"])]
+    empty = "the line is empty, and so is its answer"
+    assert notes == [
+        [empty],
+        [f"{empty}; its phrases had no effect"],
+        [f"{empty}; its prefix had no effect"],
+        [f"{empty}; its prefix and phrases had no effect"],
+    ]
+
+
+def test_constraints_that_the_time_left_unmet() -> None:
+    (found,) = Translator(text_model(), beam=3, constraints="ordered").translate(["w1\tw2 w3 w4"], max_time=1e-9)
+    assert found.text == ""
+    assert "within generation.max_time" in found.notes[0]
+
+
+def test_settings_without_effect_on_scores_are_refused() -> None:
+    translator = Translator(text_model(), beam=3)
+    with pytest.raises(ConfigError, match="beam, lenpen has no effect on the scores of known targets"):
+        list(translator.score(["w1"], ["w2"], beam=3, lenpen=2.0))
+    assert len(list(translator.score(["w1"], ["w2"], batch_size=1, unnormalized=True))) == 1
+
+
+def test_the_buffer_of_a_translator_is_the_one_asked_for() -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    for size, expected in ((1, 1), (2, 2), (0, len(TEXTS))):
+        read.clear()
+        next(Translator(text_model(), buffer_size=size, max_len_b=3).prepare().translate(lines()))
+        assert len(read) == expected
+
+
+def test_a_coverage_penalty_needs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = Translator(text_model(), coverage_penalty=1.0, max_len_b=3)
+    monkeypatch.setattr(Ensemble, "combine_attention", lambda *unused: None)
+    with pytest.raises(ConfigError, match=r"generation\.coverage_penalty needs the attention of the model"):
+        translator.translate(["w1"])
+
+
+def test_a_longest_length_beyond_the_model_is_said() -> None:
+    translator = Translator(text_model(), max_len=5000)
+    longest = translator.models[0].max_positions()[1]
+    assert translator.prepare().notes == [
+        f"generation.max_len=5000 is more than the {longest} tokens that can be written"
+    ]
+    assert "generation.max_len_b=6000 is more" in translator.prepare(max_len_b=6000).notes[1]
+    assert translator.prepare(max_len=longest).notes == []

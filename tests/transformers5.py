@@ -1,0 +1,231 @@
+"""Runs under transformers 5, in an environment without seqgen: writes folders as it saves them, with what it computes.
+
+::
+
+    python tests/transformers5.py write FOLDER            folders with models and tokenizers, and logits.json and
+                                                          texts.json with what it makes of them
+    python tests/transformers5.py record tests/data/transformers5      the few that the fast tests read
+    python tests/transformers5.py logits FOLDER ...       prints its logits for each folder as JSON
+    python tests/transformers5.py texts FOLDER ...        prints the ids of fixed texts, and texts of these, as JSON
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import torch
+import transformers
+
+SOURCES, PREFIXES = [[5, 9, 20, 1], [7, 1, 0, 0]], [[0, 8, 3], [0, 1, 39]]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 40,
+    "d_model": 8,
+    "d_kv": 3,
+    "d_ff": 6,
+    "num_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 4,
+    "relative_attention_max_distance": 10,
+    "decoder_start_token_id": 0,
+}
+GATED = {"feed_forward_proj": "gated-gelu"}
+MODELS: dict[str, dict[str, Any]] = {
+    "t5": {"model_type": "t5"},
+    "t5_v1_1": {"model_type": "t5", "tie_word_embeddings": False, **GATED},
+    "byt5": {"model_type": "t5", "tie_word_embeddings": False, "num_layers": 2, "num_decoder_layers": 1, **GATED},
+    "mt5": {"model_type": "mt5", "tie_word_embeddings": False, **GATED},
+    "mt5_tied": {"model_type": "mt5", "tie_word_embeddings": True, **GATED},
+    "umt5": {"model_type": "umt5", "tie_word_embeddings": False, **GATED},
+    "umt5_tied": {"model_type": "umt5", "tie_word_embeddings": True, **GATED},
+}
+"""What the ``config.json`` says from which transformers 5 makes each model, besides its shape."""
+
+HEADS = ("none", "equal", "own")
+"""The output projection in the weights that are read: missing, a copy of the embedding, or of its own."""
+
+
+def logits(model: Any) -> list[Any]:
+    """What a model says of fixed tokens."""
+    sources = torch.tensor(SOURCES)
+    with torch.no_grad():
+        out = model.eval()(
+            input_ids=sources, attention_mask=sources.ne(0).long(), decoder_input_ids=torch.tensor(PREFIXES)
+        )
+    return [[[round(value, 6) for value in row] for row in rows] for rows in out.logits.tolist()]
+
+
+def read(folder: Path) -> Any:
+    """Read a folder as a user does."""
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def write(folder: Path, values: dict[str, Any], head: str, seed: int, **saving: Any) -> list[Any]:
+    """Let transformers 5 read a published layout, save it, and compute with what it saved.
+
+    Args:
+        folder: where to; the published layout is written beside it.
+        values: see ``MODELS``.
+        head: one of ``HEADS``.
+        seed: seed of the weights.
+        saving: arguments of ``save_pretrained``.
+    """
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(**{**SHAPE, **values})
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    weights = {name: torch.randn_like(tensor) * 0.5 for name, tensor in model.state_dict().items()}
+    shared = weights["shared.weight"]
+    weights |= {"encoder.embed_tokens.weight": shared, "decoder.embed_tokens.weight": shared}
+    if head != "own":
+        weights["lm_head.weight"] = shared.clone()
+    if head == "none":
+        del weights["lm_head.weight"]
+    published = folder.with_name(f"{folder.name}-published")
+    published.mkdir(parents=True)
+    torch.save(weights, published / "pytorch_model.bin")
+    (published / "config.json").write_text(json.dumps({**SHAPE, **values}))
+    read(published).save_pretrained(folder, **saving)
+    return logits(read(folder))
+
+
+TEXT = """A dog sees a boat. two dogs see the red house, it's fun!
+the dog is on the boat. a red house is there; the dog sees it"""
+RULES = "FF21\t41\nA0\t20\n65 301\tE9\n85\t\n"
+"""A normalization of its own, since the usual one has 300 KB: full width A, no-break space, an accent, nothing."""
+
+SENTINELS = [f"<extra_id_{i}>" for i in range(4)]
+_T5 = {"tokenizer_class": "T5Tokenizer", "extra_ids": 4}
+_FLAGS = {"lstrip": True, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "tokenizer-t5": {**_T5, "additional_special_tokens": SENTINELS},
+    "tokenizer-bare": _T5,
+    "tokenizer-fast": {**_T5, "tokenizer_class": "T5TokenizerFast", "additional_special_tokens": SENTINELS},
+    "tokenizer-legacy": {**_T5, "legacy": True},
+    "tokenizer-not_legacy": {**_T5, "legacy": False},
+    "tokenizer-mt5": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "additional_special_tokens": None},
+    "tokenizer-new": {**_T5, "additional_special_tokens": [*SENTINELS, "<new>"]},
+    "tokenizer-clean_up": {**_T5, "clean_up_tokenization_spaces": True},
+    "tokenizer-prefix": {**_T5, "add_prefix_space": True},
+    "tokenizer-no_prefix": {**_T5, "add_prefix_space": False},
+    "tokenizer-split": {**_T5, "split_special_tokens": True},
+    "tokenizer-flags": {
+        **_T5,
+        "additional_special_tokens": SENTINELS,
+        "added_tokens_decoder": {str(36 - i): {"content": token, **_FLAGS} for i, token in enumerate(SENTINELS)},
+    },
+    "tokenizer-bytes": {"tokenizer_class": "ByT5Tokenizer"},
+    "tokenizer-bytes_few": {
+        "tokenizer_class": "ByT5Tokenizer",
+        "extra_ids": 4,
+        "additional_special_tokens": SENTINELS,
+    },
+    "tokenizer-bytes_none": {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0},
+}
+"""What the ``tokenizer_config.json`` says that transformers 5 reads and then saves."""
+
+TEXTS = [
+    "",
+    "A dog sees a boat.",
+    "A dog <extra_id_0>.",
+    "<extra_id_1> dog <extra_id_0>",
+    "A<extra_id_0>dog",
+    "a  <extra_id_2>  dog",
+    "dog </s>",
+    "</s> dog <pad> a",
+    "<unk> red",
+    "a <new> b",
+    "a , dog . it 's , fun !",
+    "  two  spaces \n\tand\u00a0more  ",
+    "dog \x85",
+    "cafe\u0301 \uff21 \U0001f600 \u4e2d <",
+]
+IDS = [[5, 0, 9, 1], [39, 8, 2, 12, 38, 7], [3, 3, 4], [10, 1, 1, 6]]
+
+
+def sentencepiece_model() -> bytes:
+    """A small model with 33 pieces."""
+    content = io.BytesIO()
+    rules = Path("normalization.tsv")
+    rules.write_text(RULES)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.split("\n") * 3),
+        model_writer=content,
+        vocab_size=33,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+        normalization_rule_tsv=str(rules),
+    )
+    rules.unlink()
+    return content.getvalue()
+
+
+def texts(tokenizer: Any) -> dict[str, Any]:
+    """What a tokenizer makes of fixed texts, and of ids."""
+    encoded = [tokenizer(text).input_ids for text in TEXTS]
+    decoded = [
+        [ids, *(tokenizer.decode(ids, skip_special_tokens=skip) for skip in (True, False))]
+        for ids in [*encoded, *([min(index, len(tokenizer) - 1) for index in ids] for ids in IDS)]
+    ]
+    return {"encoded": list(zip(TEXTS, encoded, strict=True)), "decoded": decoded}
+
+
+def write_tokenizer(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Let transformers 5 read a published tokenizer, save it, and encode with what it saved."""
+    published = folder.with_name(f"{folder.name}-published")
+    published.mkdir(parents=True)
+    if settings["tokenizer_class"] != "ByT5Tokenizer":
+        (published / "spiece.model").write_bytes(sentencepiece_model())
+    (published / "tokenizer_config.json").write_text(json.dumps(settings))
+    transformers.AutoTokenizer.from_pretrained(published).save_pretrained(folder)
+    return texts(transformers.AutoTokenizer.from_pretrained(folder))
+
+
+def write_all(folder: Path) -> None:
+    """Write every model with every kind of head, and every tokenizer."""
+    computed = {}
+    for seed, (name, values) in enumerate(MODELS.items()):
+        for head in HEADS:
+            computed[f"{name}-{head}"] = write(folder / f"{name}-{head}", values, head, seed)
+    computed["t5_v1_1-shards"] = write(folder / "t5_v1_1-shards", MODELS["t5_v1_1"], "own", 9, max_shard_size="3KB")
+    (folder / "logits.json").write_text(json.dumps(computed))
+    read_texts = {name: write_tokenizer(folder / name, settings) for name, settings in TOKENIZERS.items()}
+    (folder / "texts.json").write_text(json.dumps(read_texts))
+
+
+def record(folder: Path) -> None:
+    """Write a few of them."""
+    few = [(name, head) for name in ("t5", "t5_v1_1", "mt5", "umt5") for head in ("none", "own")]
+    computed = {
+        f"{name}-{head}": write(folder / f"{name}-{head}", MODELS[name], head, seed)
+        for seed, (name, head) in enumerate(few)
+    }
+    (folder / "logits.json").write_text(json.dumps(computed) + "\n")
+    kept = ("tokenizer-t5", "tokenizer-not_legacy", "tokenizer-prefix", "tokenizer-bytes_few")
+    read_texts = {name: write_tokenizer(folder / name, TOKENIZERS[name]) for name in kept}
+    (folder / "texts.json").write_text(json.dumps(read_texts) + "\n")
+    for published in folder.glob("*-published"):
+        shutil.rmtree(published)
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folders = [Path(argument) for argument in sys.argv[2:]]
+    if sys.argv[1] == "write":
+        write_all(folders[0])
+    elif sys.argv[1] == "record":
+        record(folders[0])
+    elif sys.argv[1] == "logits":
+        print(json.dumps({str(folder): logits(read(folder)) for folder in folders}))
+    else:
+        print(
+            json.dumps({str(folder): texts(transformers.AutoTokenizer.from_pretrained(folder)) for folder in folders})
+        )
