@@ -92,7 +92,7 @@ def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Pa
     if isinstance(config, TransformerConfig):
         _check_counts(config, weights, path)
     try:
-        check_size(lambda: task.build_model(config), weights, str(path))
+        check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
         model: EncoderDecoderModel = build_real(lambda: task.build_model(config), str(path))
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -361,14 +361,14 @@ def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerCon
     if isinstance(config, TransformerConfig):
         cases += [
             ({"encoder_layers": 10**9}, "encoder_layers is 1000000000, but encoder.layers.2 is missing"),
-            ({"encoder_embed_dim": 10**9}, "no model has the sizes that its options give"),
+            ({"encoder_embed_dim": 10**9}, "a model of these sizes cannot be built"),
             ({"decoder_ffn_embed_dim": 10**9}, "decoder.layers.0.fc1.weight ((12, 8), here (1000000000, 8))"),
             ({"max_source_positions": 10**9}, "max_source_positions is 1000000000; at most 1000000 can be read"),
         ]
     else:
         cases += [
             ({"encoder_layers": "[(8, 3)] * 10000000000"}, "more than 1000 layers"),
-            ({"encoder_layers": "[(1000000000000000000000, 3)]"}, "no model has the sizes that its options give"),
+            ({"encoder_layers": "[(1000000000000000000000, 3)]"}, "a model of these sizes cannot be built"),
             ({"decoder_out_embed_dim": 10**9}, "decoder.fc2.bias ((8,), here (1000000000,))"),
             ({"max_source_positions": 10**9}, "encoder.embed_positions.weight ((40, 8), here (1000000000, 8))"),
         ]

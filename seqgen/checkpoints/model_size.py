@@ -22,13 +22,16 @@ MAX_BUFFERS = 1 << 32
 """Most bytes of what a model computes when it is built and does not save, such as tables of sinusoids."""
 
 
-def check_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], where: str) -> None:
+def check_size(
+    build: Callable[[], nn.Module], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
+) -> None:
     """Check that a model is as large as its weights; one that needs memory to be built is left unchecked.
 
     Args:
         build: builds the model.
         weights: the weights by name; only their shapes are looked at, so that they may be on the ``meta`` device.
         where: the checkpoint, for messages.
+        without_memory: whether the model is known to build on the ``meta`` device, so that a failure there is an error.
 
     Raises:
         CheckpointError: it is larger, or has other weights.
@@ -42,7 +45,9 @@ def check_size(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], wh
                 upgrade(upgraded)
     except UserError:
         raise
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
+        if without_memory:
+            raise _impossible(error, where) from error
         return
     fit(model, upgraded, where)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
@@ -66,8 +71,12 @@ def build_real(build: Callable[[], Any], where: str) -> Any:
     try:
         return build()
     except (RuntimeError, OverflowError, MemoryError) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise CheckpointError(f"{where}: a model of these sizes cannot be built ({reason})") from error
+        raise _impossible(error, where) from error
+
+
+def _impossible(error: BaseException, where: str) -> CheckpointError:
+    reason = str(error).strip().partition("\n")[0][:200]
+    return CheckpointError(f"{where}: a model of these sizes cannot be built ({reason})")
 
 
 @contextlib.contextmanager
