@@ -16,7 +16,7 @@ from seqgen.config import TrainConfig
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.training.resume import check_resumable
+from seqgen.checkpoints.resume import check_resumable
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:

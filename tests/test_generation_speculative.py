@@ -19,7 +19,7 @@ from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.speculative.drafters import NOTHING, ModelDrafter, NgramDraft, PromptLookup
-from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.generation.speculative.verification import SpeculativeSearch, SpeculativeSession
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.task import Task

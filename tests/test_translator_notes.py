@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble import Ensemble
+from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.stopping import TimeLimit
 from seqgen.text.translator import Translator

@@ -24,7 +24,7 @@ from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 from seqgen.task import Task
-from seqgen.training.resume import MAY_CHANGE, flatten
+from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 
 RUN_CHECKSUMS = "checksums.json"
 _CONFIG = "config.yaml"

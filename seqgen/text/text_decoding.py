@@ -341,7 +341,7 @@ class TextDecoding:
     def _note_cuts(self, line: _Line) -> None:
         """Note the first output of a line that a limit has cut off, or may have."""
         source = len(line.sources[0])
-        longest = int(self.generator.max_lengths(torch.tensor([source]))[0])
+        longest = int(self.generator.last_steps(torch.tensor([source]))[0])
         if self.cfg.match_source_len and longest == source - 1:
             longest = sys.maxsize  # that length was asked for
         for place, item in enumerate(line.translation.hypotheses, start=1):
@@ -357,10 +357,10 @@ class TextDecoding:
             longest: tokens that it may have, end-of-sentence not counted.
         """
         cfg, size = self.cfg, len(item.tokens)
-        whole = int(item.tokens[-1]) in self.generator.end_tokens
+        whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
-        if size > longest and (self.generator.semantics == "fairseq" or cfg.match_source_len or not whole):
+        if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
             return f"has the longest length that is allowed, {size} tokens, and may be cut off{rest}"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"

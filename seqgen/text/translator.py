@@ -204,7 +204,7 @@ class Translator:
                 objects["draft"] = draft.model
             generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
-        writable = self._generators[key].max_len
+        writable = self._generators[key].setup.limits.max_len
         notes += [
             f"generation.{name}={value} is more than the {writable} tokens that can be written"
             for name, value in {**self.given, **settings}.items()
