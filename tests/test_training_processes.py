@@ -164,9 +164,10 @@ class TestStopSignals:
     def test_training_survives_the_terminal(self) -> None:
         """Whoever writes to a terminal that was closed gets an error; after SIGHUP nothing is written there."""
         program = (
-            "import os, signal, sys\nfrom seqgen.training.signals import StopSignals\n"
+            "import sys, time\nfrom seqgen.training.signals import StopSignals\n"
             "with StopSignals() as signals:\n"
-            "    print('ready', flush=True)\n    signal.pause()\n    print('more', flush=True)\n"
+            "    print('ready', flush=True)\n    while not signals.received:\n        time.sleep(0.05)\n"
+            "    print('more', flush=True)\n"
             "    print('more', file=sys.stderr, flush=True)\n    sys.exit(signals.exit_code)\n"
         )
         ours, theirs = os.openpty()
