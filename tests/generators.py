@@ -25,6 +25,8 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     and ``guidance_scale``.
     """
     debug = {name: options.pop(name) for name in DEBUG if name in options}
+    if isinstance(debug.get("beam_table"), bool):
+        debug["beam_table"] = "on" if debug["beam_table"] else "off"
     kind, coverage = options.pop("length_penalty", "power"), options.pop("coverage_penalty", 0.0)
     options["ranking"] = Ranking(options.pop("normalize_scores", True), options.pop("len_penalty", 1.0), kind, coverage)
     mean = LogProbabilityMean if options.pop("ensemble_average", "probability") == "log" else ProbabilityMean

@@ -398,7 +398,7 @@ def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
             self.values = beams, depth
 
     try:
-        plain, preset = (search_from_config(GenerationConfig(search=name)) for name in ("take", "take_many"))
+        plain, preset = (search_of(search=name) for name in ("take", "take_many"))
     finally:
         SEARCHES._entries.pop("take")
         SEARCHES._presets.pop("take_many")
