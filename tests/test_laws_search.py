@@ -152,7 +152,8 @@ def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: 
     together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
     if name == "beam":
         assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 1
-    for options in ({"use_cache": False}, {"beam_table": False}, {"skip_log_softmax": False}, {"compact_at": 0}):
+    for switch in ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction"):
+        options = {switch: False}
         assert_same(decode(name, models, lines(), VOCAB - 4, phrases, **common, **options), together)
     for row in range(len(SOURCES)):
         own = None if phrases is None else [phrases[row]]
