@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from seqgen.structures import map_tensors
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,8 @@ class Sentences:
 
     def select(self, keep: Tensor) -> Sentences:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
-        values = {
-            name: value.index_select(0, keep) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        }
-        if self.texts is not None:
-            values["texts"] = [self.texts[index] for index in keep.tolist()]
-        return Sentences(**values)
+        kept: Sentences = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
+        return kept if self.texts is None else replace(kept, texts=[self.texts[index] for index in keep.tolist()])
 
 
 @dataclass(frozen=True)

@@ -362,8 +362,10 @@ class Session:
         self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
         self.backpointers.select(keep)
         self.finished.select(keep)
-        for part in [*self.components, *self.members]:
-            part.select_sentences(keep)
+        for component in self.components:
+            component.select_sentences(keep)
+        for member in self.members:
+            member.select_sentences(keep)
 
     def advance(self, active: Candidates, attention: Tensor | None) -> None:
         """Move everything to the next step: tokens, scores, components and decoder states."""

@@ -14,7 +14,7 @@ from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Source
+from seqgen.structures import Source, map_tensors
 
 INPUT, EMPTY = "input", "empty"
 """What a member reads: the input line, or a source that holds nothing but end-of-sentence."""
@@ -65,7 +65,8 @@ class MemberOutput:
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
-        return MemberOutput(*(None if x is None else x.index_select(0, rows) for x in vars(self).values()))
+        selected: MemberOutput = map_tensors(self, lambda tensor: tensor.index_select(0, rows))
+        return selected
 
 
 class Member:
@@ -116,7 +117,7 @@ class Member:
             tokens = tokens.clone()
             tokens[:, 0] = self.start_symbol
         decoder: Any = self.model.decoder
-        arguments = {"need_attention": need_attention}
+        arguments: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:
             arguments["incremental_state"] = self.state
         features = None
