@@ -15,6 +15,7 @@ from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
+from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface_config import LARGEST, JSONConfig
 
 FILE = "generation_config.json"
@@ -86,7 +87,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     has_file = (folder / FILE).is_file()
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
     reader = _Reader(config, tokenizer)
-    values = {"semantics": "huggingface", **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.symbols() | reader.texts() | reader.ends()
     try:
         from_dict(TrainConfig, {"generation": values}, str(config.path))  # only to see that all are in their ranges

@@ -239,6 +239,9 @@ class GenerationConfig:
     # ensembles
     combination: str = option("", "combination of the members' scores by name; empty for ensemble_average")
     ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
+    members: list[str] = option(
+        [], "what each model reads: input, empty, or fieldN of an input line with tabs; empty for input everywhere"
+    )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
 
     # how fast

@@ -33,7 +33,7 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
     combination = options.pop("combination", None) or mean(options.pop("ensemble_weights", ()))
     members: list[Any] = list(models)
     if (scale := options.pop("guidance_scale", 1.0)) != 1:
-        members += [MemberSpec(model, EMPTY) for model in models]
+        members += [MemberSpec(model, EMPTY, companion=True) for model in models]
         combination = Guidance(combination, scale)
     return SequenceGenerator(
         members,

@@ -112,6 +112,7 @@ ELSEWHERE = {
     "prompt_lookup": "must not change outputs, but their speed (test_generation_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
     "combination": "names of registered classes (test_generation_combinations.py)",
+    "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",

@@ -17,7 +17,7 @@ from seqgen.generation.compatibility import check_compatible, draws, incompatibl
 from seqgen.generation.rules import rules_named
 
 OF_THE_COMMAND = frozenset(
-    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers"}
+    {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
     | {"replace_unknown", "ensemble_average", "ensemble_weights"}
 )
 """Keys that are never a model's own: how fast, which other files, and what an ensemble does."""

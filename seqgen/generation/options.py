@@ -73,7 +73,8 @@ def setup_from_config(
             f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {cfg.search} gives, which is "
             f"{beam}; lower it, or take another strategy"
         )
-    ensemble = _ensemble(models, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
+    members = _members(models, cfg)
+    ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
     of_config = processors_from_config(cfg, tgt_dict, rules, resources.encode)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     return DecodingSetup(
@@ -143,6 +144,24 @@ def combination_from_config(cfg: GenerationConfig, resources: Resources) -> Comb
     return build(COMBINATIONS, name, Combination, cfg, resources, **flat)
 
 
+def _members(
+    models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig
+) -> list[EncoderDecoderModel | MemberSpec]:
+    """The models, each with the source that ``generation.members`` gives it.
+
+    Raises:
+        ConfigError: there is not one entry for each model, or an entry is no source.
+    """
+    if not cfg.members:
+        return list(models)
+    if len(cfg.members) != len(models):
+        raise ConfigError(
+            f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
+        )
+    plain = [model.model if isinstance(model, MemberSpec) else model for model in models]
+    return [MemberSpec(model, source) for model, source in zip(plain, cfg.members, strict=True)]
+
+
 def _ensemble(
     models: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination, guidance_scale: float
 ) -> Ensemble:
@@ -150,7 +169,7 @@ def _ensemble(
     if guidance_scale == 1:
         return Ensemble(models, combination)
     plain = Ensemble(models, combination)
-    unconditional = [MemberSpec(model, EMPTY) for model in plain.models]
+    unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
     return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
 
 

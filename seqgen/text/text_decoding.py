@@ -15,6 +15,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase, Resources
+from seqgen.generation.ensemble.member import INPUT, field_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
@@ -237,7 +238,8 @@ class TextDecoding:
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its answer{further}")
             return _Line(translation, [])
-        if "\t" in text:
+        fields = text.split("\t")
+        if len(fields) > 1 and not self.cfg.members:
             translation.notes.append(
                 "what stands after a tab was read as text: it is a phrase that the output must contain only with "
                 "generation.constraints"
@@ -247,8 +249,10 @@ class TextDecoding:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             translation.notes.append(f"the vocabulary lacks {shown}")
         sources = []
-        for reader in self.readers:
-            ids, longest = reader.task.encode_source(text), reader.model.max_positions()[0]
+        wanted = [*self.cfg.members, *[INPUT] * len(self.readers)]
+        for reader, source in zip(self.readers, wanted, strict=False):
+            own = self._field(fields, field_of(source), number)
+            ids, longest = reader.task.encode_source(own), reader.model.max_positions()[0]
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
@@ -257,6 +261,20 @@ class TextDecoding:
         line = _Line(translation, sources, self._encode_phrases(phrases, translation))
         line.prefix = self._encode_prefix(line)
         return line
+
+    @staticmethod
+    def _field(fields: list[str], wanted: int, number: int) -> str:
+        """One field of an input line; the whole line for 0.
+
+        Raises:
+            DataError: the line has too few fields.
+        """
+        if wanted > len(fields):
+            raise DataError(
+                f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+                "fields by tabs"
+            )
+        return fields[wanted - 1] if wanted else "\t".join(fields)
 
     def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
         """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""

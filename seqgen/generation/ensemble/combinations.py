@@ -141,33 +141,40 @@ class Product(Combination):
 class FusionConfig:
     """Configuration of fusion."""
 
-    weight: float = option(0.3, "weight of the log-probabilities of every member but the first; below 0 for contrast")
+    weights: list[float] = option([0.3], "weight of each member but the first, or one for all; below 0 for contrast")
 
 
 @register_combination("fusion", config=FusionConfig)
 class Fusion(Combination):
-    """The first member's log-probabilities and a weighted sum of the others': ``log p_1 + lambda sum_i log p_i``.
+    """The first member's log-probabilities and a weighted sum of the others': ``log p_1 + sum_i w_i log p_i``.
 
     With a language model as the second member this is shallow fusion (Gulcehre et al. 2015, equation 5), not
     renormalized. A negative weight contrasts the first member with the others (Li et al. 2023, equation 2, without its
     plausibility constraint). Where another member forbids a token, only a positive weight forbids it.
 
     Args:
-        weight: lambda.
+        weights: ``w_i`` of each member but the first; a single one counts for all of them.
     """
 
     keeps_single = True
 
-    def __init__(self, weight: float = 0.3):
-        self.weight = weight
+    def __init__(self, weights: Sequence[float] = (0.3,)):
+        self.weights = list(weights)
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
+        others = lprobs[1:]
+        weights = self.weights * len(others) if len(self.weights) == 1 else self.weights
+        if len(weights) != len(others):
+            raise ConfigError(
+                f"combination.weights has {len(weights)} weights for {len(others)} members after the first; give one "
+                "for each of them, or one for all"
+            )
         fused = lprobs[0]
-        for other in lprobs[1:]:
-            if self.weight < 0:
-                other = other.clamp(min=torch.finfo(other.dtype).min)
-            fused = fused.add(other, alpha=self.weight) if self.weight else fused
+        for weight, other in zip(weights, others, strict=True):
+            if weight < 0:  # -inf * w would be inf, and make a token certain
+                other = other.clamp(min=torch.finfo(other.dtype).min / (1 - weight))
+            fused = fused.add(other, alpha=weight) if weight else fused
         return fused
 
 

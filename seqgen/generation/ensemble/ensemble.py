@@ -33,8 +33,8 @@ class Ensemble:
 
     @property
     def models(self) -> list[EncoderDecoderModel]:
-        """The models that read the input, each of which a batch has a source for."""
-        return [member.model for member in self.members if member.source == INPUT]
+        """The models, each of which a batch has a source for; companions read that of the model that they share."""
+        return [member.model for member in self.members if not member.companion]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -67,8 +67,7 @@ class Ensemble:
         by_model = {id(model): source for model, source in zip(models, given, strict=True)}
         own = iter(given)
         return [
-            next(own) if member.source == INPUT else member.source_of(by_model[id(member.model)])
-            for member in self.members
+            member.source_of(by_model[id(member.model)] if member.companion else next(own)) for member in self.members
         ]
 
     def read_alike(self, sources: Sequence[Source]) -> list[bool]:

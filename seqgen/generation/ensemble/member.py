@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,10 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source, map_tensors
 
 INPUT, EMPTY = "input", "empty"
-"""What a member reads: the input line, or a source that holds nothing but end-of-sentence."""
+"""What a member reads: the input line, or a source that holds nothing but end-of-sentence. ``field2`` is the second of
+the fields that tabs separate in an input line, such as the same sentence in another language."""
+
+_FIELD = re.compile(r"field([1-9]\d?)")
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,37 @@ class MemberSpec:
 
     Attributes:
         model: the model.
-        source: ``"input"`` for the input line, ``"empty"`` for an empty source, as classifier-free guidance wants it.
+        source: what it reads: ``"input"``, ``"empty"`` or ``"fieldN"``.
+        companion: whether it shares the batch's source with another member of the same model, as the unconditional half
+            of classifier-free guidance does. Any other member has a source of its own in the batch.
     """
 
     model: EncoderDecoderModel
     source: str = INPUT
+    companion: bool = False
+
+    def __post_init__(self) -> None:
+        field_of(self.source)
 
     def source_of(self, source: Source) -> Source:
-        """What this member reads where an ordinary one reads ``source``."""
-        return source if self.source == INPUT else empty_source(source, self.model.left_pad_source)
+        """What this member reads of the source that the batch has for its model."""
+        return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
+
+
+def field_of(source: str) -> int:
+    """The number of the field that ``"fieldN"`` names; 0 for the whole input line.
+
+    Raises:
+        ConfigError: it is no source that a member can read.
+    """
+    if source in (INPUT, EMPTY):
+        return 0
+    if (found := _FIELD.fullmatch(source)) is None:
+        raise ConfigError(
+            f"generation.members: {source!r} is no source; a member reads input, empty, or fieldN for the N-th of the "
+            "fields that tabs separate"
+        )
+    return int(found[1])
 
 
 def empty_source(source: Source, left_padded: bool) -> Source:
