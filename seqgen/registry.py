@@ -213,6 +213,12 @@ SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
 SEARCHES.declare("stochastic", "seqgen.generation.search.stochastic_beam")
 SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("exact", "seqgen.generation.search.exact")
-LOGITS_PROCESSORS.declare("", "seqgen.generation.processors.base")
+for _prefix, _module in {
+    "": "base",
+    **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
+    **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "scaling"),
+    **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),
+}.items():
+    LOGITS_PROCESSORS.declare(_prefix, f"seqgen.generation.processors.{_module}")
 COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
 STOPPING_RULES.declare("", "seqgen.generation.stopping")

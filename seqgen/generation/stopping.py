@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
+from seqgen.config import GenerationConfig, option
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
-from seqgen.registry import STOPPING_RULES
+from seqgen.registry import STOPPING_RULES, register_stopping_rule
 
 
 class StoppingRule(Component):
@@ -58,6 +59,14 @@ class EndSymbols(StoppingRule):
         return torch.isin(tokens[:, -1], self.symbols.to(tokens.device))
 
 
+@dataclass
+class TimeLimitConfig:
+    """Configuration of the stopping rule time_limit."""
+
+    seconds: float = option(60.0, "seconds that a batch may take", minimum=0)
+
+
+@register_stopping_rule("time_limit", config=TimeLimitConfig)
 class TimeLimit(StoppingRule):
     """After some time everything ends: a whole batch, with what there is.
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from seqgen.config import option
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 
+@dataclass
+class NoRepeatNgramConfig:
+    """Configuration of the logits processor no_repeat_ngram."""
+
+    size: int = option(3, "n-grams of this size occur at most once", minimum=1)
+
+
+@register_logits_processor("no_repeat_ngram", config=NoRepeatNgramConfig)
 class NoRepeatNgram(LogitsProcessor):
     """An n-gram that a hypothesis has is not completed a second time.
 
@@ -26,6 +38,14 @@ class NoRepeatNgram(LogitsProcessor):
         return forbid_completions(lprobs, context.generated, context.generated, self.size)
 
 
+@dataclass
+class EncoderNoRepeatNgramConfig:
+    """Configuration of the logits processor encoder_no_repeat_ngram."""
+
+    size: int = option(3, "n-grams of this size that the source has are not written", minimum=1)
+
+
+@register_logits_processor("encoder_no_repeat_ngram", config=EncoderNoRepeatNgramConfig)
 class EncoderNoRepeatNgram(LogitsProcessor):
     """An n-gram that the source has is not completed in the output.
 
@@ -45,6 +65,16 @@ class EncoderNoRepeatNgram(LogitsProcessor):
         return forbid_completions(lprobs, context.src_tokens, context.generated, self.size, context.src_padding)
 
 
+@dataclass
+class RepetitionPenaltyConfig:
+    """Configuration of the logits processor repetition_penalty."""
+
+    penalty: float = option(
+        1.2, "factor that lowers the scores of generated tokens; above 1 avoids repetitions", minimum=1e-6
+    )
+
+
+@register_logits_processor("repetition_penalty", config=RepetitionPenaltyConfig)
 class RepetitionPenalty(LogitsProcessor):
     """Tokens that were written before lose (Keskar et al. 2019, section 4.1).
 
@@ -62,6 +92,16 @@ class RepetitionPenalty(LogitsProcessor):
         return _shrink(lprobs, context.generated, self.penalty)
 
 
+@dataclass
+class EncoderRepetitionPenaltyConfig:
+    """Configuration of the logits processor encoder_repetition_penalty."""
+
+    penalty: float = option(
+        1.2, "factor that raises the scores of the source's tokens; above 1 prefers them", minimum=1e-6
+    )
+
+
+@register_logits_processor("encoder_repetition_penalty", config=EncoderRepetitionPenaltyConfig)
 class EncoderRepetitionPenalty(LogitsProcessor):
     """Tokens that the source lacks lose, in that those it has gain: ``RepetitionPenalty`` turned around.
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
 from seqgen.generation.candidates import best_continuations
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 _FEW = 512
 """Where so many tokens are enough, the others are not sorted."""
@@ -50,6 +53,15 @@ class Cutoff(LogitsProcessor):
         return scores < best.scores[:, -1:]
 
 
+@dataclass
+class TopKConfig:
+    """Configuration of the logits processor top_k."""
+
+    k: int = option(50, "tokens that are kept", minimum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("top_k", config=TopKConfig)
 class TopK(Cutoff):
     """Keeps the k most probable tokens (Fan et al. 2018), and those as probable as the last of them.
 
@@ -67,6 +79,15 @@ class TopK(Cutoff):
         return self._below_best(scores, max(self.k, self.keep))
 
 
+@dataclass
+class TopPConfig:
+    """Configuration of the logits processor top_p."""
+
+    p: float = option(0.9, "probability of the tokens that are kept", minimum=0, maximum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("top_p", config=TopPConfig)
 class TopP(Cutoff):
     """Keeps the fewest tokens that together have a probability of p (Holtzman et al. 2020, section 3.1).
 
@@ -93,6 +114,15 @@ class TopP(Cutoff):
         return lprobs < best.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
+@dataclass
+class MinPConfig:
+    """Configuration of the logits processor min_p."""
+
+    p: float = option(0.1, "share of the best token's probability that is enough", minimum=0, maximum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("min_p", config=MinPConfig)
 class MinP(Cutoff):
     """Keeps tokens with at least a share of the best one's probability (Nguyen et al. 2024).
 
@@ -111,6 +141,15 @@ class MinP(Cutoff):
         return (scores < least) & self._below_best(scores, self.keep)
 
 
+@dataclass
+class TypicalConfig:
+    """Configuration of the logits processor typical."""
+
+    mass: float = option(0.9, "mass of the typical tokens that are kept", minimum=1e-6, maximum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("typical", config=TypicalConfig)
 class Typical(Cutoff):
     """Keeps tokens whose surprise is nearest to the expected one (Meister et al. 2023).
 
@@ -137,6 +176,15 @@ class Typical(Cutoff):
         return distance > nearest.gather(1, needed.clamp(max=scores.size(1) - 1))
 
 
+@dataclass
+class EpsilonConfig:
+    """Configuration of the logits processor epsilon."""
+
+    epsilon: float = option(0.001, "probability that is enough", minimum=0, maximum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("epsilon", config=EpsilonConfig)
 class Epsilon(Cutoff):
     """Keeps tokens of at least some probability (Hewitt, Manning and Liang 2022).
 
@@ -154,6 +202,15 @@ class Epsilon(Cutoff):
         return (scores.softmax(1) < self.epsilon) & self._below_best(scores, self.keep)
 
 
+@dataclass
+class EtaConfig:
+    """Configuration of the logits processor eta."""
+
+    epsilon: float = option(0.001, "probability that is enough", minimum=0, maximum=1)
+    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+
+
+@register_logits_processor("eta", config=EtaConfig)
 class Eta(Cutoff):
     """``Epsilon``, lowered where the distribution is flat (Hewitt, Manning and Liang 2022).
 
