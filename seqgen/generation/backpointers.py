@@ -1,4 +1,4 @@
-"""What the beams of a batch have written, kept as back-pointers.
+"""The generated tokens of the beams of a batch, kept as back-pointers.
 
 At each step stand the token that each beam wrote and the beam of the step before that it continues; nothing is moved
 when beams change places. A hypothesis is read backwards from where it ended. Of one sentence with two beams::
@@ -7,7 +7,7 @@ when beams change places. A hypothesis is read backwards from where it ended. Of
     tokens     a  b     c  d     e  f
     parents    0  0     1  1     0  1
 
-Beam 1 at step 2 has written b d f, and beam 0 has written b c e.
+Beam 1 at step 2 has the tokens b d f, and beam 0 has b c e.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BackPointers:
             self.attention = _written(self.attention, self.length, attention)
 
     def append(self, active: Candidates) -> None:
-        """Go on with the next step.
+        """Append the next step.
 
         Args:
             active: ``beam`` candidates of each live sentence.
@@ -110,7 +110,7 @@ class BackPointers:
         return self.tokens[:, self.length - 1]
 
     def matrix(self) -> Tensor:
-        """What each beam has written from its start symbol on, ``(live, beam, 1 + step)`` int64.
+        """The tokens of each beam from its start symbol on, ``(live, beam, 1 + step)`` int64.
 
         The first call reads it from the back-pointers; from then on it is kept up to date.
         """

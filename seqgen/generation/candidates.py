@@ -105,8 +105,8 @@ def log_sum_exp(logits: Tensor) -> Tensor:
         ``(rows, 1)``; NaN where a row holds NaN or infinity, or nothing but ``-inf``.
     """
     at_once = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else logits.size(0)
-    # The largest logit less its logarithm of a probability. PyTorch's log-softmax is quicker than exponentials, a sum
-    # and a logarithm apart, and many times quicker than its logsumexp.
+    # The largest logit minus its log-probability. PyTorch's log-softmax is faster than separate exponentials, sum and
+    # logarithm, and many times faster than its logsumexp.
     parts = [rows.amax(1, keepdim=True) - rows.log_softmax(1).amax(1, keepdim=True) for rows in logits.split(at_once)]
     return torch.cat(parts)
 

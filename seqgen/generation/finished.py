@@ -78,16 +78,16 @@ class FinishedHypotheses:
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Take those candidates that finish, and choose those that go on.
+        """Finalize candidates that end, and choose those that continue.
 
         Args:
             candidates: ``K`` of each live sentence, in the order in which they are preferred.
-            ends: ``(live, K)`` bool, which of them have come to their end.
+            ends: ``(live, K)`` bool, which of them end.
             step: how many tokens they continue; ``(live, 1)`` int64 where sentences differ in that.
             bonus: ``(live, K)`` added to the score of a hypothesis, such as the coverage penalty; ``None`` for nothing.
 
         Returns:
-            ``beam`` candidates of each sentence that go on; of score ``-inf`` where there are fewer.
+            ``beam`` candidates of each sentence that continue; of score ``-inf`` where there are fewer.
         """
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class FinishedHypotheses:
         return results
 
     def _widened(self, dtype: torch.dtype) -> None:
-        """Take over the number format of the scores."""
+        """Convert to the dtype of the scores."""
         if self.cumulative.dtype != dtype:
             self.cumulative, self.scores = self.cumulative.to(dtype), self.scores.to(dtype)
 
@@ -192,12 +192,12 @@ class FinishedHypotheses:
 
 
 class FirstFinished(FinishedHypotheses):
-    """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever those that go on would have scored."""
+    """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever score the active beams could still reach."""
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Take what ends among the first ``beam`` candidates, as many as there are places for."""
+        """Finalize candidates that end among the first ``beam``, as long as places are free."""
         self._widened(candidates.scores.dtype)
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
         finished = ends & among_first & (candidates.scores > -torch.inf)
@@ -237,7 +237,7 @@ class BestFinished(FinishedHypotheses):
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Take what ends among the first ``beam`` candidates and beats the worst."""
+        """Finalize candidates that end among the first ``beam`` and score above the worst place."""
         self._widened(candidates.scores.dtype)
         possible = candidates.scores > -torch.inf
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
@@ -280,7 +280,7 @@ class EachRow(FinishedHypotheses):
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Take each candidate that ends into its own place; candidate ``i`` continues beam ``i``."""
+        """Finalize each candidate that ends, in its own place; candidate ``i`` continues beam ``i``."""
         self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
         scores = self.ranking.score(candidates.scores, step + 1)
@@ -290,5 +290,5 @@ class EachRow(FinishedHypotheses):
         return Candidates(candidates.scores.masked_fill(ends, -torch.inf), candidates.tokens, candidates.beams)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """No beam goes on."""
+        """No beam is active."""
         return (max_lengths <= step) | (active.scores == -torch.inf).all(1)

@@ -175,7 +175,7 @@ class Wanted:
     def keep(self) -> int:
         """Tokens that a cut-off keeps.
 
-        Where the candidates of one sentence's beams compete, there must be one that goes on besides all that end.
+        Where the candidates of one sentence's beams compete, at least one must continue besides all that end.
         """
         competing = self.cfg.beam > 1 and self.cfg.search not in ("", "sampling")
         return 2 + len(self.further_ends()) if competing else 1

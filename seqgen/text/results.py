@@ -24,7 +24,7 @@ class TextHypothesis:
     Attributes:
         text: the text as the model wrote it, newlines included.
         hypothesis: tokens, scores, and where asked for attention and alignment, over this line's source alone.
-        utility: the expected likeness to the other hypotheses, where ``generation.mbr`` ranks by it.
+        utility: the expected similarity to the other hypotheses, where ``generation.mbr`` ranks by it.
         model_score: what the score would be if the models alone had their say, without temperature and penalties; where
             asked for.
         member_scores: for each model ``(T,)`` the log-probabilities that it gives to the tokens, in nats; where asked

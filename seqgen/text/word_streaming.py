@@ -48,7 +48,7 @@ class WordStreamer:
         self._show(sentence, text, whole_words(text), last=False)
 
     def end(self, sentence: int) -> None:
-        """Note that a sentence has come to its end."""
+        """Note that a sentence is complete."""
         text = self._text(self._tokens.pop(sentence, []))
         self._show(sentence, text, len(text), last=True)
         self._shown.pop(sentence, None)

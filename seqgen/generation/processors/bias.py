@@ -1,4 +1,4 @@
-"""What the last token of a sequence gains or loses where the sequence would come to stand in the output."""
+"""Biases: added to the score of a token that would complete a given sequence."""
 
 from __future__ import annotations
 

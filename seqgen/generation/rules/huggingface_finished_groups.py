@@ -51,7 +51,7 @@ class GroupedHypotheses(FinishedHypotheses):
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Take what ends among the first candidates of each group; where all must end, also what would go on."""
+        """Finalize what ends among the first candidates of each group; where all must end, also the others."""
         self._widened(candidates.scores.dtype)
         all_end = ends.all(1, keepdim=True)
         ended = torch.where(all_end, torch.isin(candidates.tokens, self.end_tokens), ends)
@@ -79,7 +79,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return candidates.scores > -torch.inf
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the candidates that go on: the first of each group that have not ended.
+        """Choose the candidates that continue: the first of each group that have not ended.
 
         Args:
             candidates: ``K`` of each live sentence.
@@ -104,7 +104,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return full & (self.ranking.score(self._best, length) <= worst)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """All groups are done, or no beam goes on."""
+        """All groups are done, or no beam is active."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
         return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)

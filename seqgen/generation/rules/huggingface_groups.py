@@ -67,7 +67,7 @@ class HuggingFaceDiverseBeam(Search):
         """See ``Search.step``; the candidates stand group by group."""
         assert self.hypotheses is not None
         size = lprobs.size(1) // self.groups
-        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups go on with each token
+        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups continue with each token
         chosen = []
         for group in range(self.groups):
             done = self.hypotheses.group_done[:, group : group + 1]

@@ -39,7 +39,7 @@ class ExactSearch(Search):
     A prefix is given up when nothing that continues it can be better than what has been found: log-probabilities are
     negative, so that sums only fall, and a sum divided by a length is largest at the greatest length, or at the least
     where the length penalty is negative. This needs time that grows exponentially with what the model is unsure of,
-    and serves small problems and as a judge of other searches.
+    and is meant for small problems and for measuring the search errors of other strategies.
 
     Args:
         expansions: prefixes of a sentence that may be scored; beyond it the search raises an error.
@@ -54,7 +54,7 @@ class ExactSearch(Search):
 
 @dataclass
 class Branch:
-    """Continuations that wait to be tried, and what the beams had come to that they continue.
+    """Continuations that wait to be tried, and the state of the beams that they continue.
 
     Attributes:
         candidates: ``(1, K)`` continuations, best first.

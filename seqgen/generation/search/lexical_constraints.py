@@ -119,7 +119,7 @@ class LexicalConstraints:
     def next_tokens(self, progress: Progress) -> Tensor:
         """What would bring a hypothesis further: ``(sentences, k, W)`` int64, ``NONE`` where there is nothing.
 
-        That is how each phrase begins, and how those begun go on. As in fairseq the beginning of a phrase that is met
+        These are the first tokens of each phrase, and the next tokens of those that have begun. As in fairseq the beginning of a phrase that is met
         counts as well: it stays among the candidates, where it may fill a place in the beam that is left over.
         """
         begins = self.following[:, :, 0].unsqueeze(1).expand(-1, progress.met.size(1), -1, -1)
@@ -184,7 +184,7 @@ class OneAtATime(LexicalConstraints):
         return self._arrived(progress, steps * goes, turns)
 
     def next_tokens(self, progress: Progress) -> Tensor:
-        """How the phrase goes on that a hypothesis is within, or else how those begin that are not met."""
+        """The next tokens of the phrase that a hypothesis is within, or else the first tokens of the unmet phrases."""
         within = progress.matched > 0
         asked = torch.where(within.any(-1, keepdim=True), within, self._open(progress.met))
         return _at(self.following, progress.matched).masked_fill(~asked.unsqueeze(-1), NONE).flatten(2)

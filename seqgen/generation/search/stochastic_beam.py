@@ -33,7 +33,7 @@ class StochasticBeam(RandomSearch):
     among the outputs beginning with the beam where this is largest. Those of a beam's continuations are drawn under the
     condition that their largest is the beam's own (section 4), here from the largest downwards, so that no noise is
     needed for the many that come after. The ``beam`` largest of a sentence are kept: what has ended among them stays,
-    and the others go on.
+    and the others continue.
 
     Args:
         seed: of everything that is drawn.
@@ -163,7 +163,7 @@ class DrawnHypotheses(FinishedHypotheses):
         return self._first_active(candidates, ends)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """No beam goes on."""
+        """No beam is active."""
         return (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
     def select(self, keep: Tensor) -> None:

@@ -21,21 +21,21 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
 DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
-"""Counters that keep random numbers apart, beside those of ``randomness``: which token is guessed, whether it is
+"""Counters that keep random numbers apart, beside those of ``randomness``: which token is drafted, whether it is
 accepted, and which token replaces it."""
 
 NOTHING = -1
-"""Stands where there is no guess."""
+"""Stands where there is no drafted token."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Guesses for some steps.
+    """Drafted tokens for some steps.
 
     Attributes:
-        tokens: ``(live, beam, D)`` int64; ``NOTHING`` where there is no guess.
-        lprobs: for each step the log-probabilities ``(live, beam, V)`` that the guess was drawn with; none where
-            guesses were not drawn.
+        tokens: ``(live, beam, D)`` int64; ``NOTHING`` where there is none.
+        lprobs: for each step the log-probabilities ``(live, beam, V)`` that the token was drawn with; none where
+            tokens were not drawn.
     """
 
     tokens: Tensor
@@ -71,10 +71,10 @@ class DraftTarget(Protocol):
 
 
 class Draft(Protocol):
-    """What makes guesses for one batch."""
+    """Drafts tokens for one batch."""
 
     def propose(self, step: int, written: Tensor, count: int) -> Drafts:
-        """Guess the next tokens of all rows.
+        """Draft the next tokens of all rows.
 
         Args:
             step: how many tokens each row has.
@@ -82,7 +82,7 @@ class Draft(Protocol):
             count: how many tokens are wanted at most.
 
         Returns:
-            Guesses for ``count`` steps, or for fewer.
+            Tokens for ``count`` steps, or for fewer.
         """
         ...
 
@@ -92,7 +92,7 @@ class Draft(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to make guesses."""
+    """A way to draft tokens."""
 
     def begin(self, target: DraftTarget, source: Source) -> Draft:
         """Make ready for a batch.
@@ -110,7 +110,7 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """A smaller model over the same target vocabulary guesses (Leviathan et al. 2023, Chen et al. 2023).
+    """A smaller model over the same target vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023).
 
     Args:
         model: any model, with a source vocabulary of its own if it likes.
@@ -141,9 +141,9 @@ class ModelDrafter:
 
 
 class ModelDraft:
-    """A model that guesses for one batch; see ``Draft``.
+    """A model that drafts for one batch; see ``Draft``.
 
-    Its scores go through the same logits processors as those of the judge. Where the judge samples, the guesses are
+    Its scores go through the same logits processors as those of the verifying models. Where these sample, the drafts are
     drawn as well, and otherwise they are the likeliest tokens.
 
     Args:
@@ -198,8 +198,7 @@ class ModelDraft:
         lprobs = apply_all(target.processors, lprobs, context).view(*tokens.shape[:2], -1)
         if bool(lprobs.isnan().any()):
             raise DecodingError(
-                f"the draft model's scores are NaN at step {step}; its weights are damaged or its number format "
-                "overflows"
+                f"the draft model's scores are NaN at step {step}; its weights are damaged or its dtype overflows"
             )
         return normalized(lprobs) if target.draws else lprobs
 
@@ -209,7 +208,7 @@ class ModelDraft:
 
 
 class PromptLookup:
-    """Guesses that what followed the newest tokens before, in the source or in the output, will follow them again.
+    """Drafts the tokens that followed the newest n-gram before, in the source or in the output.
 
     For outputs that repeat much of their source, such as corrections and summaries; the vocabularies of source and
     target must be one. Longer matches come before shorter, the source before the output, and the first before those
@@ -235,7 +234,7 @@ class PromptLookup:
 
 
 class NgramDraft:
-    """Guesses for one batch by looking things up; see ``Draft``.
+    """N-gram drafts for one batch; see ``Draft``.
 
     Args:
         longest: tokens that are looked up at most.
@@ -250,7 +249,7 @@ class NgramDraft:
         """See ``Draft.propose``.
 
         With the source a b c d and the output x b, looking up b gives c d. The text that is searched is
-        a b c d - x b, where nothing matches the gap, and no guess goes beyond it.
+        a b c d - x b, where nothing matches the gap, and no draft continues across it.
         """
         output = written[..., 1:].flatten(0, 1)
         text = torch.cat([self.source(written.size(1)), output], dim=1)
@@ -263,10 +262,10 @@ class NgramDraft:
             begins = torch.where(hits.any(1), hits.to(torch.int8).argmax(1) + size, begins)
         text = torch.nn.functional.pad(text, (0, count), value=NOTHING)
         columns = begins.unsqueeze(1) + torch.arange(count, device=text.device)
-        guesses = text.gather(1, columns)
-        guesses = guesses.masked_fill((guesses == NOTHING).cumsum(1) > 0, NOTHING)
-        useful = int((guesses != NOTHING).any(0).sum())
-        return Drafts(guesses[:, :useful].view(*written.shape[:2], useful), [])
+        drafted = text.gather(1, columns)
+        drafted = drafted.masked_fill((drafted == NOTHING).cumsum(1) > 0, NOTHING)
+        useful = int((drafted != NOTHING).any(0).sum())
+        return Drafts(drafted[:, :useful].view(*written.shape[:2], useful), [])
 
     def source(self, beam: int) -> Tensor:
         """The sources of all rows with a gap behind, ``(live * beam, S + 1)``, padding and ends being gaps too."""

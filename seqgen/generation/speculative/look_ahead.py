@@ -18,7 +18,7 @@ from seqgen.structures import DecoderOut, Source
 class LookAhead(Member):
     """One model mid-decode that reads ahead.
 
-    ``rewind`` forgets guesses that were wrong, ``read`` reads the newest tokens and guesses in one pass, and
+    ``rewind`` forgets drafted tokens that were rejected, ``read`` reads the newest and the drafted tokens in one pass, and
     ``next_output`` then answers for each of these positions without computing anything.
 
     A decoder that can truncate its state does; of any other a copy of the state is kept, to which it goes back.
