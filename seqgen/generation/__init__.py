@@ -11,6 +11,6 @@
       (6) Session.advance          tokens, scores, decoder states and components follow the beams
 
 ``rules/`` holds every difference between fairseq's and Hugging Face's decoding. ``options`` makes all of this from a
-configuration. Components (strategies, processors, combinations, stopping rules, observers) share ``component.Component``
-and see the step through ``context.StepContext``.
+configuration. Strategies, processors, combinations, stopping rules and observers share ``component.Component`` and see
+the step through ``context.StepContext``.
 """

@@ -192,7 +192,7 @@ class FinishedHypotheses:
 
 
 class FirstFinished(FinishedHypotheses):
-    """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever score the active beams could still reach."""
+    """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever the active beams could still reach."""
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None

@@ -143,8 +143,8 @@ class ModelDrafter:
 class ModelDraft:
     """A model that drafts for one batch; see ``Draft``.
 
-    Its scores go through the same logits processors as those of the verifying models. Where these sample, the drafts are
-    drawn as well, and otherwise they are the likeliest tokens.
+    Its scores go through the same logits processors as those of the verifying models. Where these sample, drafts are
+    drawn as well; otherwise they are the likeliest tokens.
 
     Args:
         model: the model.
