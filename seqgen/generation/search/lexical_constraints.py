@@ -119,8 +119,9 @@ class LexicalConstraints:
     def next_tokens(self, progress: Progress) -> Tensor:
         """What would bring a hypothesis further: ``(sentences, k, W)`` int64, ``NONE`` where there is nothing.
 
-        These are the first tokens of each phrase, and the next tokens of those that have begun. As in fairseq, the first
-        tokens of a met phrase count as well: they stay among the candidates, where they may fill a free place in the beam.
+        These are the first tokens of each phrase, and the next tokens of those that have begun. As in fairseq, the
+        first tokens of a met phrase count as well: they stay among the candidates and may fill a free place in the
+        beam.
         """
         begins = self.following[:, :, 0].unsqueeze(1).expand(-1, progress.met.size(1), -1, -1)
         continues = _at(self.following, progress.matched).masked_fill(progress.met.unsqueeze(-1), NONE)

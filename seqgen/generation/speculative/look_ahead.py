@@ -18,8 +18,8 @@ from seqgen.structures import DecoderOut, Source
 class LookAhead(Member):
     """One model mid-decode that reads ahead.
 
-    ``rewind`` forgets rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and ``next_output``
-    then answers for each of these positions without computing anything.
+    ``rewind`` forgets rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
+    ``next_output`` answers for each of these positions without computing anything.
 
     A decoder that can truncate its state does; of any other a copy of the state is kept, to which it goes back.
 
