@@ -152,7 +152,7 @@ def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: 
     together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
     if name == "beam":
         assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 1
-    for options in ({"use_cache": False}, {"beam_table": False}, {"skip_log_softmax": False}, {"compact_at": 0}):
+    for options in ({"use_cache": False}, {"beam_table": "off"}, {"skip_log_softmax": False}, {"lazy_compaction": False}):
         assert_same(decode(name, models, lines(), VOCAB - 4, phrases, **common, **options), together)
     for row in range(len(SOURCES)):
         own = None if phrases is None else [phrases[row]]
@@ -237,10 +237,10 @@ class Nothing(LogitsProcessor):
 @names
 @semantics
 @pytest.mark.parametrize(("step", "skip_log_softmax"), [(0, True), (2, True), (2, False)])
-def test_everything_forbidden_gives_no_hypothesis(step: int, add_logits: bool, semantics: str, name: str) -> None:
+def test_everything_forbidden_gives_no_hypothesis(step: int, skip_log_softmax: bool, semantics: str, name: str) -> None:
     """Of that sentence, none that goes on past the step; the others are what they were."""
     models = [sharp("transformer_tiny")]
-    options = {"semantics": semantics, "skip_log_softmax": add_logits}
+    options = {"semantics": semantics, "skip_log_softmax": skip_log_softmax}
     found = decode(name, models, lines(), VOCAB - 4, processors=[Nothing(step, 2)], **options)
     usual = decode(name, models, lines(), VOCAB - 4, **options)
     assert_same(found[:2] + found[3:], usual[:2] + usual[3:])
@@ -290,7 +290,7 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
 @semantics
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("skip_log_softmax", [True, False])
-def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: float, semantics: str, name: str) -> None:
+def test_damaged_scores_are_an_error_that_says_where(skip_log_softmax: bool, value: float, semantics: str, name: str) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         logits = torch.zeros(9, dtype=torch.float64)
         logits[EOS] = -8.0
@@ -305,7 +305,7 @@ def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: fl
             batch_of([(4, 5, 2), (6, 2)]),
             5,
             semantics=semantics,
-            skip_log_softmax=add_logits,
+            skip_log_softmax=skip_log_softmax,
             min_len=3,
         )
 
