@@ -48,6 +48,7 @@ class Strategy:
         differ: whether the hypotheses of a sentence differ.
         plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
         longest: tokens of the longest output that is asked of it.
+        renormalized_by: names of the rules by which its scores are those of the processed distribution.
     """
 
     values: dict[str, Any]
@@ -57,18 +58,19 @@ class Strategy:
     differ: bool = True
     plenty: bool = True
     longest: int = 7
+    renormalized_by: tuple[str, ...] = ()
 
 
 STRATEGIES = {
     "beam": Strategy({}),
-    "greedy": Strategy({}),
-    "sampling": Strategy({"seed": 3}, differ=False),
+    "greedy": Strategy({}, renormalized_by=("huggingface",)),
+    "sampling": Strategy({"seed": 3}, differ=False, renormalized_by=("fairseq", "huggingface")),
     "beam_sampling": Strategy({"seed": 3}),
     "stochastic_beam": Strategy({"seed": 3}),
     "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False, plenty=False),
     "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
     "constrained": Strategy({}, phrases=True, plenty=False),
-    "contrastive": Strategy({}, reads_features=True),
+    "contrastive": Strategy({}, reads_features=True, renormalized_by=("fairseq", "huggingface")),
     "exact": Strategy({"at_once": 40}, longest=3),
 }
 names = pytest.mark.parametrize("name", list(STRATEGIES))
@@ -152,7 +154,12 @@ def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: 
     together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
     if name == "beam":
         assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 1
-    for options in ({"use_cache": False}, {"beam_table": "off"}, {"skip_log_softmax": False}, {"lazy_compaction": False}):
+    for options in (
+        {"use_cache": False},
+        {"beam_table": "off"},
+        {"skip_log_softmax": False},
+        {"lazy_compaction": False},
+    ):
         assert_same(decode(name, models, lines(), VOCAB - 4, phrases, **common, **options), together)
     for row in range(len(SOURCES)):
         own = None if phrases is None else [phrases[row]]
@@ -290,7 +297,9 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
 @semantics
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("skip_log_softmax", [True, False])
-def test_damaged_scores_are_an_error_that_says_where(skip_log_softmax: bool, value: float, semantics: str, name: str) -> None:
+def test_damaged_scores_are_an_error_that_says_where(
+    skip_log_softmax: bool, value: float, semantics: str, name: str
+) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         logits = torch.zeros(9, dtype=torch.float64)
         logits[EOS] = -8.0
@@ -390,8 +399,10 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
                 pairs = list(itertools.pairwise(tokens[len(prefix) :]))
                 assert len(pairs) == len(set(pairs))
             own = model_scores(rule, source, tokens)
-            neutral = rules == "huggingface" and not (min_len or prefix or suppressed or repeats)
-            if STRATEGIES[name].scores_are_the_models and (neutral or not renormalized(name, rules)):
+            if rules in STRATEGIES[name].renormalized_by:
+                limits = Limits(rules, longest, min_len, prefix, [special[symbol] for symbol in suppressed], repeats)
+                own = renormalized_scores(rule, source, tokens, limits)
+            if STRATEGIES[name].scores_are_the_models:
                 assert h.positional_scores.tolist() == pytest.approx(own, abs=1e-9)
                 assert h.score == pytest.approx(sum(own) / len(own) ** options["len_penalty"], abs=1e-9)
         if STRATEGIES[name].differ:
@@ -403,9 +414,36 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
             assert len(hypotheses) == min(strategy(name).rows(beam), most)
 
 
-def renormalized(name: str, rules: str) -> bool:
-    """Whether scores are those of the distribution that processors leave."""
-    return strategy(name).independent_rows and (rules == "huggingface" or not strategy(name).additive)
+@dataclass(frozen=True)
+class Limits:
+    """What an output of the property test above may contain."""
+
+    rules: str
+    longest: int
+    min_len: int
+    prefix: list[int]
+    suppressed: list[int]
+    repeats: int
+
+    def allows(self, history: list[int], token: int) -> bool:
+        step, fairseq = len(history), self.rules == "fairseq"
+        if fairseq and step == self.longest - 1:
+            return token == EOS
+        repeated = self.repeats and (*history[-1:], token) in itertools.pairwise(history)
+        if step < len(self.prefix):
+            return token == self.prefix[step] and not (fairseq and repeated)
+        forbidden = [*self.suppressed, *([PAD] if fairseq else []), *([EOS] if step < self.min_len else [])]
+        return token not in forbidden and not repeated
+
+
+def renormalized_scores(rule: Rule, source: tuple[int, ...], output: list[int], limits: Limits) -> list[float]:
+    """Each token's log-probability among those that are allowed."""
+    scores = []
+    for step, token in enumerate(output):
+        logits = rule(source, tuple(output[:step]))
+        allowed = [t for t in range(len(logits)) if limits.allows(output[:step], t)]
+        scores.append(float(logits[token] - logits[allowed].logsumexp(0)))
+    return scores
 
 
 def possible(free: int, longest: int, min_len: int, prefix: int, rules: str) -> int:
