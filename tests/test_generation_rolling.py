@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,10 +43,9 @@ def queue(
         if not taken:
             return None
         batch = batch_of([row for _, row in taken])
-        batch.ids = torch.tensor([number for number, _ in taken])
-        if left:
-            batch.source.src_tokens = padded_on_the_left(batch.source)
-        return batch
+        tokens = padded_on_the_left(batch.source) if left else batch.source.src_tokens
+        ids = torch.tensor([number for number, _ in taken])
+        return replace(batch, ids=ids, source=Source(tokens, batch.source.src_lengths))
 
     return take, asked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -191,7 +192,7 @@ def test_members_read_their_own_sources_from_their_own_start() -> None:
     rule = random_rule(vocab=9, seed=4)
     batch = batch_of(SOURCES)
     other = batch_of([(9, 9, 2), (9, 2), (9, 2), (8, 8, 2)])
-    batch.member_sources = [batch.source, other.source]
+    batch = replace(batch, member_sources=[batch.source, other.source])
     both = generator(
         [ScriptedModel(rule), OtherStart(rule)], 5, beam_size=3, max_len_b=5, ensemble_weights=[0.0, 1.0]
     ).generate(batch)
@@ -205,10 +206,10 @@ def test_scorer_gives_the_generators_scores() -> None:
     batch = batch_of(SOURCES)
     found = generator([model], 5, beam_size=2, max_len_b=6).generate(batch)
     longest = max(len(h[0].tokens) for h in found)
-    batch.target = torch.full((len(SOURCES), longest), 1)
+    target = torch.full((len(SOURCES), longest), 1)
     for row, hypotheses in enumerate(found):
-        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
-    batch.prev_output_tokens = batch.target.roll(1, dims=1)
+        target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    batch = replace(batch, target=target, prev_output_tokens=target.roll(1, dims=1))
     for hypotheses, scored in zip(found, SequenceScorer([model], 1, 2).generate(batch), strict=True):
         assert scored[0].tokens.tolist() == hypotheses[0].tokens.tolist()
         assert scored[0].score == pytest.approx(hypotheses[0].score, abs=1e-10)

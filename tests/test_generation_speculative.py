@@ -188,8 +188,7 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
     target, draft = (ScriptedModel(rule) for rule in rules)
     count, longest = 1500, 2
     source = (4, 5, 2)
-    batch = batch_of([source] * 4)
-    batch.ids = torch.tensor([3, 8, 11, 40])
+    batch = replace(batch_of([source] * 4), ids=torch.tensor([3, 8, 11, 40]))
     generator = make_generator(
         [target],
         dictionary(2),
@@ -232,7 +231,7 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
 def test_members_and_draft_read_sources_of_their_own() -> None:
     models = [build("transformer_tiny"), build("fconv_tiny")]
     batch, other = batch_of(SOURCES), batch_of([source[::-1] for source in SOURCES])
-    batch.member_sources = [batch.source, other.source]
+    batch = replace(batch, member_sources=[batch.source, other.source])
     alone = decode(models, batch)
     drafter = ModelDrafter(models[1])
     guessed = replace(batch, member_sources=[batch.source, other.source, other.source])

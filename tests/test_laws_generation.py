@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -102,10 +104,11 @@ def test_scorer_gives_the_generators_scores(name: str) -> None:
 
 def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, results: list[list[Hypothesis]]) -> None:
     longest = max(len(hypotheses[0].tokens) for hypotheses in results)
-    batch.target = torch.full((batch.num_sentences, longest), 1)
+    target = torch.full((batch.num_sentences, longest), 1)
     for row, hypotheses in enumerate(results):
-        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
-    batch.prev_output_tokens = torch.cat([torch.full((batch.num_sentences, 1), 2), batch.target[:, :-1]], dim=1)
+        target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    shifted = torch.cat([torch.full((batch.num_sentences, 1), 2), target[:, :-1]], dim=1)
+    batch = replace(batch, target=target, prev_output_tokens=shifted)
     assert_same(SequenceScorer(models, 1, 2).generate(batch), [hypotheses[:1] for hypotheses in results])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import SEARCHES
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Batch, Hypothesis, map_tensors
 from tests.generators import make_generator, resources
 from tests.model_zoo import VOCAB, build
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary, random_rule
@@ -114,9 +114,7 @@ def decode(
 
 def lines(rows: Sequence[int] = range(len(SOURCES))) -> Batch:
     """Some of the sources, each with the number of its line."""
-    batch = batch_of([SOURCES[row] for row in rows])
-    batch.ids = torch.tensor(list(rows))
-    return batch
+    return replace(batch_of([SOURCES[row] for row in rows]), ids=torch.tensor(list(rows)))
 
 
 def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
@@ -322,9 +320,7 @@ def test_damaged_scores_are_an_error_that_says_where(
 @names
 @semantics
 def test_an_empty_batch(semantics: str, name: str) -> None:
-    empty = batch_of([(4, 2)])
-    empty.source.src_tokens, empty.source.src_lengths = empty.source.src_tokens[:0], empty.source.src_lengths[:0]
-    empty.ids = empty.ids[:0]
+    empty: Batch = map_tensors(batch_of([(4, 2)]), lambda tensor: tensor[:0])
     assert decode(name, [Readable(random_rule(9, 0))], empty, 5, semantics=semantics) == []
 
 

@@ -72,7 +72,15 @@ class Session:
         self.ids = sample.ids.to(device)
         self.live = torch.arange(count, device=device)
         batch = BatchInfo(
-            count, self.beam, setup.eos, device, request.constraints, self.ids, setup.end_tokens, setup.pad
+            count,
+            self.beam,
+            setup.eos,
+            device,
+            request.constraints,
+            self.ids,
+            setup.end_tokens,
+            setup.pad,
+            sample.texts,
         )
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
@@ -88,6 +96,7 @@ class Session:
             prefix_tokens=request.prefix_tokens,
             src_tokens=sources[0].src_tokens,
             src_padding=_padding(sources[0], specs[0].model.left_pad_source),
+            texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
         """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
@@ -404,11 +413,13 @@ class Session:
             for member in self.members:
                 member.crop_left(unseen)
         starts = self.backpointers.starts
-        self.sentences = Sentences(  # no processor that reads sources or prefixes is in use
+        texts = [one.sentences.texts for one in (self, other)]
+        self.sentences = Sentences(  # no processor that reads source ids or prefixes is in use
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
             max_lengths=own_limits + starts,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             starts=starts,
+            texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())
 
