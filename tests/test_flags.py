@@ -26,7 +26,7 @@ from seqgen.structures import Hypothesis
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.test_generation_rolling import queue
+from tests.waiting_sentences import queue
 
 SEARCHES.names()
 MODELS.names()
