@@ -7,7 +7,7 @@ sentence ``i // beam``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -121,7 +121,7 @@ class DecoderOut(NamedTuple):
     attention: Tensor | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Source:
     """The encoder's input as one model wants it.
 
@@ -134,7 +134,7 @@ class Source:
     src_lengths: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Segments:
     """Which example each token of a row belongs to, where several examples share rows.
 
@@ -147,7 +147,7 @@ class Segments:
     target: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
     """A collated batch of sentences.
 
@@ -160,6 +160,7 @@ class Batch:
         ntokens: target tokens in the batch that are not padding (source tokens where there is no target).
         member_sources: for an ensemble whose members read the source differently, one source for each member.
         segments: where several examples share a row, which token is whose; ``ids`` then names all examples.
+        texts: the text of each source line; ``None`` where sentences were not given as text.
     """
 
     ids: Tensor
@@ -169,6 +170,7 @@ class Batch:
     ntokens: int = 0
     member_sources: list[Source] | None = None
     segments: Segments | None = None
+    texts: Sequence[str] | None = None
 
     @property
     def num_sentences(self) -> int:
@@ -181,7 +183,7 @@ class Batch:
         return moved
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hypothesis:
     """One finished output of a search.
 

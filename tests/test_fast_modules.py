@@ -21,10 +21,10 @@ from seqgen.modules.kv_cache.indirection import BeamTable
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
 from tests.generators import make_generator
+from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, build, expand, inputs
 from tests.scripted_model import batch_of, dictionary
-from tests.test_generation_rolling import queue
-from tests.test_laws_generation import assert_same
+from tests.waiting_sentences import queue
 
 BEAM = 3
 LENGTHS = [5, 3, 8, 1]

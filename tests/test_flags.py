@@ -26,7 +26,7 @@ from seqgen.structures import Hypothesis
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.test_generation_rolling import queue
+from tests.waiting_sentences import queue
 
 SEARCHES.names()
 MODELS.names()
@@ -58,7 +58,7 @@ def promises() -> list[tuple[type, str, str]]:
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
     assert {flag for _, flag, _ in found} == {
-        *("additive", "joins", "independent_rows", "session_class", "shift_invariant"),
+        *("additive", "joins", "independent_rows", "session_class", "shift_invariant", "keeps_single"),
         *("shares_encoder_output", "reads_history", "can_truncate", "supports_packing"),
         *("reorder_slots_within_beams", "select_slots"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -367,8 +368,7 @@ def test_alone_equals_batched(name: str, semantics: str) -> None:
     )  # fmt: skip
     together = generator.generate(batch_of(SOURCES))
     for i, source in enumerate(SOURCES):
-        batch = batch_of([source])
-        batch.ids = torch.tensor([i])
+        batch = replace(batch_of([source]), ids=torch.tensor([i]))
         (alone,) = generator.generate(batch)
         assert [h.tokens.tolist() for h in alone] == [h.tokens.tolist() for h in together[i]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[i]], abs=1e-10)

@@ -27,25 +27,17 @@ from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.model_zoo import VOCAB, ZOO, registered
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 Results = list[list[Hypothesis]]
 
 
-def build(name: str, seed: int = 0) -> EncoderDecoderModel:
-    torch.manual_seed(seed)
-    model = ZOO[name].build().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    return model
-
-
 def near(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
     """A model of nearly the same weights, which guesses well but not always."""
-    other = build(name)
+    other = sharp(name)
     torch.manual_seed(7)
     with torch.no_grad():
         for mine, its in zip(other.parameters(), model.parameters(), strict=True):
@@ -64,26 +56,16 @@ def decode(
     return generator.generate(batch, prefix_tokens=options.pop("prefix", None))
 
 
-def assert_same(one: Results, two: Results, tolerance: float = 1e-10) -> None:
-    assert len(one) == len(two)
-    for first, second in zip(one, two, strict=True):
-        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
-        for h, k in zip(first, second, strict=True):
-            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0)
-            if h.attention is not None:
-                torch.testing.assert_close(h.attention, k.attention, atol=tolerance, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("name", "cache"), [*((name, True) for name in ZOO), *((name, False) for name in ("average", "t5_tiny"))]
 )
 def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
     """Whatever drafts: the model itself, one like it, one of another kind; with few and with many guesses."""
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     options = {"use_cache": cache, "need_attention": True, "max_len_a": 0.5, "max_len_b": 4}
     alone = decode([model], batch, **options)
     rates = []
-    for draft, count in ((model, 3), (near(model, name), 5), (build("fconv_tiny", 3), 2)):
+    for draft, count in ((model, 3), (near(model, name), 5), (sharp("fconv_tiny", 3), 2)):
         procedure = SpeculativeSearch(ModelDrafter(draft), count)
         assert_same(decode([model], batch, procedure, **options), alone)
         rates.append(procedure.acceptance_rate)
@@ -108,14 +90,14 @@ def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
 )
 @pytest.mark.parametrize("names", [["t5_tiny"], ["average", "fconv_shared", "lstm_tiny"]], ids=str)
 def test_with_all_that_changes_scores(names: list[str], options: dict[str, object]) -> None:
-    models, batch = [build(name) for name in names], batch_of(SOURCES)
+    models, batch = [sharp(name) for name in names], batch_of(SOURCES)
     alone = decode(models, batch, **options)
     for drafter in (ModelDrafter(near(models[0], names[0])), PromptLookup(3)):
         assert_same(decode(models, batch, SpeculativeSearch(drafter, 4), **options), alone)
 
 
 def test_alone_equals_batched_and_prefixes_are_kept() -> None:
-    model, batch = build("transformer_shared"), batch_of(SOURCES)
+    model, batch = sharp("transformer_shared"), batch_of(SOURCES)
     drafter = ModelDrafter(near(model, "transformer_shared"))
     prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
     for options in ({}, {"search_strategy": Sampling(seed=3), "beam_size": 3}):
@@ -137,7 +119,7 @@ def test_alone_equals_batched_and_prefixes_are_kept() -> None:
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(semantics: str) -> None:
-    model, batch = build("fconv_shared"), batch_of(SOURCES)
+    model, batch = sharp("fconv_shared"), batch_of(SOURCES)
     draft = near(model, "fconv_shared")
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2, "semantics": semantics}
     wanted = decode([model], batch, SpeculativeSearch(ModelDrafter(draft), 4), **options)
@@ -151,7 +133,7 @@ def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(sema
 
 
 def test_looked_up_guesses_change_no_draw() -> None:
-    model, batch = build("t5_tiny"), batch_of(SOURCES)
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2}
     procedure = SpeculativeSearch(PromptLookup(2))
     assert_same(decode([model], batch, procedure, **options), decode([model], batch, **options))
@@ -188,8 +170,7 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
     target, draft = (ScriptedModel(rule) for rule in rules)
     count, longest = 1500, 2
     source = (4, 5, 2)
-    batch = batch_of([source] * 4)
-    batch.ids = torch.tensor([3, 8, 11, 40])
+    batch = replace(batch_of([source] * 4), ids=torch.tensor([3, 8, 11, 40]))
     generator = make_generator(
         [target],
         dictionary(2),
@@ -230,9 +211,9 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
 
 
 def test_members_and_draft_read_sources_of_their_own() -> None:
-    models = [build("transformer_tiny"), build("fconv_tiny")]
+    models = [sharp("transformer_tiny"), sharp("fconv_tiny")]
     batch, other = batch_of(SOURCES), batch_of([source[::-1] for source in SOURCES])
-    batch.member_sources = [batch.source, other.source]
+    batch = replace(batch, member_sources=[batch.source, other.source])
     alone = decode(models, batch)
     drafter = ModelDrafter(models[1])
     guessed = replace(batch, member_sources=[batch.source, other.source, other.source])
@@ -326,17 +307,17 @@ def test_streams_what_it_writes() -> None:
         def end(self, sentence: int) -> None:
             pass
 
-    model = build("transformer_tiny")
+    model = sharp("transformer_tiny")
     generator = make_generator(
-        [model], dictionary(VOCAB - 4), max_len_b=9, search_strategy=SpeculativeSearch(ModelDrafter(build("lstm_tiny")))
+        [model], dictionary(VOCAB - 4), max_len_b=9, search_strategy=SpeculativeSearch(ModelDrafter(sharp("lstm_tiny")))
     )
     results = generator.generate(batch_of(SOURCES), streamer=Collector())
     assert [written[row] for row in range(len(SOURCES))] == [hypotheses[0].tokens.tolist() for hypotheses in results]
 
 
 def test_degenerate_cases() -> None:
-    model, batch = build("t5_tiny"), batch_of(SOURCES)
-    procedure = SpeculativeSearch(ModelDrafter(build("fconv_tiny")))
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
+    procedure = SpeculativeSearch(ModelDrafter(sharp("fconv_tiny")))
     empty = Batch(batch.ids[:0], Source(batch.source.src_tokens[:0], batch.source.src_lengths[:0]))
     assert decode([model], empty, procedure) == []
     assert math.isnan(procedure.acceptance_rate)
@@ -344,7 +325,7 @@ def test_degenerate_cases() -> None:
     for search in (None, Sampling()):
         found = decode([model], batch, procedure, search_strategy=search, tokens_to_suppress=everything)
         assert found == [[] for _ in SOURCES]
-    training = build("fconv_tiny").train()
+    training = sharp("fconv_tiny").train()
     decode([model], batch, SpeculativeSearch(ModelDrafter(training)))
     assert training.training
 
@@ -361,7 +342,7 @@ def test_damaged_weights_are_an_error() -> None:
 
 
 def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
-    model, batch = build("transformer_tiny"), batch_of(SOURCES)
+    model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
     procedure = SpeculativeSearch(ModelDrafter(model))
     for options in ({"beam_size": 2}, {"search_strategy": ExactSearch()}):
         with pytest.raises(ConfigError, match="verified token by token"):
@@ -386,7 +367,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
 
 
 def test_configuration() -> None:
-    model, draft, words = build("transformer_tiny"), build("fconv_tiny"), dictionary(VOCAB - 4)
+    model, draft, words = sharp("transformer_tiny"), sharp("fconv_tiny"), dictionary(VOCAB - 4)
     cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3, max_len_b=9)
     generator = SequenceGenerator.from_config([model], words, cfg, draft=draft)
     assert isinstance(generator.setup.search, SpeculativeSearch)

@@ -148,3 +148,50 @@ class Component(Flagged):
         """Add the sentences of another batch after these; see ``SequenceGenerator.generate_continuously``."""
         for name in (*self.sentence_state, *self.beam_state):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+    def fork(self) -> Self:
+        """A copy whose state changes independently, for a strategy that returns to earlier prefixes."""
+        other = copy.copy(self)
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(other, name, getattr(self, name).clone())
+        return other
+
+
+class Composite(Component):
+    """A component made of others, whose state it moves; a subclass sets ``parts``."""
+
+    parts: list[Any]
+    """The components that it is made of."""
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """What any part needs."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        return self._with([part.begin(batch) for part in self.parts])
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        for part in self.parts:
+            part.advance(active)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Component.select_sentences``."""
+        for part in self.parts:
+            part.select_sentences(keep)
+
+    def merge(self, other: Self) -> None:
+        """See ``Component.merge``."""
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.merge(theirs)
+
+    def fork(self) -> Self:
+        """See ``Component.fork``."""
+        return self._with([part.fork() for part in self.parts])
+
+    def _with(self, parts: list[Any]) -> Self:
+        other = copy.copy(self)
+        other.parts = parts
+        return other

@@ -50,7 +50,9 @@ class Sentences:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What the members computed in this step; a part is ``None`` where no component in use declares a need for it.
+    """What the members computed in this step.
+
+    A part is ``None`` where no component in use declares a need for it, or where the models have no such thing.
 
     Attributes:
         features: ``(rows, C)`` last hidden features of the first member's decoder.
@@ -80,6 +82,7 @@ class StepContext:
         read_tokens: gives ``(rows, 1 + step)`` int64, the tokens of each row after its start symbol.
         counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
         scores: ``(rows,)`` cumulative scores; ``None`` before they are known.
+        parents: ``(live, candidates)`` int64, for a stopping rule the beam that each candidate continues; or ``None``.
         outputs: what the members computed, as far as it was declared as a need.
         process: applies the logits processors to ``(live, beam, V)`` scores, perhaps in place; ``None`` where they were
             applied before the search.
@@ -95,6 +98,7 @@ class StepContext:
     read_tokens: Callable[[], Tensor] = field(repr=False)
     counts_start: bool = False
     scores: Tensor | None = None
+    parents: Tensor | None = None
     outputs: StepOutputs = field(default_factory=StepOutputs)
     process: Callable[[Tensor], Tensor] | None = None
     watch: Callable[[Any, Tensor], None] | None = None

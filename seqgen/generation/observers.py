@@ -15,6 +15,7 @@ from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.structures import Hypothesis
 
 FORBIDDEN = "forbidden"
 """A need of observers: which of the most probable tokens a processor forbade."""
@@ -140,6 +141,14 @@ class Observer(Component):
         """
         raise NotImplementedError
 
+    def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
+        """Look at the result of a sentence; by default, nothing.
+
+        Args:
+            sentence: its number in the batch's ``ids``.
+            hypotheses: best first.
+        """
+
 
 @dataclass
 class ForbiddenWatch:
@@ -156,8 +165,9 @@ class ForbiddenWatch:
     def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
         """Look at the scores that a processor left, ``(rows, V)``."""
         self.names.append(type(processor).__name__)
-        gone = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.by < 0) & (self.best > -torch.inf)
-        self.by[gone] = len(self.names) - 1
+        forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.best > -torch.inf)
+        self.by[forbidden & (self.by < 0)] = len(self.names) - 1
+        self.by[~forbidden] = -1  # a prefix overrules the processors before it
 
     @property
     def result(self) -> Forbidden:

@@ -101,10 +101,8 @@ class SequenceScorer:
             length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
             scores = positional[row, :length]
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
-            hypothesis = Hypothesis(tokens[:length], score, scores)
-            if attention is not None:
-                hypothesis.attention = attention[row, :length].cpu()
-                hypothesis.alignment = hypothesis.attention.argmax(-1)
+            own = None if attention is None else attention[row, :length].cpu()
+            hypothesis = Hypothesis(tokens[:length], score, scores, own, None if own is None else own.argmax(-1))
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 

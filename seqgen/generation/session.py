@@ -14,7 +14,7 @@ from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
 from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo, Component
 from seqgen.generation.context import Sentences, StepContext, StepOutputs
-from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec
+from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
 from seqgen.generation.processors.base import apply_all
@@ -72,7 +72,15 @@ class Session:
         self.ids = sample.ids.to(device)
         self.live = torch.arange(count, device=device)
         batch = BatchInfo(
-            count, self.beam, setup.eos, device, request.constraints, self.ids, setup.end_tokens, setup.pad
+            count,
+            self.beam,
+            setup.eos,
+            device,
+            request.constraints,
+            self.ids,
+            setup.end_tokens,
+            setup.pad,
+            sample.texts,
         )
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
@@ -80,6 +88,8 @@ class Session:
         self.stopping = [rule.begin(batch) for rule in setup.stopping]
         self.observers = [observer.begin(batch) for observer in setup.observers]
         self.needs = setup.needs
+        if FEATURES in self.needs:
+            check_features([specs[0].model], setup.needing(FEATURES))
         last_steps = setup.limits.last_steps(sources[0].src_lengths)
         self.sentences = Sentences(
             ids=self.ids,
@@ -88,6 +98,7 @@ class Session:
             prefix_tokens=request.prefix_tokens,
             src_tokens=sources[0].src_tokens,
             src_padding=_padding(sources[0], specs[0].model.left_pad_source),
+            texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
         """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
@@ -266,7 +277,7 @@ class Session:
             parents = gather_beams(self.backpointers.matrix(), candidates.beams)
             tokens = torch.cat([parents, candidates.tokens.unsqueeze(-1)], dim=-1)
             of_candidates = self.context(context.step, candidates.tokens.size(1), tokens[..., :-1])
-            of_candidates = replace(of_candidates, scores=candidates.scores.flatten())
+            of_candidates = replace(of_candidates, scores=candidates.scores.flatten(), parents=candidates.beams)
             for rule in self.stopping:
                 ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
             if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
@@ -406,11 +417,13 @@ class Session:
             for member in self.members:
                 member.crop_left(unseen)
         starts = self.backpointers.starts
-        self.sentences = Sentences(  # no processor that reads sources or prefixes is in use
+        texts = [one.sentences.texts for one in (self, other)]
+        self.sentences = Sentences(  # no processor that reads source ids or prefixes is in use
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
             max_lengths=own_limits + starts,
             done=torch.cat([self.sentences.done, other.sentences.done]),
             starts=starts,
+            texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())
 
@@ -428,6 +441,8 @@ class Session:
         found = self.finished.hypotheses(rows, self.backpointers)
         for sentence, hypotheses, timed_out in zip(owners, found, late, strict=True):
             self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
+            for observer in self.observers:
+                observer.end(int(self.ids[sentence]), self.results[sentence])
         self.collected += owners
 
     def collect_all(self) -> None:

@@ -124,6 +124,10 @@ class DecodingSetup:
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
         return wanted.union(*(component.needs for component in self.components))
 
+    def needing(self, need: str) -> str:
+        """The class of the first component that declares a need, for a message."""
+        return next(type(component).__name__ for component in self.components if need in component.needs)
+
     def switched(self) -> AbstractContextManager[None]:
         """Apply those debug switches that are not arguments of what they concern."""
         debug = self.debug
@@ -143,7 +147,8 @@ class DecodingSetup:
     @property
     def processes_logits(self) -> bool:
         """Whether processors see logits rather than log-probabilities."""
-        return self.rules.processes_logits(self.search, len(self.ensemble.members))
+        ensemble = self.ensemble
+        return ensemble.combination.keeps_single and self.rules.processes_logits(self.search, len(ensemble.members))
 
     @property
     def adds_logits(self) -> bool:
@@ -169,6 +174,7 @@ class DecodingSetup:
             and self.search.session_class is None
             and self.search.joins
             and len(models) == len(self.ensemble.members)
+            and self.ensemble.combination.joins
             and not self.stopping
             and not self.observers
             and not self.needs

@@ -17,7 +17,7 @@ def on_one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-@dataclass
+@dataclass(frozen=True)
 class TextHypothesis:
     """A hypothesis and its text.
 
@@ -66,9 +66,9 @@ class TextHypothesis:
         return self.hypothesis.alignment
 
 
-@dataclass
+@dataclass(frozen=True)
 class Translation:
-    """The answer to one line.
+    """The answer to one line; its lists are filled while it is decoded.
 
     Attributes:
         id: number of the line, from 0.

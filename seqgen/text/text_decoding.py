@@ -6,7 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -257,7 +257,7 @@ class TextDecoding:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
             sources.append(ids)
-        translation.source_tokens = sources[0]
+        translation = replace(translation, source_tokens=sources[0])
         line = _Line(translation, sources, self._encode_phrases(phrases, translation))
         line.prefix = self._encode_prefix(line)
         return line
@@ -328,8 +328,11 @@ class TextDecoding:
             reader.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], reader.model)
             for i, reader in enumerate(readers)
         ]
-        batch = batches[0]
-        batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
+        batch = replace(
+            batches[0],
+            member_sources=[other.source for other in batches] if len(batches) > 1 else None,
+            texts=[line.translation.source for line, _ in rows],
+        )
         return batch.to(self.device)
 
     def _take(self, line: _Line, hypotheses: list[Hypothesis], width: int) -> None:
@@ -343,16 +346,15 @@ class TextDecoding:
         elif len(hypotheses) < nbest:
             why = "were found in time" if hypotheses[0].timed_out else "are possible"
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
-        wanted = hypotheses if self.cfg.mbr else hypotheses[:nbest]
-        for hypothesis in wanted:
+        wanted = [
             attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
+            for hypothesis in (hypotheses if self.cfg.mbr else hypotheses[:nbest])
+        ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
         if self.cfg.mbr:
             utilities = expected_utilities([item.text for item in found], self.cfg.mbr)
-            for item, utility in zip(found, utilities, strict=True):
-                item.utility = utility
-            found = [found[index] for index in by_expected_utility(utilities)]
-        translation.hypotheses = found[:nbest]
+            found = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
+        translation.hypotheses[:] = found[:nbest]
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
 
@@ -401,23 +403,31 @@ class TextDecoding:
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
         rows = max(1, RESCORED_TOKENS // longest)
-        for start in range(0, len(pairs), rows):
-            self._add_details(pairs[start : start + rows])
+        batches = [pairs[start : start + rows] for start in range(0, len(pairs), rows)]
+        detailed = itertools.chain.from_iterable(self._with_details(batch) for batch in batches)
+        for line in lines:
+            line.translation.hypotheses[:] = itertools.islice(detailed, len(line.translation.hypotheses))
 
-    def _add_details(self, pairs: Sequence[tuple[_Line, TextHypothesis]]) -> None:
+    def _with_details(self, pairs: Sequence[tuple[_Line, TextHypothesis]]) -> list[TextHypothesis]:
+        """The hypotheses of some lines with the details that are wanted."""
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:
             cfg = self.cfg
             ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
-            for item, scored in zip(items, self.scorer.score(batch, lengths), strict=True):
-                own = scored.hypothesis.positional_scores
-                item.model_score = float(ranking.score(own.sum(), len(own)))
-                item.member_scores = scored.member_scores
+            scored = self.scorer.score(batch, lengths)
+            sums = [one.hypothesis.positional_scores.sum() for one in scored]
+            items = [
+                replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
+                for item, one, total, length in zip(items, scored, sums, lengths, strict=True)
+            ]
         if self.details.hidden:
             features = self.scorer.features(batch)
-            for row, (item, length) in enumerate(zip(items, lengths, strict=True)):
-                item.hidden = [rows[row, :length] for rows in features]
+            items = [
+                replace(item, hidden=[rows[row, :length] for rows in features])
+                for row, (item, length) in enumerate(zip(items, lengths, strict=True))
+            ]
+        return items
 
 
 def _alternatives(phrase: str) -> list[str]:

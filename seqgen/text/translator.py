@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -283,8 +283,8 @@ class Translator:
                 encoded = [member.task.encode_source(sources[i]) for i in rows]
                 _check_lengths(rows, encoded, targets, member.model.max_positions())
                 batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
-            batch = batches[0]
-            batch.member_sources = [other.source for other in batches] if len(batches) > 1 else None
+            sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
+            batch = replace(batches[0], member_sources=sources_of_members)
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.generation.component import Component
+from seqgen.flags import Flags
+from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.registry import register_combination
 
@@ -22,8 +24,14 @@ class Combination(Component):
     One that is registered with ``@register_combination`` can be chosen by name (``generation.combination``).
     """
 
+    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "joins": ("__call__",)}
+
     keeps_single: bool = False
     """Whether the scores of a single member stay as they are; then an ensemble of one may skip the combination."""
+
+    joins: bool = False
+    """Whether it is right where sentences have joined a running batch: it reads neither tokens nor source ids, and
+    counts steps by ``context.steps``."""
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine the members' scores of the next token.
@@ -57,6 +65,7 @@ class Mean(Combination):
     """
 
     keeps_single = True
+    joins = True
 
     def __init__(self, weights: Sequence[float] = ()):
         self.weights = list(weights)
@@ -131,6 +140,7 @@ class Product(Combination):
     """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
 
     keeps_single = True
+    joins = True
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -157,6 +167,7 @@ class Fusion(Combination):
     """
 
     keeps_single = True
+    joins = True
 
     def __init__(self, weights: Sequence[float] = (0.3,)):
         self.weights = list(weights)
@@ -178,7 +189,7 @@ class Fusion(Combination):
         return fused
 
 
-class Guidance(Combination):
+class Guidance(Composite, Combination):
     """Classifier-free guidance: away from what the same models predict without their source (Sanchez et al. 2023).
 
     The first half of the members reads the source, the second half an empty one; ``inner`` combines each half. Its
@@ -190,8 +201,13 @@ class Guidance(Combination):
     """
 
     def __init__(self, inner: Combination, scale: float):
-        self.inner, self.scale = inner, scale
-        self.needs = inner.needs  # type: ignore[misc]
+        self.parts, self.scale = [inner], scale
+
+    @property
+    def inner(self) -> Combination:
+        """Combines the members of each half."""
+        inner: Combination = self.parts[0]
+        return inner
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""

@@ -6,15 +6,13 @@ Each kind has a file of its own: ``tokens``, ``length``, ``repetition``, ``bias`
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
 from seqgen.flags import Flags
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Component
+from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 
 
@@ -57,7 +55,7 @@ def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: St
     return lprobs
 
 
-class ProcessorList(LogitsProcessor):
+class ProcessorList(Composite, LogitsProcessor):
     """Several processors, one after the other, as one.
 
     Args:
@@ -65,7 +63,12 @@ class ProcessorList(LogitsProcessor):
     """
 
     def __init__(self, processors: Sequence[LogitsProcessor] = ()):
-        self.processors = list(processors)
+        self.parts: list[LogitsProcessor] = list(processors)
+
+    @property
+    def processors(self) -> list[LogitsProcessor]:
+        """The processors, in their order."""
+        return self.parts
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
@@ -77,32 +80,6 @@ class ProcessorList(LogitsProcessor):
         """Whether all of them do."""
         return all(processor.joins for processor in self.processors)
 
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """What any of them needs."""
-        return frozenset().union(*(processor.needs for processor in self.processors))
-
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         return apply_all(self.processors, lprobs, context)
-
-    def begin(self, batch: BatchInfo) -> Self:
-        """See ``Component.begin``."""
-        begun = copy.copy(self)
-        begun.processors = [processor.begin(batch) for processor in self.processors]
-        return begun
-
-    def advance(self, active: Candidates) -> None:
-        """See ``Component.advance``."""
-        for processor in self.processors:
-            processor.advance(active)
-
-    def select_sentences(self, keep: Tensor) -> None:
-        """See ``Component.select_sentences``."""
-        for processor in self.processors:
-            processor.select_sentences(keep)
-
-    def merge(self, other: Self) -> None:
-        """See ``Component.merge``."""
-        for mine, theirs in zip(self.processors, other.processors, strict=True):
-            mine.merge(theirs)

@@ -12,7 +12,9 @@ from seqgen.config import option
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.finished import EachRow
+from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
@@ -61,6 +63,8 @@ class Branch:
         bounds: ``(K,)`` the best score that each may lead to.
         backpointers: what the beams have generated.
         states: the decoding state of each member.
+        processors: the logits processors, with their state.
+        combination: the combination, with its state.
         coverage: see ``Session``.
         attention: at the newest token, likewise.
         tried: how many of the candidates have been.
@@ -70,6 +74,8 @@ class Branch:
     bounds: Tensor
     backpointers: BackPointers
     states: list[IncrementalState | None]
+    processors: list[LogitsProcessor]
+    combination: Combination
     coverage: Tensor | None
     attention: Tensor | None
     tried: int = 0
@@ -97,6 +103,9 @@ class ExactSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if request.streamer is not None:
             raise ConfigError("exact search knows no token of an output before it knows all; it cannot be streamed")
+        if setup.observers:
+            names = ", ".join(type(observer).__name__ for observer in setup.observers)
+            raise ConfigError(f"exact search has no steps that an observer ({names}) could be told of; leave it out")
         self.whole = request
         self.row = 0
         self._begin(setup, 0)
@@ -106,6 +115,8 @@ class ExactSession(Session):
         assert isinstance(setup.search, ExactSearch)
         whole, exact = self.whole, setup.search
         sentence: Batch = map_tensors(whole.sample, lambda tensor: tensor[row : row + 1])
+        texts = whole.sample.texts
+        sentence = replace(sentence, texts=None if texts is None else texts[row : row + 1])
         prefix = None if whole.prefix_tokens is None else whole.prefix_tokens[row : row + 1]
         super().__init__(setup, replace(whole, sample=sentence, prefix_tokens=prefix), beam=exact.at_once)
         self.row, self.live = row, self.live + row
@@ -171,7 +182,8 @@ class ExactSession(Session):
         if step < self.longest and active.scores.numel():
             states = [member.state for member in self.members]
             bounds = self.bounds(active.scores[0], step + 2)
-            self.branches.append(Branch(active, bounds, self.backpointers, states, self.coverage, attention))
+            state = (states, self.processors, self.combination, self.coverage)
+            self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
 
     def continuations(self, scored: StepScores, step: int) -> Candidates:
         """All continuations that may be wanted, those with the largest sum first: ``(1, K)``."""
@@ -216,6 +228,8 @@ class ExactSession(Session):
         """Go back to where a branch began; what is written from now on does not touch it."""
         self.backpointers = copy.deepcopy(branch.backpointers)
         self.coverage = branch.coverage
+        self.processors = [processor.fork() for processor in branch.processors]
+        self.combination = branch.combination.fork()
         for member, state in zip(self.members, branch.states, strict=True):
             member.state = copy.deepcopy(state)
 

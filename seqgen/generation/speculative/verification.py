@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import MemberOutput, MemberSpec
 from seqgen.generation.search.base import Search
@@ -46,6 +46,11 @@ class SpeculativeSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, SpeculativeSearch)
         self.speculative = setup.search
+        if FEATURES in setup.needs:
+            raise ConfigError(
+                f"{setup.needing(FEATURES)} needs hidden features, which are not kept where a draft is verified; leave "
+                "out the draft"
+            )
         self.reach = self.speculative.draft_tokens + 1
         sample = request.sample
         source, models = sample.source, setup.ensemble.models
