@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from examples.extending import cache
 from examples.extending.combination import PowerMean
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
@@ -27,6 +32,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from tests import hooks
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.text_models import TEXTS, text_model
 
@@ -250,6 +256,26 @@ def test_observer(runs: Path, tmp_path: Path) -> None:
     assert forbidden["Forbid"], "the tokens that generation.suppress forbids are among the most probable ones"
 
 
+def test_cache() -> None:
+    """Greedy and beam search use the cache: rounding changes scores a little, and without it nothing changes."""
+    for beam in (1, 4):
+        settings = {**SETTINGS, "beam": beam, "nbest": beam}
+        one, other = text_model(), text_model()
+        cache.use(other.model)
+        exact, rounded = (Translator(model, **settings).translate(TEXTS) for model in (one, other))
+        differences = [
+            abs(a.score - b.score)
+            for left, right in zip(exact, rounded, strict=True)
+            for a, b in zip(left.hypotheses, right.hypotheses, strict=True)
+        ]
+        assert 0 < max(differences) < 0.05
+        generator = other.task.build_generator([other.model], GenerationConfig(**settings))
+        batch = other.task.collate([(0, other.task.encode_source(TEXTS[0]), None)], other.model)
+        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # nothing is rounded any more
+            (hypotheses,) = generator.generate(batch)
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in exact[0].hypotheses], abs=1e-10)
+
+
 def test_tokenizer(tmp_path: Path) -> None:
     words = Dictionary()
     for symbol in (CAPITAL, "der", "hund"):
@@ -277,6 +303,30 @@ def test_tokenizer(tmp_path: Path) -> None:
 
 def _all(found: list[Translation]) -> list[Any]:
     return [item for line in found for item in line.hypotheses]
+
+
+def test_listed_hooks_are_those_of_the_code() -> None:
+    listed = hooks.of_page()
+    for name in [name for names in hooks.CLASSES.values() for name in names]:
+        cls = hooks.base_class(name)
+        assert cls.__name__ in listed, f"docs/extending.md lacks {name}; run python -m tests.hooks"
+        body = listed[cls.__name__].body
+        functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+        assert list(functions) == list(hooks.methods(cls)), f"{name}: run python -m tests.hooks"
+        assert [ast.unparse(node) for node in body if isinstance(node, ast.AnnAssign)] == hooks.flags(cls)
+        for method, function in functions.items():
+            attribute = inspect.getattr_static(cls, method)
+            real = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
+            wanted = inspect.signature(inspect.unwrap(real))
+            assert _signature(function, cls) == wanted, f"{name}.{method}: run python -m tests.hooks"
+    assert len(listed) == sum(len(names) for names in hooks.CLASSES.values())
+
+
+def _signature(function: ast.FunctionDef, cls: type) -> inspect.Signature:
+    function.decorator_list = []
+    namespace = dict(vars(sys.modules[cls.__module__]))
+    exec("from __future__ import annotations\n" + ast.unparse(function), namespace)
+    return inspect.signature(namespace[function.name])
 
 
 def test_examples_are_short() -> None:
