@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from seqgen.config import DebugConfig
 from tests.test_imports import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -82,3 +84,8 @@ def test_the_drawing_has_the_layers() -> None:
     assert len(drawn) == len(LAYERS)
     for named, layer in zip(reversed(drawn), LAYERS, strict=True):
         assert named <= layer
+
+
+def test_the_page_on_speed_has_every_switch() -> None:
+    page = (ROOT / "docs" / "fast-decoding.md").read_text(encoding="utf-8")
+    assert {f"debug.{field.name}" for field in fields(DebugConfig)} == set(re.findall(r"`(debug\.\w+)=", page))
