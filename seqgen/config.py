@@ -228,7 +228,9 @@ class GenerationConfig:
     prompt_lookup: int = option(
         0, "longest n-gram looked up in the source to draft what follows it; 0 for none", minimum=0
     )
-    mbr: str = option("", "choose the hypothesis that is most like the others", choices=("", "chrf", "bleu"))
+    mbr: str = option(
+        "", "utility by name (chrf, bleu or your own): hypotheses are ranked by their mean utility against the others"
+    )
     prefix_trie: str = option("", "file with the outputs that are allowed, one on a line")
     replace_unknown: str = option(
         "", "replace unknown words by the source words they attend to (source), or by FILE's lines SOURCE<tab>TARGET"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import DataError
+from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Phrase, Resources
 from seqgen.generation.ensemble.member import INPUT, field_of
 from seqgen.generation.finished import Ranking
@@ -26,7 +26,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
-from seqgen.text.mbr import by_expected_utility, expected_utilities
+from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer
@@ -95,6 +95,10 @@ class TextDecoding:
             like length together.
         notes: what the user should know about the settings.
         draft: a model that drafts for the generator, and reads the source in its own way.
+        utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
+
+    Raises:
+        ConfigError: ``cfg.mbr`` is not registered, or there is one hypothesis only.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class TextDecoding:
         streamer: Streamer | None = None,
         notes: Sequence[str] = (),
         draft: TextModel | None = None,
+        utility: Utility | None = None,
     ):
         self.members, self.cfg, self.generator = list(members), cfg, generator
         self.details, self.streamer, self.notes = details, streamer, list(notes)
@@ -116,12 +121,18 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
+        resources = Resources(target.dictionary, target.encode)
+        self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
+        if self.utility is not None and generator.beam_size == 1:
+            raise ConfigError(
+                "minimum Bayes risk compares hypotheses, and there is one; give generation.beam=2 or more"
+            )
         self.scorer = SequenceScorer(
             self.models,
             target.dictionary.pad(),
             target.dictionary.eos(),
             not cfg.unnormalized,
-            combination_from_config(cfg, Resources(target.dictionary)),
+            combination_from_config(cfg, resources),
         )
 
     def translate(
@@ -348,11 +359,11 @@ class TextDecoding:
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
         wanted = [
             attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            for hypothesis in (hypotheses if self.cfg.mbr else hypotheses[:nbest])
+            for hypothesis in (hypotheses[:nbest] if self.utility is None else hypotheses)
         ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
-        if self.cfg.mbr:
-            utilities = expected_utilities([item.text for item in found], self.cfg.mbr)
+        if self.utility is not None:
+            utilities = expected_utilities([item.text for item in found], self.utility)
             found = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
         translation.hypotheses[:] = found[:nbest]
         self._note_cuts(line)

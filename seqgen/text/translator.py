@@ -38,6 +38,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.number_formats import note_on, to_number_format
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text.mbr import Utility
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding, TextModel
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
@@ -142,7 +143,8 @@ class Translator:
             return_scores: whether they carry each model's own scores of their tokens.
             return_hidden: whether they carry the last hidden features of the decoders.
             settings: keys of ``GenerationConfig``, and of components by their whole names (``**{"search.groups": 3}``).
-                ``search``, ``combination``, ``processors``, ``stopping_rules`` and ``observers`` may be objects too.
+                ``search``, ``combination``, ``processors``, ``stopping_rules``, ``observers`` and ``mbr`` may also
+                be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -190,6 +192,7 @@ class Translator:
         """
         details = details or Details()
         objects, settings = _objects(settings)
+        utility = settings.pop("mbr") if isinstance(settings.get("mbr"), Utility) else None
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
             settings = {"beam": 1, **self.given, **settings}
         cfg, notes = self._settings(settings)
@@ -210,7 +213,7 @@ class Translator:
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft)
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
 
     def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
         """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
