@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
+from seqgen.checkpoints.resume import check_resumable
 from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 from seqgen.compose import to_dict
@@ -16,7 +17,6 @@ from seqgen.config import TrainConfig
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.checkpoints.resume import check_resumable
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:

@@ -19,7 +19,7 @@ def option(
 ) -> Any:
     """Declare a configuration field::
 
-        dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=1)
+        dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=1)
 
     Args:
         default: the default; a list is copied for each instance.
@@ -177,7 +177,7 @@ class GenerationConfig:
 
     semantics: str = option(
         "",
-        "toolkit whose rules finish and rank hypotheses; empty for huggingface if the model comes from there, else fairseq",
+        "toolkit whose rules finish and rank hypotheses; empty for huggingface for a model from there, else fairseq",
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
@@ -355,7 +355,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches for the optimizations of decoding. Without one, outputs differ at most by rounding; decoding is slower."""
+    """Switches for the optimizations of decoding. Without one, outputs differ by rounding only, and decoding is slower."""
 
     use_cache: bool = option(
         True,
@@ -415,7 +415,7 @@ class ReadingConfig:
     target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
         "",
-        "SentencePiece model shared by both languages; empty for a file beside the checkpoint; none if text is tokenized",
+        "SentencePiece model of both languages; empty for one beside it; none for tokenized text",
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")

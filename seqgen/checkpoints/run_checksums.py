@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.compose import known_keys, to_dict
 from seqgen.config import GenerationConfig, TrainConfig
@@ -24,7 +25,6 @@ from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 from seqgen.task import Task
-from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 
 RUN_CHECKSUMS = "checksums.json"
 _CONFIG = "config.yaml"
