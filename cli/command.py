@@ -45,13 +45,15 @@ def run(
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
     try:
-        with memory_errors(lambda: "on this machine; close other programs, or run the command where there is more"):
+        with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             code = _dispatch(schema, work, description, arguments, sweep, program)
         sys.exit(code or 0)
     except UserError as error:
         _fail(f"{program}: {error}", 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; let the exit flush quietly
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has closed the pipe; without this, flushing at exit fails
         sys.exit(141)
     except KeyboardInterrupt:
         _fail(f"{program}: interrupted", 130)
@@ -133,7 +135,7 @@ def import_user_dir(path: Path) -> None:
     else:
         files = [path] if path.is_file() else []
     if not files:
-        raise ConfigError(f"common.user_dir={path}: there is no such Python file, and no folder with some")
+        raise ConfigError(f"common.user_dir={path}: no such Python file, and no folder that contains Python files")
     for file in files:
         _import_file(file)
 

@@ -26,7 +26,7 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
         lines_of.setdefault(note, []).append(line)
     shown = [f"{_numbers(lines)}: {_printable(note)}" for note, lines in lines_of.items()]
     left = len(shown) - _NOTES
-    return [*shown[:_NOTES], *([f"... and {left} further notes; format=json has them all"] if left > 0 else [])]
+    return [*shown[:_NOTES], *([f"... and {left} further notes; format=json writes all of them"] if left > 0 else [])]
 
 
 def _numbers(lines: list[int]) -> str:

@@ -86,7 +86,7 @@ def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peer
     if asked not in (1, peers.world_size):
         raise ConfigError(
             f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
-            "processes; leave the key out"
+            "processes; remove the key"
         )
     cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
     join(peers, cfg.distributed_training, device)

@@ -55,9 +55,9 @@ class LetterTokenizer(Tokenizer):
 class DatesConfig(ParallelTextConfig):
     """Which dates."""
 
-    first_year: int = option(1900, "first year that occurs", minimum=1, maximum=9999)
-    last_year: int = option(2099, "last year that occurs", minimum=1, maximum=9999)
-    workers: int = option(1, "processes that encode text; 0 takes one for each core", minimum=0)
+    first_year: int = option(1900, "first year of the dates", minimum=1, maximum=9999)
+    last_year: int = option(2099, "last year of the dates", minimum=1, maximum=9999)
+    workers: int = option(1, "number of processes that encode text; 0 for one per core", minimum=0)
 
 
 @register_task("dates", config=DatesConfig)

@@ -45,7 +45,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     result: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
+            raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         if not _NO_WEIGHTS.fullmatch(name):
             for pattern, replacement in _RENAMED:
                 name = re.sub(pattern, replacement, name)
@@ -54,7 +54,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     _normalize_over_outputs(result)
     for name, original in ties.items():
         if original in result and not torch.equal(result.setdefault(name, result[original]), result[original]):
-            raise CheckpointError(f"{path} says that {name} is {original}, but holds two different ones")
+            raise CheckpointError(f"{path} ties {name} to {original}, but contains two different tensors")
     return result
 
 

@@ -39,21 +39,21 @@ _EMBEDDING_STD = 0.1
 class FConvConfig:
     """Configuration of the convolutional model, with fairseq's names."""
 
-    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
-    encoder_embed_dim: int = option(512, "channels of the encoder's embeddings and output", minimum=1)
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    encoder_embed_dim: int = option(512, "dimension of the encoder's embeddings and output", minimum=1)
     encoder_layers: str = option(
-        "[(512, 3)] * 20", "encoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+        "[(512, 3)] * 20", "encoder layers: a list of (dimension, kernel width) or (dimension, kernel width, residual)"
     )
-    decoder_embed_dim: int = option(512, "channels of the decoder's embeddings", minimum=1)
+    decoder_embed_dim: int = option(512, "dimension of the decoder's embeddings", minimum=1)
     decoder_layers: str = option(
-        "[(512, 3)] * 20", "decoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+        "[(512, 3)] * 20", "decoder layers: a list of (dimension, kernel width) or (dimension, kernel width, residual)"
     )
-    decoder_out_embed_dim: int = option(256, "channels before the output projection", minimum=1)
+    decoder_out_embed_dim: int = option(256, "dimension of the features before the output projection", minimum=1)
     decoder_attention: str = option(
-        "True", "whether decoder layers attend to the source: True, or a list such as [True, False] * 10"
+        "True", "which decoder layers attend to the source: True for all, or a list such as [True, False] * 10"
     )
     share_input_output_embed: bool = option(
-        False, "whether the decoder's input embedding is its output projection as well"
+        False, "use the decoder's input embedding as its output projection (tied weights)"
     )
     max_source_positions: int = option(
         1024,
@@ -351,10 +351,10 @@ def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
 
 def _check(cfg: FConvConfig, attention: list[bool]) -> None:
     if not any(attention):
-        raise ConfigError("model.decoder_attention: at least one layer must attend, or the source would not be read")
+        raise ConfigError("model.decoder_attention: at least one decoder layer must attend to the source")
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ConfigError(
-            "model.encoder_embed_dim and model.decoder_embed_dim must be the same, since attention adds them, but they "
+            "model.encoder_embed_dim and model.decoder_embed_dim must be equal, because attention adds them, but they "
             f"are {cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
         )
     if cfg.share_input_output_embed and cfg.decoder_out_embed_dim != cfg.decoder_embed_dim:

@@ -83,9 +83,9 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in ARCHITECTURES:
         named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "one that it does not name"
+        what = named[0] if isinstance(named, list) and named else kind or "not named"
         raise CheckpointError(
-            f"{config.path}: its architecture is {what}, which seqgen does not have; it reads models of the types "
+            f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
             f"{', '.join(ARCHITECTURES)}"
         )
     module: Any = importlib.import_module(ARCHITECTURES[kind])
@@ -117,7 +117,8 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     generation, notes = read_generation(path, tokenizer)
     given = [key for key, value in to_dict(reading).items() if value]
     notes += [
-        f"{path}: reading.{key} plays no part here; all that such a model needs is in its folder" for key in given
+        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
+        for key in given
     ]
     _take_start(cfg, path, tokenizer)
     task = DecodingTask(None, tokenizer, tokenizer)
@@ -138,7 +139,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         architecture.untie(model, untied)
         if not config.string("transformers_version").startswith("5."):  # which writes all folders so
             notes.append(
-                f"{path}: its config.json says tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
+                f"{path}: its config.json sets tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
                 "and is used as the output projection"
             )
     return LoadedModel(
@@ -157,8 +158,8 @@ def _check_size(cfg: Any, path: Path) -> None:
     size = sum(file.stat().st_size for file in weight_files(path))
     if cfg.num_parameters > size or cfg.total_layers * LAYER_BYTES > size:
         raise CheckpointError(
-            f"{path}: the weights are not those that its config.json describes: that has {cfg.total_layers:,} layers "
-            f"and {cfg.num_parameters:,} parameters, for which {size:,} bytes are too few; copy all files of one model"
+            f"{path}: the weights do not match its config.json, which describes {cfg.total_layers:,} layers "
+            f"and {cfg.num_parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
         )
 
 
@@ -208,7 +209,7 @@ def save_pretrained(
     folder = Path(folder)
     architecture = _architecture_of_model(model)
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; give the name of a new folder")
+        raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
     ids = {

@@ -36,7 +36,7 @@ class JSONConfig:
         """
         values = read_json(path)
         if not isinstance(values, dict):
-            raise CheckpointError(f"{path} is damaged: it holds no keys and values")
+            raise CheckpointError(f"{path} is damaged: it must contain keys and values")
         return cls(path, values)
 
     def integer(self, name: str, default: int, minimum: int = 0) -> int:

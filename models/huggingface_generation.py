@@ -97,7 +97,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
         known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
         for name, value in config.values.items():
             if name not in known and not name.startswith("_") and value not in (None, False, 0, [], ""):
-                reader.notes.append(f"{config.path}: {name}={value!r} has no counterpart here and is ignored")
+                reader.notes.append(f"{config.path}: {name}={value!r} is not supported and is ignored")
     return values, reader.notes
 
 
@@ -158,7 +158,7 @@ class _Reader:
             if ids := self._ids(theirs):
                 values[ours] = self._symbol(theirs, ids[0])
                 if len(ids) > 1:
-                    self.notes.append(f"{self.config.path}: of {theirs} only the first, {ids[0]}, is forced")
+                    self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
         return values
 
     def ends(self) -> dict[str, Any]:
@@ -167,7 +167,8 @@ class _Reader:
         ids = self._ids("eos_token_id") or [eos]
         if eos not in ids:
             self.notes.append(
-                f"{self.config.path}: outputs end at {ids} there; here they end at the tokenizer's {eos} as well"
+                f"{self.config.path}: eos_token_id is {ids}; in seqgen, outputs also end at the tokenizer's "
+                f"end-of-sentence, {eos}"
             )
         others = [self._symbol("eos_token_id", index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}
@@ -217,7 +218,10 @@ class _Reader:
             if text and list(self.tokenizer.encode(text)) == ids:
                 texts.append(text)
             else:
-                self.notes.append(f"{self.config.path}: of {name}, {ids} is no text of its own and is ignored")
+                self.notes.append(
+                    f"{self.config.path}: the ids {ids} of {name} are ignored, because no text is encoded as exactly "
+                    "these ids"
+                )
         return texts
 
     def _list(self, name: str) -> list[Any]:
@@ -236,7 +240,9 @@ class _Reader:
     def _symbol(self, name: str, index: int) -> str:
         if not 0 <= index < len(self.tokenizer.dictionary):
             size = len(self.tokenizer.dictionary)
-            raise CheckpointError(f"{self.config.path}: {name} has the id {index}, but there are only {size} ids")
+            raise CheckpointError(
+                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {size} ids"
+            )
         return self.tokenizer.dictionary.symbol(index)
 
 

@@ -186,18 +186,18 @@ class T5Model(EncoderDecoderModel):
         source, target = task.source_dictionary, task.target_dictionary
         if not (source is target or source == target):
             raise ConfigError(
-                "model=t5 has one embedding for source and target and needs one vocabulary for both; give "
-                "task.joined_dictionary=true, or take another model"
+                "model=t5 has one embedding for source and target and needs one vocabulary for both; set "
+                "task.joined_dictionary=true, or choose another model"
             )
         if cfg.vocab_size and cfg.vocab_size < len(target):
             raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} symbols; give at "
-                f"least {len(target)}, or 0 for just as many"
+                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} tokens; set at "
+                f"least {len(target)}, or 0 for the size of the vocabulary"
             )
         if cfg.decoder_start_token_id >= (cfg.vocab_size or len(target)):
             raise ConfigError(
                 f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{cfg.vocab_size or len(target)} symbols"
+                f"{cfg.vocab_size or len(target)} tokens"
             )
         return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
 
@@ -217,7 +217,9 @@ class T5Model(EncoderDecoderModel):
         """
         highest = max(self.padding_idx, self.cfg.decoder_start_token_id)
         if num_embeddings <= highest:
-            raise ValueError(f"{num_embeddings} rows are too few: padding or the start of outputs has the id {highest}")
+            raise ValueError(
+                f"{num_embeddings} rows are too few: the id of padding or of the first decoder input is {highest}"
+            )
         embedding, projection = self.decoder.embed_tokens, self.decoder.output_projection
         embedding.weight = _resized(embedding.weight, num_embeddings)
         projection.weight = (

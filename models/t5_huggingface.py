@@ -96,8 +96,8 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     result = _GATED.get(known, "") if gated else known
     if not result:
         raise CheckpointError(
-            f"{config.path}: its feed-forward part is {projection!r} with activation {activation!r}, which seqgen does "
-            f"not have; it has {', '.join(sorted(_ACTIVATIONS))}, and all but gelu with a gate"
+            f"{config.path}: feed_forward_proj={projection!r} with activation {activation!r} is not supported; seqgen "
+            f"supports {', '.join(sorted(_ACTIVATIONS))}, and all but gelu also gated"
         )
     return result
 
@@ -167,8 +167,8 @@ def notes(model: T5Model) -> list[str]:
         return []
     right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
     return [
-        f"umT5 with an output projection of its own: transformers {right} computes the same from this folder, "
-        f"transformers {wrong} does not (it scales the features differently)"
+        f"umT5 with an untied output projection: transformers {right} computes the same logits from this folder, "
+        f"transformers {wrong} does not, because it scales the features differently"
     ]
 
 

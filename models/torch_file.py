@@ -166,7 +166,7 @@ def _names(path: Path) -> Iterator[str]:
                 _check_archive(archive, path)
                 entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
                 if len(entries) != 1:
-                    raise CheckpointError(f"{path} is a zip archive, but none that torch.save wrote")
+                    raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
                 with archive.open(entries[0]) as content:
                     yield from _names_in_pickle(content, objects)
         else:
@@ -237,4 +237,4 @@ def _plain_dict(*args: Any) -> dict[Any, Any]:
 
 
 def _code(path: Path, name: str) -> CheckpointError:
-    return CheckpointError(f"{path} holds code: reading it would run {name}, so it is refused; nothing of it was run")
+    return CheckpointError(f"{path} contains code: reading it would run {name}, so it is refused; no code was run")

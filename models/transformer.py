@@ -39,40 +39,44 @@ if TYPE_CHECKING:
 class TransformerConfig:
     """Configuration of the transformer, with fairseq's names; the defaults are the base model of the paper."""
 
-    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
-    attention_dropout: float = option(0.0, "probability of dropping an attention weight", minimum=0, maximum=0.99)
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
     activation_dropout: float = option(
-        0.0, "probability of dropping a feature inside the feed-forward part", minimum=0, maximum=0.99
+        0.0, "dropout probability between the two feed-forward layers", minimum=0, maximum=0.99
     )
-    activation_fn: str = option("relu", "activation of the feed-forward part", choices=sorted(ACTIVATIONS))
-    encoder_embed_dim: int = option(512, "channels of the encoder", minimum=1)
-    encoder_ffn_embed_dim: int = option(2048, "channels inside the encoder's feed-forward part", minimum=1)
-    encoder_layers: int = option(6, "layers of the encoder", minimum=1)
-    encoder_attention_heads: int = option(8, "attention heads of the encoder", minimum=1)
-    encoder_normalize_before: bool = option(False, "whether the encoder normalizes before each part (pre-norm)")
-    encoder_learned_pos: bool = option(False, "whether the encoder's positions are learned rather than sinusoidal")
+    activation_fn: str = option("relu", "activation function of the feed-forward layers", choices=sorted(ACTIVATIONS))
+    encoder_embed_dim: int = option(512, "hidden size of the encoder", minimum=1)
+    encoder_ffn_embed_dim: int = option(2048, "hidden size of the encoder's feed-forward layers", minimum=1)
+    encoder_layers: int = option(6, "number of encoder layers", minimum=1)
+    encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
+    encoder_normalize_before: bool = option(
+        False, "apply layer normalization before each sublayer of the encoder (pre-norm), else after it"
+    )
+    encoder_learned_pos: bool = option(False, "learned position embeddings in the encoder instead of sinusoidal ones")
     encoder_layerdrop: float = option(
-        0.0, "probability of leaving out an encoder layer in training", minimum=0, maximum=0.99
+        0.0, "LayerDrop: probability of skipping an encoder layer in training", minimum=0, maximum=0.99
     )
-    decoder_embed_dim: int = option(512, "channels of the decoder", minimum=1)
-    decoder_ffn_embed_dim: int = option(2048, "channels inside the decoder's feed-forward part", minimum=1)
-    decoder_layers: int = option(6, "layers of the decoder", minimum=1)
-    decoder_attention_heads: int = option(8, "attention heads of the decoder", minimum=1)
-    decoder_normalize_before: bool = option(False, "whether the decoder normalizes before each part (pre-norm)")
-    decoder_learned_pos: bool = option(False, "whether the decoder's positions are learned rather than sinusoidal")
+    decoder_embed_dim: int = option(512, "hidden size of the decoder", minimum=1)
+    decoder_ffn_embed_dim: int = option(2048, "hidden size of the decoder's feed-forward layers", minimum=1)
+    decoder_layers: int = option(6, "number of decoder layers", minimum=1)
+    decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
+    decoder_normalize_before: bool = option(
+        False, "apply layer normalization before each sublayer of the decoder (pre-norm), else after it"
+    )
+    decoder_learned_pos: bool = option(False, "learned position embeddings in the decoder instead of sinusoidal ones")
     decoder_layerdrop: float = option(
-        0.0, "probability of leaving out a decoder layer in training", minimum=0, maximum=0.99
+        0.0, "LayerDrop: probability of skipping a decoder layer in training", minimum=0, maximum=0.99
     )
     share_decoder_input_output_embed: bool = option(
-        False, "whether the decoder's input embedding is its output projection as well"
+        False, "use the decoder's input embedding as its output projection (tied weights)"
     )
     share_all_embeddings: bool = option(
-        False, "whether source, target and output share one embedding (needs a joint vocabulary)"
+        False, "share one matrix for source, target and output embeddings (needs a joint vocabulary)"
     )
-    no_scale_embedding: bool = option(False, "whether embeddings are not multiplied by the square root of their size")
-    layernorm_embedding: bool = option(False, "whether embeddings are normalized")
-    max_source_positions: int = option(1024, "longest source, in tokens with end-of-sentence", minimum=1)
-    max_target_positions: int = option(1024, "longest target, in tokens with end-of-sentence", minimum=1)
+    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
+    layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    max_source_positions: int = option(1024, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(1024, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
     def encoder_options(self) -> TransformerLayerOptions:
         """What the encoder's layers have in common."""
@@ -286,7 +290,7 @@ class TransformerModel(EncoderDecoderModel):
             target_embedding = source_embedding
         else:
             raise ConfigError(
-                "model.share_all_embeddings needs one vocabulary for source and target; use a joint one, or "
+                "model.share_all_embeddings needs one vocabulary for source and target; use a joint vocabulary, or "
                 "model.share_decoder_input_output_embed=true"
             )
         encoder = TransformerEncoder(cfg, source_embedding)

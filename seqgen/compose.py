@@ -143,8 +143,8 @@ def _component_of(generation: GenerationConfig, key: str) -> tuple[Registry, str
         name = wanted if wanted in chosen else ""
     if not name or not field:
         raise ConfigError(
-            f"{key!r} has no effect, since generation.{chooser} does not name its {registry.kind}; give "
-            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or leave it out"
+            f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "
+            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
         )
     return registry, name, field
 
@@ -287,11 +287,11 @@ def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get(_NAME), str):
-        raise ConfigError(f"{where}: {registry.group} does not say which {registry.kind} it is ({_NAME})")
+        raise ConfigError(f"{where}: {registry.group} does not name its {registry.kind} (key {_NAME})")
     try:
         entry = registry.entry(value[_NAME])
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; one of your own comes in by common.user_dir=PATH") from None
+        raise ConfigError(f"{where}: {error}; your own components are imported with common.user_dir=PATH") from None
     return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
 
 

@@ -27,5 +27,7 @@ def find_device(device: torch.device | str, key: str = "device") -> torch.device
         found = torch.device(device)
         torch.empty(1, device=found)
     except Exception:  # which one depends on the device and on how PyTorch was built
-        raise ConfigError(f"{key}={device} is not there; there is: {', '.join(present_devices())}") from None
+        raise ConfigError(
+            f"{key}={device} is not available; available devices: {', '.join(present_devices())}"
+        ) from None
     return found

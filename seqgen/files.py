@@ -57,7 +57,7 @@ def check_not_frozen(path: Path) -> None:
     """
     if is_frozen(path):
         raise CheckpointError(
-            f"{path} is missing, which was made when the run was trained and is not made again; copy the run folder "
+            f"{path} is missing; it was made when the run was trained and cannot be made again; copy the run folder "
             "whole"
         )
 

@@ -90,7 +90,7 @@ class Task:
         Raises:
             ConfigError: there is no such source.
         """
-        raise ConfigError(f"this task has no sources, so that there is none of the name {name!r}")
+        raise ConfigError(f"this task has no sources, so there is no source {name!r}")
 
     def input_of(self, text: str) -> str:
         """Turn a line of text into the input that the model has learned to read; by default the same."""
@@ -158,8 +158,8 @@ class Task:
         """
         if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
             raise ConfigError(
-                f"generation.prompt_lookup={cfg.prompt_lookup} looks for the output's words in the source, which has "
-                "another vocabulary; leave it out, or train with one vocabulary for both"
+                f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
+                "source and target have different vocabularies; remove it, or train with a joint vocabulary"
             )
         return SequenceGenerator.from_config(
             models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further

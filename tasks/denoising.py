@@ -28,19 +28,25 @@ class DenoisingConfig(RawTextConfig):
     """Which text, and what is hidden of it."""
 
     train: list[str] = option(
-        [], "raw text to train on: files or wildcards, each plain or .gz; JSON lines where a name ends in .jsonl"
+        [], "raw training text: files or wildcards, plain or .gz; JSON lines if the name ends in .jsonl"
     )
-    valid: list[str] = option([], "raw text to validate on, likewise")
-    test: list[str] = option([], "raw text to decode, likewise")
-    text_field: str = option("text", "field of JSON lines that holds the text")
+    valid: list[str] = option([], "raw validation text, in the same form")
+    test: list[str] = option([], "raw test text, in the same form")
+    text_field: str = option("text", "field of JSON lines that contains the text")
     on_empty: str = option(
-        "error", "what is done with a document without a single token; blank lines are none", choices=("error", "skip")
+        "error",
+        "what to do with a document without tokens; blank lines of plain text are not documents",
+        choices=("error", "skip"),
     )
-    concatenate: bool = option(True, "whether documents are read as one long text, else each is cut for itself")
-    objective: str = option("span_corruption", "what is hidden, and what is written", choices=tuple(OBJECTIVES))
-    noise_density: float = option(0.15, "share of the tokens that is hidden", minimum=0.001, maximum=0.999)
+    concatenate: bool = option(True, "concatenate documents before cutting examples, else cut each document separately")
+    objective: str = option(
+        "span_corruption",
+        "denoising objective: what is hidden from the input, and what the target is",
+        choices=tuple(OBJECTIVES),
+    )
+    noise_density: float = option(0.15, "fraction of tokens that are hidden", minimum=0.001, maximum=0.999)
     mean_span_length: float = option(3.0, "mean length of a hidden span, in tokens", minimum=1)
-    input_length: int = option(512, "most tokens of an input, end-of-sentence included", minimum=4)
+    input_length: int = option(512, "maximum input length in tokens, end-of-sentence included", minimum=4)
 
 
 @register_task("denoising", config=DenoisingConfig)
@@ -89,7 +95,7 @@ class DenoisingTask(RawTextTask):
         sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
         if not sentinels:
             raise DataError(
-                f"the vocabulary has no {SENTINEL.format(0)}, which stands for what is hidden; train or give a "
+                f"the vocabulary has no {SENTINEL.format(0)}, the sentinel that replaces hidden text; train or give a "
                 "tokenizer with sentinels (task.tokenizer=t5 or bytes)"
             )
         special = {*sentinels, dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()}

@@ -29,16 +29,18 @@ MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 class TextToTextConfig(RawTextConfig):
     """Which mixture, and how its sources are mixed."""
 
-    mixture: str = option("", "YAML file with the sources; docs/text-to-text.md explains it")
-    mixing: str = option("proportional", "how often each source is drawn from", choices=MIXINGS)
-    size_limit: int = option(0, "a source with more examples than this counts as this many; 0 for no limit", minimum=0)
-    temperature: float = option(
-        2.0, "mixing=temperature: 1 is proportional, and the higher the more equal", minimum=0.01
+    mixture: str = option("", "YAML file that lists the sources of the mixture; see docs/text-to-text.md")
+    mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
+    size_limit: int = option(
+        0, "limit on a source's number of examples when rates are computed; 0 for no limit", minimum=0
     )
-    epoch_size: int = option(0, "examples of an epoch; 0 for as many as the sources have", minimum=0)
-    max_source_positions: int = option(512, "most source tokens, end-of-sentence included", minimum=2)
-    max_target_positions: int = option(512, "most target tokens, end-of-sentence included", minimum=2)
-    on_overlong: str = option("drop", "what is done with longer examples", choices=("drop", "truncate", "error"))
+    temperature: float = option(
+        2.0, "with mixing=temperature: 1 for proportional rates; higher values make rates more equal", minimum=0.01
+    )
+    epoch_size: int = option(0, "examples per epoch; 0 for the number of examples of all sources", minimum=0)
+    max_source_positions: int = option(512, "maximum source length in tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(512, "maximum target length in tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what to do with longer examples", choices=("drop", "truncate", "error"))
 
 
 @register_task("text_to_text", config=TextToTextConfig)
@@ -151,9 +153,8 @@ class TextToTextTask(RawTextTask):
         given = Path(self.cfg.mixture)
         if self.cfg.mixture and given.exists() and (lines := list(differences(self.sources, _read(given)))):
             raise ConfigError(
-                f"this run was begun with another {given.name} than there is now; bring it back, choose another "
-                f"run_dir, or, where files have only been moved, correct {self.folder / MIXTURE_FILE}:\n"
-                + "\n".join(lines)
+                f"this run was started with another version of {given.name}; restore that version, choose another "
+                f"run_dir, or, if files were only moved, correct {self.folder / MIXTURE_FILE}:\n" + "\n".join(lines)
             )
 
     def source_lines(self, split: str) -> Iterator[str]:

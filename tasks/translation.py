@@ -26,22 +26,24 @@ SPLITS = ("train", "valid", "test")
 class ParallelTextConfig(TokenizerConfig):
     """What tasks over parallel text have in common."""
 
-    max_source_positions: int = option(1024, "most source tokens, end-of-sentence included", minimum=2)
-    max_target_positions: int = option(1024, "most target tokens, end-of-sentence included", minimum=2)
-    on_overlong: str = option("drop", "what is done with longer pairs", choices=("drop", "truncate", "error"))
-    workers: int = option(0, "processes that encode text; 0 takes one for each core", minimum=0)
-    cache_dir: str = option("", "folder for encoded text, which runs may share; empty for the run folder")
+    max_source_positions: int = option(1024, "maximum source length in tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what to do with longer pairs", choices=("drop", "truncate", "error"))
+    workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
+    cache_dir: str = option("", "cache folder for encoded text, which several runs may share; empty for the run folder")
 
 
 @dataclass
 class TranslationConfig(ParallelTextConfig):
     """Which files to translate between."""
 
-    source_lang: str = option("", "ending of the source files, such as en")
-    target_lang: str = option("", "ending of the target files, such as de")
-    train: str = option("", "training text: path without .SRC and .TGT (each may also end in .gz); may be a wildcard")
-    valid: str = option("", "validation text, likewise")
-    test: str = option("", "test text, likewise")
+    source_lang: str = option("", "source language: file name ending of the source files, such as en")
+    target_lang: str = option("", "target language: file name ending of the target files, such as de")
+    train: str = option(
+        "", "training text: path without the endings .SRC and .TGT (files may be .gz); may be a wildcard"
+    )
+    valid: str = option("", "validation text, in the same form")
+    test: str = option("", "test text, in the same form")
 
 
 class ParallelTextTask(Task):
@@ -142,7 +144,7 @@ class TranslationTask(ParallelTextTask):
         """
         for key, example in (("source_lang", "en"), ("target_lang", "de")):
             if not getattr(cfg, key):
-                raise ConfigError(f"task.{key} is missing; give the ending of the files, such as task.{key}={example}")
+                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
         if cfg.source_lang == cfg.target_lang:
             raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
         return super().setup_task(cfg, folder)

@@ -175,7 +175,7 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
 @pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
 def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
-    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "not a name for an average")
+    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "cannot be the name of an average")
     assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
 
 

@@ -86,7 +86,7 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
     for arguments, words in (
         ([f"path={checkpoint}"], ["run_dir=RUN"]),
         ([f"path={checkpoint}", f"run_dir={tmp_path / 'there'}"], ["there is there already"]),
-        ([f"path={tmp_path}", run], ["a run needs no conversion"]),
+        ([f"path={tmp_path}", run], ["runs of seqgen need no conversion"]),
         ([f"path={tmp_path / 'none.pt'}", run], ["none.pt", "there is no such file"]),
         ([f"path={silent}", run], ["source_lang", "give source_lang="]),
         ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),

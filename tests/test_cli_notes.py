@@ -85,7 +85,7 @@ def test_keys_of_the_other_way_to_score(run: Path, data: Path) -> None:
         refused(command("score", *model, argument), f"{argument.split('=')[0]} is for scoring with hypothesis=")
 
 
-EMPTY = "the input has no lines, and so has the output"
+EMPTY = "the input has no lines, so the output is empty"
 
 
 @pytest.mark.parametrize("form", ["text", "json", "fairseq"])
@@ -120,7 +120,7 @@ def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:
     for arguments in ((f"hypothesis={none}",), (f"path={run}", f"source={none}", f"output={out}")):
         outcome = command("score", f"reference={none}", *arguments)
         assert outcome.code == 0, outcome.err
-        assert "have no lines, so that there is nothing to score" in outcome.err
+        assert "have no lines; there is nothing to score" in outcome.err
         assert "BLEU" not in outcome.out
         refused(command("score", f"reference={data}/test.de", *arguments), "0 lines", "has 20")
     assert out.read_bytes() == b""

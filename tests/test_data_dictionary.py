@@ -30,7 +30,7 @@ def test_fairseq_ids(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"a 1\nb\n", "line 2: 'b' is not a symbol, a space and a count"),
+        (b"a 1\nb\n", "line 2: 'b' is not a token, a space and a count"),
         (b"a 1\nb x\n", "line 2: 'b x' is not"),
         (b"a 1\nb -3\n", "line 2"),
         (b"a 1\n\nb 1\n", "line 2: ''"),

@@ -153,7 +153,7 @@ def test_templates() -> None:
 
 @pytest.mark.parametrize("text", ["{", "}", "{}", "{0", "{a!r}", "{a:>10}", "{a} {"])
 def test_templates_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^here: .*brace that is none is doubled"):
+    with pytest.raises(ConfigError, match=r"^here: .*a literal brace twice"):
         Template(text, "here")
 
 

@@ -152,7 +152,7 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = torch.zeros(1)
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "of another shape: lm_head.weight ((1,), its config.json says (40, 24))" in refusal(folder)
+    assert "of another shape: lm_head.weight ((1,), expected (40, 24))" in refusal(folder)
 
 
 def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
@@ -308,8 +308,8 @@ def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
     assert loaded.generation["bad_words"] == ["dog"]
     assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
     assert len(loaded.notes) == 2
-    assert "of bad_words_ids, [0, 0] is no text of its own" in loaded.notes[0]
-    assert "watermarking_config={'bias': 2} has no counterpart here and is ignored" in loaded.notes[1]
+    assert "the ids [0, 0] of bad_words_ids are ignored" in loaded.notes[0]
+    assert "watermarking_config={'bias': 2} is not supported and is ignored" in loaded.notes[1]
 
 
 def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:
@@ -497,8 +497,8 @@ def test_conversions_that_are_refused(tmp_path: Path) -> None:
     for arguments, words in (
         ([f"path={folder}"], "either run_dir=RUN or huggingface_dir=FOLDER"),
         ([f"path={folder}", f"run_dir={tmp_path}/a", f"huggingface_dir={tmp_path}/b"], "either run_dir=RUN or"),
-        ([f"path={folder}", f"huggingface_dir={run}"], "is there already; give the name of a new folder"),
-        ([f"path={run}", f"run_dir={tmp_path}/a"], "a run needs no conversion"),
+        ([f"path={folder}", f"huggingface_dir={run}"], "already exists; give the name of a new folder"),
+        ([f"path={run}", f"run_dir={tmp_path}/a"], "runs of seqgen need no conversion"),
     ):
         outcome = command("convert", *arguments)
         assert outcome.code == 2
@@ -572,7 +572,7 @@ def test_weights_that_are_not_those_of_the_config(tmp_path: Path) -> None:
     said = refusal(folder)
     assert "missing: decoder.block.1.layer.1.EncDecAttention.k.weight" in said
     assert "unknown to the model: encoder.extra.weight" in said
-    assert "of another shape: decoder.final_layer_norm.weight ((3,), its config.json says (24,))" in said
+    assert "of another shape: decoder.final_layer_norm.weight ((3,), expected (24,))" in said
 
 
 def test_values_that_make_no_sense(tmp_path: Path) -> None:
@@ -618,7 +618,7 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     bin_folder = tiny_folder(tmp_path / "bin", "t5", safe_serialization=False)
     original = (folder / "config.json").read_text()
-    said = "the weights are not those that its config.json describes: that has"
+    said = "the weights do not match its config.json, which describes"
     for values, words in (
         ({"num_layers": 10**9}, said),
         ({"num_decoder_layers": 10**6}, said),

@@ -194,7 +194,7 @@ LONG = ["the dog sees a ball"] * 50
         (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: it is not JSON"),
         (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: it is JSON but no object"),
         (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
-        (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' holds no text"),
+        (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' is not text"),
         (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has not a single token;.*on_empty"),
         (["", "  "], "a.txt", {}, r"train: a\.txt has not a single token"),
         ([], "a.txt", {}, r"a\.txt is empty"),

@@ -216,7 +216,7 @@ def test_a_wrong_template_ends_the_training_of_a_tokenizer_in_one_sentence(data:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sources: {de: {input: a: b}}", "is no YAML: .*needs quotes"),
+        ("sources: {de: {input: a: b}}", "is not valid YAML: .*in quotes"),
         ("a: 1", "must have one key, sources"),
         ("sources: [a]", "must have one key, sources"),
         ("sources: {}", "has no source"),

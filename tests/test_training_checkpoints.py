@@ -292,7 +292,7 @@ def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> Non
     for name, reason in [
         ("model-00001-of-00002.safetensors", "Hugging Face's layout it would need a config.json"),
         ("model.safetensors", "config.json is missing"),
-        ("config.json", "make it a run by seqgen-convert"),
+        ("config.json", "convert it with seqgen-convert"),
     ]:
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(CheckpointError, match=reason):
@@ -432,7 +432,7 @@ def test_average_keeps_weights_shared(tmp_path: Path) -> None:
 def test_average_of_different_models(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "a").save(["last"], {"w": torch.ones(2), "b": torch.ones(1)}, None)
     Checkpoints(tmp_path / "b").save(["last"], {"w": torch.ones(3)}, None)
-    with pytest.raises(CheckpointError, match=r"other names or shapes.*: b, w"):
+    with pytest.raises(CheckpointError, match=r"differ in names or shapes.*: b, w"):
         average([resolve(tmp_path / "a"), resolve(tmp_path / "b")])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 VARIABLES = {
-    "batch": "sentences in a batch",
+    "batch": "sentences per batch",
     "length": "tokens of the output",
     "beam": "beam",
     "source": "source tokens",

@@ -30,7 +30,7 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
     found = [by_update[update] for update in sorted(by_update)]
     if count < 1 or len(found) < count:
         raise CheckpointError(
-            f"{run}: {count} checkpoints are to be averaged and it keeps {len(found)}; train with "
+            f"{run}: {count} checkpoints are to be averaged, but the run has only {len(found)}; train with "
             f"checkpoint.keep_last_epochs={count} or checkpoint.keep_interval_updates={count}"
         )
     return found[-count:]
@@ -49,7 +49,7 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         CheckpointError: none is given, one cannot be read, or names or shapes differ.
     """
     if not checkpoints:
-        raise CheckpointError("no checkpoint to average; give at least one")
+        raise CheckpointError("there is no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
     owners: dict[int, str] = {}  # of several names that share a weight, the first; they go on sharing it
     owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
@@ -59,7 +59,7 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
         if different:
             raise CheckpointError(
-                f"{path}: its weights have other names or shapes than those of {checkpoints[0]}: "
+                f"{path}: its weights differ in names or shapes from those of {checkpoints[0]}: "
                 + ", ".join(sorted(different)[:5])
             )
         for name, total in sums.items():

@@ -93,11 +93,11 @@ class DecodingTask(Task):
         Raises:
             DataError: always.
         """
-        raise DataError("this model comes without data to decode; give input=FILE, or input=- for standard input")
+        raise DataError("this model has no data splits to decode; give input=FILE, or input=- for standard input")
 
     def load_dataset(self, split: str) -> PairDataset:
         """There is none; see ``source_lines``."""
-        raise DataError("task=decoding has no data to train on; give another task, such as task=translation")
+        raise DataError("task=decoding has no training data; choose another task, such as task=translation")
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,15 @@ def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None)
     def decorator(reader: Reader) -> Reader:
         if kind in _READERS:
             raise ConfigError(
-                f"there are two readers of a {kind}, in {_READERS[kind].__module__} and {reader.__module__}"
+                f"two checkpoint loaders are registered for a {kind}, in {_READERS[kind].__module__} and "
+                f"{reader.__module__}"
             )
         if recognizes is not None:
             declare_reader(kind, recognizes, reader.__module__)
         elif kind not in _DECLARED:
-            raise ConfigError(f"the reader of a {kind} in {reader.__module__} does not say which paths it recognizes")
+            raise ConfigError(
+                f"the checkpoint loader for a {kind} in {reader.__module__} does not define which paths it recognizes"
+            )
         _READERS[kind] = reader
         return reader
 
@@ -189,8 +192,8 @@ def load_models(
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
     if given and not any(reader_of(Path(path)) for path in separate):
         raise ConfigError(
-            f"reading.{given[0]} is for checkpoints of other toolkits, and {', '.join(separate)} is none; a run has "
-            "all that it needs in its folder"
+            f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
+            "seqgen; remove the key"
         )
     return [load_model(path, device, dtype, reading) for path in separate]
 
@@ -237,7 +240,7 @@ def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
     known = {str(number_format).removeprefix("torch."): number_format for number_format in WEIGHT_FORMATS}
     found = known.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in WEIGHT_FORMATS:
-        raise ConfigError(f"dtype={dtype} is no number format that weights can have; there are: {', '.join(known)}")
+        raise ConfigError(f"dtype={dtype} is not a dtype that weights can have; choose one of: {', '.join(known)}")
     return found
 
 
@@ -265,7 +268,7 @@ def run_folder_of(checkpoint: Path) -> Path:
         if (folder / CONFIG_FILE).is_file():
             return folder
     raise CheckpointError(
-        f"{checkpoint}: no folder above it has a {CONFIG_FILE}; give a checkpoint inside its run folder"
+        f"{checkpoint}: no folder above it contains a {CONFIG_FILE}; give a checkpoint inside its run folder"
     )
 
 
@@ -323,5 +326,5 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no keys and values")
+        raise CheckpointError(f"{path} is damaged: it must contain keys and values")
     return content

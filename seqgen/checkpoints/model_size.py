@@ -53,8 +53,8 @@ def check_size(
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
         raise CheckpointError(
-            f"{where}: the model would need {buffers >> 30} GiB for tables, more than {MAX_BUFFERS >> 30}; its "
-            "configuration is damaged, such as its longest source or target"
+            f"{where}: the model would need {buffers >> 30} GiB for buffers, more than {MAX_BUFFERS >> 30} GiB; its "
+            "configuration is damaged, perhaps its maximum source or target length"
         )
 
 

@@ -70,12 +70,14 @@ def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         refused.remove(_UPDATE_FREQ)
     if refused:
         lines = [f"  {key}: {before.get(key, _MISSING)} -> {after.get(key, _MISSING)}" for key in refused]
-        hint = f"\n({_LENGTH} is the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
+        hint = f"\n({_LENGTH} determines the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
         if _UPDATE_FREQ in refused and _WORLD_SIZE in differing:
-            hint += f"\n({_UPDATE_FREQ} may change with the number of processes if their product stays the same)"
+            hint += (
+                f"\n({_UPDATE_FREQ} may change together with the number of processes, if their product stays the same)"
+            )
         raise ConfigError(
-            "this run was begun with another configuration, so that it cannot be continued with this one; give these "
-            "keys as they were, or choose another run_dir:\n" + "\n".join(lines) + hint
+            "this run was started with another configuration and cannot be continued with this one; set these "
+            "keys to their old values, or choose another run_dir:\n" + "\n".join(lines) + hint
         )
 
 

@@ -141,7 +141,7 @@ def update_of(checkpoint: Path) -> int:
     state = read_json(path)
     update = state.get("update", -1) if isinstance(state, dict) else None
     if type(update) is not int:
-        raise CheckpointError(f"{path} is damaged: it does not say how many updates were made")
+        raise CheckpointError(f"{path} is damaged: it does not contain the number of updates")
     return update
 
 
@@ -164,8 +164,8 @@ def resolve(path: str | Path) -> Path:
             return _checked(given.parent)
         if given.suffix in _CODE_SUFFIXES or _looks_like_code(given):
             raise CheckpointError(
-                f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or make it a "
-                "run by seqgen-convert"
+                f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
+                "with seqgen-convert"
             )
         raise CheckpointError(f"{given}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
@@ -192,10 +192,10 @@ def _checked(folder: Path) -> Path:
     if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
         return folder
     if (folder / _HUGGINGFACE).is_file():
-        raise CheckpointError(f"{folder}: a folder in Hugging Face's layout; make it a run by seqgen-convert")
+        raise CheckpointError(f"{folder}: a folder in Hugging Face's layout; convert it with seqgen-convert")
     raise CheckpointError(
-        f"{folder}: {_HUGGINGFACE} is missing, which a folder in Hugging Face's layout needs; and it is no checkpoint "
-        f"of a run, which has {CHECKSUMS}"
+        f"{folder}: neither a Hugging Face folder, because {_HUGGINGFACE} is missing, nor a checkpoint of a "
+        f"run, because {CHECKSUMS} is missing"
     )
 
 
@@ -296,7 +296,7 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     for name, (there, here) in shapes.items():
         if _is_vocabulary(model, name) and there[0] != here[0]:
             raise CheckpointError(
-                f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} symbols, the "
+                f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
                 f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
             )
     parts = [

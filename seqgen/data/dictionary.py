@@ -52,12 +52,12 @@ class Dictionary:
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(symbol for i, symbol in enumerate(self.symbols) if self._ids[symbol] != i)
-            raise DataError(f"the vocabulary has {twice!r} twice; remove one")
+            raise DataError(f"the vocabulary contains {twice!r} twice; remove one")
         if len(self.counts) != len(self.symbols):
-            raise DataError(f"the vocabulary has {len(self.symbols)} symbols but {len(self.counts)} counts")
+            raise DataError(f"the vocabulary has {len(self.symbols)} tokens but {len(self.counts)} counts")
         for name, value in self.special_ids.items():
             if value is not None and not 0 <= value < len(self.symbols):
-                raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} symbols")
+                raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} tokens")
 
     @property
     def special_ids(self) -> dict[str, int | None]:
@@ -96,7 +96,7 @@ class Dictionary:
             IndexError: there is no such id.
         """
         if not 0 <= index < len(self.symbols):
-            raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} symbols")
+            raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} tokens")
         return self.symbols[index]
 
     def __getitem__(self, index: int) -> str:
@@ -180,7 +180,7 @@ class Dictionary:
                 except ValueError as error:
                     raise DataError(f"{path}, line {number}: {error}") from None
         if len(dictionary) == len(FAIRSEQ_SPECIALS):
-            raise DataError(f"{path} is empty; a vocabulary has a symbol and its count on each line")
+            raise DataError(f"{path} is empty; a vocabulary has a token and its count on each line")
         return dictionary
 
     def _add_line(self, line: str) -> None:
@@ -189,11 +189,9 @@ class Dictionary:
         if overwrite:
             symbol, separator, count = symbol.rpartition(" ")
         if not separator or not symbol or not (count.isascii() and count.isdigit()):
-            raise ValueError(f"{line[:60]!r} is not a symbol, a space and a count")
+            raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
         if symbol in self and not overwrite:
-            raise ValueError(
-                f"the symbol {symbol!r} is there already; remove one, or add {OVERWRITE_FLAG!r} to the line"
-            )
+            raise ValueError(f"the token {symbol!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
         if overwrite and symbol in self:  # the old id stays, under a name that nobody looks up
             self.symbols[self._ids[symbol]] += f"#{self._ids[symbol]}"
         self._ids[symbol] = len(self.symbols)
@@ -207,7 +205,7 @@ class Dictionary:
             symbols, counts = content["symbols"], content["counts"]
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             if not all(isinstance(symbol, str) for symbol in symbols):
-                raise TypeError("a symbol is not a string")
+                raise TypeError("a token is not a string")
             if not all(value is None or type(value) is int for value in (*counts, *specials.values())):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
@@ -237,7 +235,7 @@ class Dictionary:
     def _check_dict_txt(self, path: Path) -> None:
         standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
         if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
-            raise DataError(f"{path}: a dict.txt is for the special ids {standard} only; save as .json")
+            raise DataError(f"{path}: a dict.txt can only have the special ids {standard}; save as .json")
         for i, symbol in enumerate(self.symbols):
             if not symbol or "\n" in symbol or (i == len(FAIRSEQ_SPECIALS) and symbol.startswith("\ufeff")):
-                raise DataError(f"{path}: a dict.txt cannot hold the symbol {symbol!r}; save as .json")
+                raise DataError(f"{path}: a dict.txt cannot contain the token {symbol!r}; save as .json")

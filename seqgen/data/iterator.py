@@ -164,7 +164,7 @@ class EpochIterator:
         found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
         if any(found[name] != state[name] for name in found):
             raise DataError(
-                f"the checkpoint was saved within an epoch of {state['batches']} batches with {state['examples']} "
+                f"the checkpoint was saved in an epoch of {state['batches']} batches with {state['examples']} "
                 f"examples, but now there are {found['batches']} with {found['examples']}; continue with the same data "
                 "and batch limits, or start a new run with checkpoint.finetune_from"
             )

@@ -177,7 +177,7 @@ def check_sentinels(needed: int, there: int) -> None:
     """
     if needed > there:
         raise DataError(
-            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; give a shorter "
+            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; set a shorter "
             "task.input_length, a larger task.mean_span_length, a smaller task.noise_density, or a tokenizer with more "
             "sentinels"
         )

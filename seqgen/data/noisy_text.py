@@ -46,7 +46,7 @@ class NoisyTextDataset:
         self.starts, self.stops = _cut(store, objective.raw_length(input_length), concatenate)
         if len(self.starts) == 0:
             files = ", ".join(file for file, _ in store.meta.files[:3])
-            raise DataError(f"{name}: {files} has not a single token; give a text with at least one word")
+            raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
         sizes, kinds = np.unique(self.stops - self.starts, return_inverse=True)
         check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(symbols.sentinels))
         self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
@@ -100,8 +100,8 @@ class NoisyTextDataset:
             return []
         example = self.store.where(meta.unknown_examples[0])
         return [
-            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that the vocabulary "
-            f"lacks: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
+            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that are not in the "
+            f"vocabulary: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
         ]
 
 

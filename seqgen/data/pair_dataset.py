@@ -186,7 +186,7 @@ class PairDataset:
             found = self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
             raise DataError(f"{found}; shorten them, raise the limit, or set on_overlong to drop or truncate")
         truncate = self.on_overlong == "truncate"
-        self._note(f"pairs of {self.name} have an empty side and are left out", empty)
+        self._note(f"pairs of {self.name} have an empty side and are skipped", empty)
         done = "truncated" if truncate else "left out"
         self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
         return np.flatnonzero(~empty if truncate else ~(empty | overlong))
@@ -230,7 +230,7 @@ class PairDataset:
                 more = "; ..." if meta.unknown_lines > MAX_EXAMPLES else ""
                 sentences.append(
                     f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that "
-                    f"the vocabulary lacks: {examples}{more}."
+                    f"are not in the vocabulary: {examples}{more}."
                 )
         return sentences
 

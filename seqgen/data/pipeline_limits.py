@@ -35,7 +35,7 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
     encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
     if max(encoding, _growth(pipeline.get("decoder"))) > MAX_GROWTH:
         raise DataError(
-            f"{origin} has steps (Replace and the like) that can make a text more than {MAX_GROWTH} times as long; "
+            f"{origin} has steps (such as Replace) that can make a text more than {MAX_GROWTH} times longer; "
             "use the tokenizer as its authors published it"
         )
 

@@ -78,7 +78,7 @@ class JsonFormat:
             if field not in record:
                 raise ValueError(f"there is no field {field!r}; there are: {', '.join(record) or 'none'}")
             if not isinstance(record[field], str):
-                raise ValueError(f"the field {field!r} holds no text, number or truth value; correct the line")
+                raise ValueError(f"the field {field!r} is not text, a number, true or false; correct the line")
         return {field: record[field] for field in self.fields}
 
 
@@ -94,7 +94,7 @@ def read_object(line: str) -> dict[str, Any]:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise ValueError(f"it is not JSON ({reason}); each line must be one JSON object") from None
     if not isinstance(record, dict):
-        raise ValueError('it is JSON but no object; each line must be one, such as {"text": "..."}')
+        raise ValueError('it is JSON but not an object; each line must be an object such as {"text": "..."}')
     return {key: str(value).lower() if isinstance(value, bool) else value for key, value in record.items()}
 
 
@@ -186,9 +186,7 @@ class DocumentEncoder(RecordEncoder):
             plain = isinstance(self.record_format, PlainFormat)
             for index, (line, ids) in enumerate(zip(lines, encoded, strict=True)):
                 if len(ids) == 0 and not (plain and not line.strip()):
-                    raise LineError(
-                        index, "the document has not a single token; remove the line, or give task.on_empty=skip"
-                    )
+                    raise LineError(index, "the document has no tokens; remove the line, or set task.on_empty=skip")
         return encoded
 
 

@@ -262,7 +262,7 @@ def build_store(
         writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines))
         for path, (_, lines) in zip(files, writer.meta.files, strict=True):
             if lines == 0:
-                what = "has nothing after its header" if skip_lines else "is empty"
+                what = "has no lines after its header" if skip_lines else "is empty"
                 raise DataError(f"{path} {what}; give a file with at least one line")
     try:
         return TokenStore(folder)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from seqgen.task import Task
 
 _CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
-_Z_LOSS_HELP = "weight of the squared logarithm of the softmax's normalizer, which is added in training (T5: 1e-4)"
+_Z_LOSS_HELP = "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)"
 _LINEAR = frozenset({"AddmmBackward0", "MmBackward0", "_OneDNNLinearBackward"})
 """Operations whose backward does not read their output."""
 
@@ -81,7 +81,7 @@ class LabelSmoothedCrossEntropyConfig:
     """Options of ``label_smoothed_cross_entropy``."""
 
     label_smoothing: float = option(
-        0.1, "probability spread evenly over the vocabulary's other symbols", minimum=0, maximum=1
+        0.1, "probability distributed evenly over all tokens but the target", minimum=0, maximum=1
     )
     z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
 
@@ -155,7 +155,7 @@ class TargetPositions:
 
     def __init__(self, batch: Batch, pad: int):
         if batch.target is None or batch.prev_output_tokens is None:
-            raise ValueError("a criterion needs a batch with a target; this one has only a source")
+            raise ValueError("a criterion needs a batch with a target; this batch has only a source")
         target = batch.target.flatten()
         self.kept = (target != pad).nonzero().squeeze(1)
         self.target = target if self.kept.numel() == target.numel() else target[self.kept]
@@ -177,7 +177,7 @@ class TargetPositions:
         if self.segments is not None:
             raise ConfigError(
                 f"dataset.pack=true is not possible with {type(model).__name__}: its own forward, or that of its "
-                "decoder, cannot keep the examples of a row apart; give dataset.pack=false"
+                "decoder, cannot keep the examples of a row apart; set dataset.pack=false"
             )
         return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
 
@@ -282,7 +282,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         target, exp_sum = ctx.saved_tensors
         grad, ctx.buffer = ctx.buffer, None
         if grad is None:
-            raise RuntimeError("this loss was differentiated before; its buffer is used up")
+            raise RuntimeError("backward was already called on this loss, which overwrote its buffer")
         scale = grad_loss / exp_sum
         at_target = (-ctx.a * grad_loss).expand(exp_sum.size(0), 1)
         step = _chunk_rows(grad)

@@ -99,8 +99,8 @@ class Peers:
             reason = str(error).splitlines()[0][:200]
             raise LostRanksError(
                 f"training process {self.rank} of {self.world_size} cannot continue without the others: one of them "
-                "has ended, or has not answered for the seconds of distributed_training.timeout; the same command "
-                f"continues the run from its last checkpoint ({reason})"
+                "has ended, or did not answer within distributed_training.timeout seconds; run the same command again "
+                f"to continue from the last checkpoint ({reason})"
             ) from error
 
     def _sum_gradients(self, params: Sequence[Parameter]) -> None:

@@ -145,10 +145,12 @@ def _death(processes: list[BaseProcess], rank: int) -> ResourceError:
     how = f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
-        how += ", which the system sends when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        how += (
+            ", which the operating system sends when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        )
     return ResourceError(
-        f"training process {rank} of {len(processes)} {how}; all are ended, and the same command continues the run "
-        "from its last checkpoint"
+        f"training process {rank} of {len(processes)} {how}; all processes were stopped; run the same command "
+        "again to continue from the last checkpoint"
     )
 
 
@@ -160,8 +162,8 @@ def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exceptio
     if silent and not causes:
         which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
         return ResourceError(
-            f"training {which} of {len(processes)} did not answer for longer than distributed_training.timeout; all "
-            "are ended, and the same command continues the run from its last checkpoint"
+            f"training {which} of {len(processes)} did not answer within distributed_training.timeout seconds; all "
+            "processes were stopped; run the same command again to continue from the last checkpoint"
         )
     return (causes or failures)[0]
 

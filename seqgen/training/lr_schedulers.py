@@ -21,7 +21,9 @@ from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 class WarmupConfig:
     """Options of every schedule that warms up."""
 
-    warmup_updates: int = option(0, "updates over which the learning rate rises to optimization.lr", minimum=0)
+    warmup_updates: int = option(
+        0, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
+    )
     warmup_init_lr: float = option(0.0, "learning rate at the beginning of the warm-up", minimum=0)
 
 
@@ -92,7 +94,9 @@ def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRSchedule
 class InverseSqrtConfig(WarmupConfig):
     """Options of ``inverse_sqrt``."""
 
-    warmup_updates: int = option(2000, "updates over which the learning rate rises to optimization.lr", minimum=0)
+    warmup_updates: int = option(
+        2000, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
+    )
 
 
 @register_lr_scheduler("inverse_sqrt", config=InverseSqrtConfig)
@@ -108,7 +112,9 @@ class InverseSqrtSchedule(LRScheduler):
 class T5InverseSqrtConfig:
     """Options of ``t5_inverse_sqrt``."""
 
-    warmup_updates: int = option(10_000, "updates with the first, constant learning rate", minimum=0)
+    warmup_updates: int = option(
+        10_000, "number of updates before the decay, in which the learning rate is constant", minimum=0
+    )
 
 
 @register_lr_scheduler("t5_inverse_sqrt", config=T5InverseSqrtConfig)
@@ -127,8 +133,10 @@ class T5InverseSqrtSchedule(LRScheduler):
 class FixedConfig(WarmupConfig):
     """Options of ``fixed``."""
 
-    force_anneal: int = option(0, "epoch from which the learning rate shrinks at every epoch; 0 for none", minimum=0)
-    lr_shrink: float = option(0.1, "factor by which it shrinks", minimum=0, maximum=1)
+    force_anneal: int = option(
+        0, "epoch from which every epoch multiplies the learning rate by lr_shrink; 0 for never", minimum=0
+    )
+    lr_shrink: float = option(0.1, "factor of that decay", minimum=0, maximum=1)
 
 
 @register_lr_scheduler("fixed", config=FixedConfig)
@@ -148,10 +156,10 @@ class PolynomialConfig(WarmupConfig):
     """Options of ``polynomial``."""
 
     total_num_update: int = option(
-        0, "update at which end_learning_rate is reached; 0 takes optimization.max_update", minimum=0
+        0, "update at which end_learning_rate is reached; 0 for optimization.max_update", minimum=0
     )
-    end_learning_rate: float = option(0.0, "learning rate from then on", minimum=0)
-    power: float = option(1.0, "exponent of the decay; 1 for a straight line", minimum=0)
+    end_learning_rate: float = option(0.0, "learning rate after the decay", minimum=0)
+    power: float = option(1.0, "exponent of the decay; 1 for linear decay", minimum=0)
 
 
 @register_lr_scheduler("polynomial", config=PolynomialConfig)
@@ -175,10 +183,12 @@ class CosineConfig(WarmupConfig):
     """Options of ``cosine``."""
 
     lr_period_updates: int = option(
-        0, "updates of the first period; 0 takes optimization.max_update less the warm-up", minimum=0
+        0, "updates in the first period; 0 for optimization.max_update minus the warm-up", minimum=0
     )
-    t_mult: float = option(1.0, "each period is longer than the one before it by this factor", minimum=1)
-    lr_shrink: float = option(0.1, "factor by which both ends of the range shrink after a period", minimum=0, maximum=1)
+    t_mult: float = option(1.0, "ratio of the length of a period to that of the period before it", minimum=1)
+    lr_shrink: float = option(
+        0.1, "factor on maximum and minimum learning rate after each period", minimum=0, maximum=1
+    )
     min_lr: float = option(0.0, "learning rate at the end of the first period", minimum=0)
 
 
@@ -207,9 +217,13 @@ class CosineSchedule(LRScheduler):
 class ReduceLROnPlateauConfig(WarmupConfig):
     """Options of ``reduce_lr_on_plateau``."""
 
-    lr_shrink: float = option(0.1, "factor by which the learning rate shrinks", minimum=0, maximum=1)
-    lr_threshold: float = option(1e-4, "share of the best score by which a better one must differ", minimum=0)
-    lr_patience: int = option(0, "validations without a better score that are borne before it shrinks", minimum=0)
+    lr_shrink: float = option(
+        0.1, "factor on the learning rate when the score has stopped improving", minimum=0, maximum=1
+    )
+    lr_threshold: float = option(1e-4, "minimum relative improvement of the score that counts as better", minimum=0)
+    lr_patience: int = option(
+        0, "number of validations without improvement before the learning rate is reduced", minimum=0
+    )
 
 
 @register_lr_scheduler("reduce_lr_on_plateau", config=ReduceLROnPlateauConfig)
@@ -247,6 +261,6 @@ def _total(given: int, otherwise: int, name: str, key: str) -> int:
     if given or otherwise:
         return given or otherwise
     raise ConfigError(
-        f"lr_scheduler={name} must know how long training lasts: give optimization.max_update (above the warm-up) or "
+        f"lr_scheduler={name} needs the length of training: set optimization.max_update (greater than the warm-up) or "
         f"lr_scheduler.{key}"
     )

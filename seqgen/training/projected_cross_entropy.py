@@ -105,7 +105,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("this loss was differentiated before; its gradient is used up")
+            raise RuntimeError("backward was already called on this loss, which overwrote its gradient")
         if grad_loss != 1:
             gradients = [None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients]
         return gradients[0], gradients[1], None, None, None

@@ -13,7 +13,7 @@ from typing import Any, Self
 _HANGUP: int = getattr(signal, "SIGHUP", 0)
 STOPPING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *((_HANGUP,) if _HANGUP else ()))
 """The signals that ask training to stop; Windows has no SIGHUP."""
-_NOTE = b"\nstopping after this update, and saving; a second signal ends at once\n"
+_NOTE = b"\nstopping after this update and saving; a second signal stops immediately\n"
 
 
 class StopSignals:

@@ -74,7 +74,7 @@ class Trainer:
         self, cfg: TrainConfig, task: Task, model: EncoderDecoderModel, device: torch.device, peers: Peers | None = None
     ):
         if cfg.common.bf16 and cfg.common.fp16:
-            raise ConfigError("common.bf16 and common.fp16 exclude each other; choose one")
+            raise ConfigError("common.bf16 and common.fp16 cannot both be true; choose one")
         self.cfg, self.task, self.model, self.device = cfg, task, model, device
         self.peers = peers or Peers()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
@@ -168,7 +168,7 @@ class Trainer:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             if not math.isfinite(result.gnorm):
-                self._leave_out(result, "float16 overflowed, the loss scale was halved", expected=True)
+                self._leave_out(result, "float16 overflow; the loss scale was halved", expected=True)
                 return
         self.update += 1
         self.skips = 0
@@ -182,10 +182,10 @@ class Trainer:
         if self.cfg.optimization.nonfinite_loss == "stop" and not expected:
             raise NonFiniteError(
                 f"update {self.update + 1}: {reason}; a lower optimization.lr or optimization.clip_norm may help, and "
-                "optimization.nonfinite_loss=skip leaves such batches out"
+                "optimization.nonfinite_loss=skip skips such updates"
             )
         if self.skips >= SKIPS:
-            raise NonFiniteError(f"update {self.update + 1}: {reason}, and {SKIPS} times in a row now; training stops")
+            raise NonFiniteError(f"update {self.update + 1}: {reason}, {SKIPS} times in a row; training stops")
         result.skipped = reason
         return result
 

@@ -96,7 +96,7 @@ class TrainingRun:
         if not model.supports_packing:
             raise ConfigError(
                 f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
-                "examples of a row apart; take a t5 or a transformer, or dataset.pack=false"
+                "examples of a row apart; choose a t5 or a transformer, or set dataset.pack=false"
             )
         return PackedDataset(dataset, self.cfg.dataset.pack_length)
 
@@ -161,7 +161,7 @@ class TrainingRun:
             result = self.trainer.train_update(group, epoch)
         self.meter.add(result)
         if result.skipped:
-            self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
+            self._message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
@@ -282,13 +282,15 @@ class TrainingRun:
             try:
                 weights, state = read_weights(newest), read_training_state(newest)
             except CheckpointError as error:
-                raise CheckpointError(f"{error}; without {newest} the run goes on from an older one") from None
+                raise CheckpointError(
+                    f"{error}; if you delete {newest}, the run continues from an older checkpoint"
+                ) from None
             try:
                 self._take_up(weights, state, str(newest))
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
-                    f"{newest}: its training state is not one of this run ({type(error).__name__}: "
-                    f"{str(error)[:200]}); without {newest} the run goes on from an older one"
+                    f"{newest}: its training state does not belong to this run ({type(error).__name__}: "
+                    f"{str(error)[:200]}); if you delete {newest}, the run continues from an older checkpoint"
                 ) from error
             return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
         given = self.cfg.checkpoint.finetune_from
@@ -311,12 +313,12 @@ class TrainingRun:
         now = self._batches_in_update()
         kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
         return (
-            f"; the number of processes is {self.peers.world_size} rather than {before}: what is left of the epoch is "
-            f"shared anew, and the number of batches in an update is {now}, {kept}"
+            f"; the number of processes is {self.peers.world_size} rather than {before}: the rest of the epoch is "
+            f"distributed among them, and an update has {now} batches, {kept}"
         )
 
     def _smaller_updates(self) -> str:
-        again = f"start anew in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
+        again = f"start a new run in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
         return (
             f"in update {self.trainer.update + 1}; choose a smaller dataset.max_tokens, with a larger "
             "optimization.update_freq for as many tokens in an update"
@@ -325,7 +327,7 @@ class TrainingRun:
 
     def _smaller_validation(self) -> str:
         return (
-            f"in the validation at update {self.trainer.update}, whose weights are saved; choose a smaller "
+            f"in the validation at update {self.trainer.update}, whose weights were saved; choose a smaller "
             "dataset.max_tokens_valid, or generation.beam or generation.batch_size if it decodes, and run the command "
             "again"
         )
@@ -339,7 +341,9 @@ class TrainingRun:
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
-        self._message(f"{params:,} parameters, {self._updates_in_epoch():,} updates an epoch, on {self.trainer.device}")
+        self._message(
+            f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
+        )
 
     def _say_goodbye(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

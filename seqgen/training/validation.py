@@ -84,8 +84,8 @@ class Validator:
         decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}
         if metric.lower() in decoded and not self.decode_limit:
             raise ConfigError(
-                f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; say with "
-                "dataset.validate_decode how many validation sentences to decode (-1 for all)"
+                f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; set "
+                "dataset.validate_decode to the number of validation sentences to decode (-1 for all)"
             )
 
     def validate(self) -> ValidationResult:

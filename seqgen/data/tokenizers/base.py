@@ -207,6 +207,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is damaged; copy the folder again or train anew") from None
+        raise DataError(f"{path} is damaged; copy the folder again or train the tokenizer again") from None
     component = cast(type[Tokenizer], TOKENIZERS.entry(str(name)).component)
     return component.load(folder, settings)

@@ -112,7 +112,9 @@ class PretrainedTokenizer(Tokenizer):
         """See ``Tokenizer.load``."""
         vocab_size = settings.get("vocab_size")
         if vocab_size is not None and type(vocab_size) is not int:
-            raise DataError(f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train anew")
+            raise DataError(
+                f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train the tokenizer again"
+            )
         return cast(Self, load_pretrained_tokenizer(folder / "pretrained", vocab_size))
 
     def __reduce__(self) -> tuple[Any, ...]:

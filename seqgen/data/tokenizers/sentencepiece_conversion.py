@@ -128,7 +128,7 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
     """
     source = read_model_file(model, origin)
     if source.algorithm != UNIGRAM:
-        raise DataError(f"{origin} is no unigram model, which the fast tokenizer needs; add its tokenizer.json")
+        raise DataError(f"{origin} is not a unigram model, which the fast tokenizer needs; add its tokenizer.json")
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]

@@ -75,7 +75,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._to_dictionary = None if dictionary is None else [dictionary.index(piece) for piece in pieces]
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
-            raise DataError(f"the vocabulary has hardly any piece of {origin}; give the dict.txt that belongs to it")
+            raise DataError(
+                f"the vocabulary contains hardly any piece of {origin}; give the dict.txt that belongs to it"
+            )
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -150,7 +152,9 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             alpha, nbest = float(settings["alpha"]), int(settings["nbest"])
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train anew") from None
+            raise DataError(
+                f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train the tokenizer again"
+            ) from None
         return cls(read_model(path), dictionary, origin=str(path), alpha=alpha, nbest=nbest)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -29,27 +29,36 @@ class TokenizerConfig:
         "sentencepiece; t5 (with sentinels), bytes, pretrained (from a folder); whitespace for text that is tokenized",
         choices=("sentencepiece", "t5", "bytes", "pretrained", "whitespace"),
     )
-    joined_dictionary: bool = option(True, "one vocabulary for both languages")
-    vocab_size: int = option(8000, "size of a vocabulary that is made from the training text", minimum=5)
+    joined_dictionary: bool = option(True, "use one vocabulary for source and target")
+    vocab_size: int = option(8000, "size of the vocabulary that is trained on the training text", minimum=5)
     hard_vocab_limit: bool = option(
-        True, "refuse a text that is too small for vocab_size, else make a smaller vocabulary"
+        True, "stop with an error if the text is too small for vocab_size, else train a smaller vocabulary"
     )
     spm_type: str = option("unigram", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
     character_coverage: float = option(
-        1.0, "share of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
+        1.0, "fraction of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
     )
-    extra_ids: int = option(100, "sentinels above the pieces (tokenizer=t5)", minimum=0, maximum=10_000)
+    extra_ids: int = option(
+        100, "number of sentinels, whose ids follow those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
+    )
     pretrained_tokenizer: str = option("", "folder with a T5, mT5, umT5 or ByT5 tokenizer (tokenizer=pretrained)")
-    spm_model: str = option("", "SentencePiece model to use rather than train one")
-    source_spm_model: str = option("", "likewise for the source alone (joined_dictionary=false)")
-    target_spm_model: str = option("", "likewise for the target alone (joined_dictionary=false)")
-    srcdict: str = option("", "dict.txt with the source ids; that of both languages if they are joined")
-    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)")
-    subword_sampling: bool = option(False, "segment training text at random, anew in each epoch")
-    sampling_alpha: float = option(
-        0.1, "smoothing of the sampled segmentations (unigram), or share of dropped merges (bpe)", minimum=0, maximum=1
+    spm_model: str = option("", "SentencePiece model to use; empty to train one")
+    source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
+    target_spm_model: str = option("", "SentencePiece model of the target (joined_dictionary=false)")
+    srcdict: str = option(
+        "", "dict.txt with the source ids, or with the ids of both languages (joined_dictionary=true)"
     )
-    sampling_nbest: int = option(-1, "sample among so many best segmentations; -1 for all (unigram)", minimum=-1)
+    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)")
+    subword_sampling: bool = option(
+        False, "subword sampling: segment training text at random, differently in each epoch"
+    )
+    sampling_alpha: float = option(
+        0.1,
+        "smoothing of sampled segmentations (unigram), or dropout probability of merges (bpe)",
+        minimum=0,
+        maximum=1,
+    )
+    sampling_nbest: int = option(-1, "sample from so many best segmentations; -1 for all (unigram)", minimum=-1)
 
 
 def prepare_tokenizers(
@@ -111,11 +120,11 @@ def _check(cfg: TokenizerConfig) -> None:
     for name in WRONG_KEYS[cfg.tokenizer]:
         if getattr(cfg, name):
             kinds = " or ".join(kind for kind, wrong in WRONG_KEYS.items() if name not in wrong)
-            raise ConfigError(f"task.{name} is for task.tokenizer={kinds}; remove the one or the other")
+            raise ConfigError(f"task.{name} needs task.tokenizer={kinds}; remove one of the two keys")
     if cfg.joined_dictionary:
         for name in ("source_spm_model", "target_spm_model", "tgtdict"):
             if getattr(cfg, name):
-                raise ConfigError(f"task.{name} is for separate vocabularies; add task.joined_dictionary=false")
+                raise ConfigError(f"task.{name} needs separate vocabularies; add task.joined_dictionary=false")
     if cfg.tokenizer == "pretrained" and not cfg.pretrained_tokenizer:
         raise ConfigError("task.pretrained_tokenizer is missing; give the folder of the tokenizer's files")
     if cfg.sampling_nbest in (0, 1):

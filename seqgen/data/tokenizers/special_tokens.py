@@ -64,11 +64,11 @@ class SpecialTokens:
         special = cls(files.origin, config, {}, None, {})
         for key in UNSUPPORTED:
             if config.get(key):
-                raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen cannot follow; remove it")
+                raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
         if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
             raise DataError(
-                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names of their own, which seqgen cannot "
-                "follow; remove it"
+                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
+                "support; remove it"
             )
         special._take(config, CONFIG_FILE)
         if "added_tokens_decoder" in config:
