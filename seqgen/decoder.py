@@ -118,8 +118,45 @@ _MOVING = (
 )
 
 
+class PositionCounter(StatefulModule):
+    """Counts the positions that a decoder has seen, so that the decoder's own state holds its tensors only."""
+
+    def count(self, incremental_state: StateDict | None) -> int:
+        """Positions so far; 0 without a state."""
+        slots = self.get_slots(incremental_state)
+        return 0 if slots is None else int(slots["positions"])
+
+    def add(self, incremental_state: StateDict | None, positions: int) -> None:
+        """Count more positions; does nothing without a state."""
+        self.set_slots(incremental_state, {"positions": self.count(incremental_state) + positions})
+
+    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+        """Keep the count, which all rows have in common."""
+        return slots
+
+    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+        """Keep the count."""
+        return slots
+
+    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+        """Keep the count."""
+        return slots
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down."""
+        return {"positions": slots["positions"] - positions}
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down."""
+        return {"positions": slots["positions"] - positions}
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Count from the earlier start."""
+        return {"positions": max(slots["positions"], others["positions"])}
+
+
 class IncrementalDecoder(StatefulModule, Decoder):
-    """A decoder that can go on from where it stopped.
+    """A decoder that can continue from a state.
 
     Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
     state has not seen yet, and gives for them exactly what the parallel pass gives. A subclass asks ``positions_seen``
@@ -154,6 +191,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
     joins: bool = False
     """Whether ``merge`` and ``trim`` work: every module that remembers something overrides ``merge_slots`` and
     ``trim_slots``, and the decoder heeds ``IncrementalState.starts``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_counter = PositionCounter()
 
     def forward(
         self,
@@ -201,12 +242,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
     def positions_seen(self, incremental_state: StateDict | None) -> int:
         """How many positions the state has seen; 0 without a state."""
-        slots = self.get_slots(incremental_state)
-        return 0 if slots is None else int(slots.get("positions_seen", 0))
+        return self.position_counter.count(incremental_state)
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
         """Note that ``new_positions`` more positions have been seen; does nothing without a state."""
-        self.set_slots(incremental_state, {"positions_seen": self.positions_seen(incremental_state) + new_positions})
+        self.position_counter.add(incremental_state, new_positions)
 
     def reorder_incremental_state(self, incremental_state: StateDict, new_order: Tensor) -> None:
         """Put the rows of a state into a new order, in place.
@@ -325,24 +365,6 @@ class IncrementalDecoder(StatefulModule, Decoder):
         for key, slots in incremental_state.items():
             merged[key] = _owner(key).merge_slots(slots, other[key])
         return merged
-
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
-        if set(slots) != {"positions_seen"}:
-            return super().truncate_slots(slots, positions)
-        return {"positions_seen": slots["positions_seen"] - positions}
-
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
-        if set(slots) != {"positions_seen"}:
-            return super().trim_slots(slots, positions)
-        return {"positions_seen": slots["positions_seen"] - positions}
-
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
-        """Count positions from the earlier start; a decoder that remembers more overrides this."""
-        if set(slots) != {"positions_seen"}:
-            return super().merge_slots(slots, others)
-        return {"positions_seen": max(slots["positions_seen"], others["positions_seen"])}
 
     def set_beam_size(self, beam_size: int) -> None:
         """A hint, before a search, of how many rows each sentence will have; the built-in models need none."""

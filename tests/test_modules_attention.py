@@ -14,7 +14,9 @@ from seqgen.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.kv_cache.growing import GrowingCache, KeysAndValues, StaticCache
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.modules.kv_cache.static import StaticCache
 from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
@@ -164,7 +166,7 @@ def test_padding_among_remembered_keys() -> None:
     module(x[:, :2], incremental_state=state)
     module(x[:, 2:3], key_padding_mask=late, incremental_state=state)
     (slots,) = state.values()
-    assert slots["padding_mask"].tolist() == [[False] * 3, [False, False, True]]
+    assert slots["cache"].view().padding_mask.tolist() == [[False] * 3, [False, False, True]]
     out, _ = module(x[:, 3:], incremental_state=state)
     for row, allowed in enumerate(([True] * 4, [True, True, False, True])):
         wanted, _ = by_hand(module, x[row], x[row], torch.tensor(allowed).expand(4, 4))
@@ -178,19 +180,21 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     state: Any = {}
     module(torch.randn(6, 1, 8), torch.randn(2, 4, 6), incremental_state=state)
     (slots,) = state.values()
-    assert slots["prev_key"].shape == (2, 2, 4, 4)
-    assert slots["share"] == 3
+    cache = slots["cache"]
+    assert isinstance(cache, StaticCache)
+    keys = cache.view().keys
+    assert keys.shape == (2, 2, 4, 4)
+    assert cache.share == 3
     module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
-    (again,) = state.values()
-    assert again["prev_key"] is slots["prev_key"]
-    moved = module.reorder_slots_within_beams(slots, torch.tensor([[2, 0, 1], [0, 0, 0]]))
-    assert moved["prev_key"] is slots["prev_key"]
-    kept = module.select_slots(slots, torch.tensor([1]), beam_size=3)
-    assert torch.equal(kept["prev_key"], slots["prev_key"][1:])
-    assert kept["share"] == 3
-    crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))
-    assert torch.equal(crossed["prev_key"], slots["prev_key"][[1, 0, 0]])
-    assert crossed["share"] == 1
+    assert module.remembered(state).keys is keys
+    moved = module.reorder_slots_within_beams(slots, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
+    assert moved.view().keys is keys
+    kept = module.select_slots(slots, torch.tensor([1]), beam_size=3)["cache"]
+    assert torch.equal(kept.view().keys, keys[1:])
+    assert kept.share == 3
+    crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))["cache"]
+    assert torch.equal(crossed.view().keys, keys[[1, 0, 0]])
+    assert crossed.share == 1
 
 
 def test_padding_of_merged_keys() -> None:
@@ -203,14 +207,13 @@ def test_padding_of_merged_keys() -> None:
         return KeysAndValues(numbers, -numbers, mask)
 
     for first, second in ((left, longer), (longer, left)):
-        static, growing = StaticCache(), GrowingCache()
-        one, two = (static.append(None, keys(mask), mask.size(0)) for mask in (first, second))
-        got = static.view(static.merge(one, two)).padding_mask
+        one, two = (StaticCache().append(keys(mask), mask.size(0)) for mask in (first, second))
+        got = one.merge(two).view().padding_mask
         assert got is not None
         assert torch.equal(got, torch.cat([F.pad(mask, (0, 5 - mask.size(1)), value=True) for mask in (first, second)]))
-        one, two = (growing.append(None, keys(mask), mask.size(0)) for mask in (first, second))
-        got = growing.view(growing.merge(one, two)).padding_mask
-        assert got is not None  # what lacks at the beginning is hidden by the starts
+        one, two = (GrowingCache().append(keys(mask), mask.size(0)) for mask in (first, second))
+        got = one.merge(two).view().padding_mask
+        assert got is not None  # positions that are missing on the left are hidden by the start offsets
         assert torch.equal(got, torch.cat([F.pad(mask, (5 - mask.size(1), 0)) for mask in (first, second)]))
 
 
