@@ -17,6 +17,7 @@ from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
 from tests.generators import make_generator
@@ -445,6 +446,47 @@ def test_errors_of_a_users_cache() -> None:
     module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state=state)
     with pytest.raises(DecodingError, match="NoRollBack has no roll_back; implement it"):
         module.truncate_slots(state[module.state_key], 1)
+
+
+class LocalMask:
+    """Attention to the last two positions, as a user would write it."""
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        mask = super().self_attention_mask(queries, layer)
+        near = queries.restrict(queries.distances < 2)
+        return near if mask is None or mask.dtype == torch.bool else mask.masked_fill(~near, -1e30)
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
+def test_a_mask_is_one_method(name: str, memory: None) -> None:
+    """Each layer reaches one position back; steps still equal the parallel pass."""
+    model = build(name)
+    decoder = model.decoder
+    reach = len(decoder.layers)
+    tokens = torch.randint(4, VOCAB, (3, reach + 4))
+    source = torch.randint(4, VOCAB, (3, 5))
+    out = model.encoder(source, torch.full((3,), 5))
+    changed = tokens.clone()
+    changed[:, 1] = (changed[:, 1] - 3) % (VOCAB - 4) + 4
+    seen = []
+    for own in (False, True):
+        if own:
+            decoder.__class__ = type("Local", (LocalMask, type(decoder)), {"joins": True})
+        before, after = decoder(tokens, out).logits, decoder(changed, out).logits
+        seen.append(((before - after).abs().amax((0, 2)) > 1e-12).tolist())
+    assert seen[0] == [False] + [True] * (reach + 3)
+    assert seen[1] == [False] + [True] * (reach + 1) + [False, False]
+    for beam_table in (True, False):
+        first, second = (Decode(model, name, lengths, seed=3, beam_table=beam_table) for lengths in (LENGTHS, [4]))
+        for _ in range(4):
+            first.step()
+            first.reorder_beams()
+        first.step(new=3)
+        first.step()
+        first.merge(second)
+        first.step(new=2)
+        first.reorder_beams()
+        first.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

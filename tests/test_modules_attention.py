@@ -15,9 +15,10 @@ from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.indirection import IndirectionCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.modules.kv_cache.static import StaticCache
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 
@@ -215,6 +216,58 @@ def test_padding_of_merged_keys() -> None:
         got = one.merge(two).view().padding_mask
         assert got is not None  # positions that are missing on the left are hidden by the start offsets
         assert torch.equal(got, torch.cat([F.pad(mask, (5 - mask.size(1), 0)) for mask in (first, second)]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beam_table", [True, False])
+def test_causal_steps_of_several_positions_equal_one_pass(beam_table: bool) -> None:
+    """The first step, one of three positions and one of a single position, without a mask from outside."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2).double()
+    x = torch.randn(4, 6, 8, dtype=torch.float64)
+    state = IncrementalState(2, 2)
+    state.beam_table = beam_table
+    steps = [module(part, is_causal=True, incremental_state=state)[0] for part in x.split([2, 3, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), module(x, is_causal=True)[0])
+
+
+@torch.no_grad()
+def test_weights_of_beams_that_stay_in_place() -> None:
+    """They are those of each row's own keys, and asking for them does not change the cache."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2).double()
+    x = torch.randn(4, 3, 8, dtype=torch.float64)
+    state = IncrementalState(2, 2)
+    state.beam_table = True
+    for position in range(2):
+        module(x[:, position : position + 1], incremental_state=state)
+    parents = torch.tensor([[1, 0], [1, 1]])
+    state[module.state_key] = module.reorder_slots_within_beams(state[module.state_key], parents)
+    x[:, :2] = x[[1, 0, 3, 3], :2]
+    out, weights = module(x[:, 2:], incremental_state=state, need_weights=True)
+    wanted, wanted_weights = module(x, is_causal=True, need_weights=True)
+    torch.testing.assert_close(out, wanted[:, 2:])
+    torch.testing.assert_close(weights, wanted_weights[:, 2:])
+    assert isinstance(state[module.state_key]["cache"], IndirectionCache)
+
+
+def test_query_positions() -> None:
+    cpu = torch.device("cpu")
+    queries = QueryPositions(2, 2, cpu)
+    assert queries.distances.tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
+    assert queries.restrict(queries.distances < 2).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    bias = queries.restrict(-queries.distances.float())
+    assert (bias[0] > -10).tolist() == [True, True, True, False]
+    assert bias.isfinite().all()
+    assert not queries.is_plain_causal
+    assert QueryPositions(0, 2, cpu).is_plain_causal
+    made: list[int] = []
+    for key in (bias, bias, cpu, bias):
+        queries.once(key, lambda: made.append(1) or bias)
+    assert len(made) == 3
+    padding = torch.tensor([[False, True]])
+    assert QueryPositions(0, 2, cpu, causal=False).allowed is None
+    assert QueryPositions(0, 2, cpu, False, padding_mask=padding).allowed.tolist() == [[[[True, False]]]]
 
 
 def test_initial_projections_are_independent_glorot_matrices() -> None:
