@@ -186,11 +186,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
     put them together, and they may hold anything."""
 
     can_truncate: bool = False
-    """Whether ``truncate`` works: every module that remembers something overrides ``truncate_slots``."""
+    """Whether positions can be rolled back by ``truncate``: every module with a state overrides ``truncate_slots``."""
 
     joins: bool = False
-    """Whether ``merge`` and ``trim`` work: every module that remembers something overrides ``merge_slots`` and
-    ``trim_slots``, and the decoder heeds ``IncrementalState.starts``."""
+    """Whether continuous batching works, by ``merge`` and ``trim``: every module with a state overrides ``merge_slots``
+    and ``trim_slots``, and the decoder takes ``IncrementalState.starts`` into account."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,40 +292,41 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
 
     def truncate(self, incremental_state: StateDict, positions: int) -> None:
-        """Forget the last positions of all rows, in place, as if they had not been computed.
+        """Roll back the last positions of all rows, in place, as if they had not been computed.
 
         Args:
             incremental_state: the state of this decoder.
-            positions: how many. Decoders whose modules forget old inputs take back positions of the last step only, as
-                many as ``IncrementalState.max_truncation`` said before it.
+            positions: how many. Decoders whose modules drop old inputs roll back positions of the last step only, at
+                most the ``IncrementalState.max_truncation`` that was set before it.
 
         Raises:
-            DecodingError: the decoder does not know how, or positions are not remembered so far back.
+            DecodingError: the decoder cannot roll back, or old inputs so far back have been dropped.
         """
-        _check_can(self, self.can_truncate, "take positions back", "can_truncate")
-        if not 0 <= positions <= self.positions_seen(incremental_state):
-            raise ValueError(
-                f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
-            )
+        _check_can(self, self.can_truncate, "roll back positions", "can_truncate")
+        seen = self.positions_seen(incremental_state)
+        if not 0 <= positions <= seen:
+            raise ValueError(f"of {seen} positions that were seen, {positions} cannot be rolled back")
         if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
-            seen, latest = self.positions_seen(incremental_state), int(incremental_state.starts.max())
+            latest = int(incremental_state.starts.max())
             if seen - positions < latest:
-                raise ValueError(f"{positions} of {seen} positions cannot be forgotten: a sentence starts at {latest}")
+                raise ValueError(
+                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
+                )
         if positions > 0:
             for key, slots in list(incremental_state.items()):
                 incremental_state[key] = _owner(key).truncate_slots(slots, positions)
 
     def trim(self, incremental_state: IncrementalState, positions: int) -> None:
-        """Forget the first positions of all rows, in place, where no sentence had started by then.
+        """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
-            incremental_state: the state of this decoder; its ``starts`` come down by ``positions``.
-            positions: how many, at most the smallest of ``starts``.
+            incremental_state: the state of this decoder; its start offsets decrease by ``positions``.
+            positions: how many, at most the smallest start offset.
 
         Raises:
-            DecodingError: the decoder does not know how.
+            DecodingError: the decoder cannot crop.
         """
-        _check_can(self, self.joins, "cut positions off", "joins")
+        _check_can(self, self.joins, "crop positions on the left", "joins")
         starts = incremental_state.starts
         if not 0 <= positions <= int(starts.min()):
             raise ValueError(
@@ -340,7 +341,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
 
         Positions are aligned at the last one. With 5 positions here and 2 there, the merged state has seen 5, and the
-        sentences of ``other`` start 3 positions later than they did.
+        start offsets of the sentences of ``other`` increase by 3.
 
         Args:
             incremental_state: a state of this decoder; neither it nor ``other`` is to be used any more.
@@ -350,9 +351,9 @@ class IncrementalDecoder(StatefulModule, Decoder):
             The state of all sentences.
 
         Raises:
-            DecodingError: the decoder does not know how.
+            DecodingError: the decoder cannot merge.
         """
-        _check_can(self, self.joins, "join batches", "joins")
+        _check_can(self, self.joins, "merge batches", "joins")
         if incremental_state.beam_size != other.beam_size:
             raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
         if set(incremental_state) != set(other):
@@ -373,8 +374,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
 def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
     if not can:
         raise DecodingError(
-            f"{type(decoder).__name__} cannot {what} in the middle of decoding; where all of its modules can, say so "
-            f"by {attribute} = True"
+            f"{type(decoder).__name__} cannot {what} in the middle of decoding; if all of its modules can, set "
+            f"{attribute} = True in the class"
         )
 
 

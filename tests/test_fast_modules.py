@@ -197,7 +197,7 @@ def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None
     decode.truncate(2)
     decode.step(new=2)
     decode.step()
-    with pytest.raises(ValueError, match="cannot be forgotten"):
+    with pytest.raises(ValueError, match="cannot be rolled back"):
         decode.decoder.truncate(decode.state, 100)
 
 
