@@ -20,8 +20,6 @@ than positions, however many beams it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 from torch import Tensor
 
@@ -203,23 +201,25 @@ class IndirectionTable:
         return mask.scatter_(4, slots, added).flatten(2, 3)
 
 
-@dataclass(frozen=True, eq=False)
 class IndirectionCache(KeyValueCache):
     """Keys and values of self-attention that stay in place, with a table of who sees what.
 
-    Attributes:
+    Args:
         table: the table, which all layers have in common.
         stays: whether the table is used for good, rather than for as long as it pays.
+
+    Attributes:
         keys: ``(sentences, H, capacity, D)``, laid out by ``empty_keys``; ``None`` before the first step.
         values: likewise, laid out position by position.
         clock: changes that this layer has applied to the table.
     """
 
-    table: IndirectionTable
-    stays: bool = False
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    clock: int = 0
+    def __init__(self, table: IndirectionTable, stays: bool = False):
+        self.table = table
+        self.stays = stays
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.clock = 0
 
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
         """Write new keys and values into slots; the memory is written in place. See ``KeyValueCache``.
@@ -230,10 +230,10 @@ class IndirectionCache(KeyValueCache):
         if new.padding_mask is not None:
             return self.histories().append(new, rows)
         self.table.append(self.clock, new.keys.size(2))
-        keys = self._write(self.keys, new.keys, are_keys=True)
-        values = self._write(self.values, new.values, are_keys=False)
-        grown = replace(self, keys=keys, values=values, clock=self.clock + 1)
-        return grown if self.stays or self.table.pays else grown.histories()
+        self.clock += 1
+        self.keys = self._write(self.keys, new.keys, are_keys=True)
+        self.values = self._write(self.values, new.values, are_keys=False)
+        return self if self.stays or self.table.pays else self.histories()
 
     def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
         table = self.table
@@ -268,39 +268,40 @@ class IndirectionCache(KeyValueCache):
     def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
         """Let each beam continue another of its sentence: only the table is gathered."""
         self.table.reorder(self.clock, parents)
-        return replace(self, clock=self.clock + 1)
+        self.clock += 1
+        return self
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep some sentences."""
         self.table.select(self.clock, keep)
-        keys, values = (take_rows(memory, keep) for memory in self._memories())
-        return replace(self, keys=keys, values=values, clock=self.clock + 1)
+        self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
+        self.clock += 1
+        return self
 
     def roll_back(self, positions: int) -> KeyValueCache:
         """Remove the last positions; their slots are no longer seen and will be collected."""
         self.table.roll_back(self.clock, positions)
-        return replace(self, clock=self.clock + 1)
+        self.clock += 1
+        return self
 
     def crop_left(self, positions: int) -> KeyValueCache:
         """Remove the first positions; likewise."""
         self.table.crop_left(self.clock, positions)
-        return replace(self, clock=self.clock + 1)
+        self.clock += 1
+        return self
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
         """Put the sentences of two batches behind each other; see ``IndirectionTable.merge``."""
         if not isinstance(other, IndirectionCache):
             return self.histories().merge(other)
-        table = self.table.merge(other.table)
-        keys, values = (
-            torch.cat(
-                [
-                    _padded(one[:, :, : self.table.used], table.capacity),
-                    _padded(two[:, :, : other.table.used], table.capacity),
-                ]
-            )
-            for one, two in zip(self._memories(), other._memories(), strict=True)
+        parts = [(self._memories(), self.table.used), (other._memories(), other.table.used)]
+        self.table = self.table.merge(other.table)
+        self.clock, capacity = self.table.clock, self.table.capacity
+        keys, self.values = (
+            torch.cat([_padded(memories[kind][:, :, :used], capacity) for memories, used in parts]) for kind in (0, 1)
         )
-        return replace(self, table=table, keys=as_keys(keys), values=values, clock=table.clock)
+        self.keys = as_keys(keys)
+        return self
 
     def _memories(self) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
