@@ -20,7 +20,7 @@ from seqgen.models.t5_config import PRESETS, T5Config
 from seqgen.models.t5_layers import T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.relative_positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.segments import segment_mask
@@ -52,19 +52,23 @@ class T5Encoder(Encoder):
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        length = src_tokens.size(1)
         padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
-        allowed = None if padding_mask is None else ~padding_mask[:, None, None, :]
-        if segments is not None:  # distances within an example are the same wherever in the row it stands
-            allowed = segment_mask(segments.source, segments.source)
+        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
         x = self.dropout(_residual(self.embed_tokens(src_tokens)))
         recompute = self.cfg.checkpoint_activations and self.training
-        bias = x.new_empty(0)
         for index, layer in enumerate(self.layers):
-            if index < len(self.position_biases):
-                bias = _hide(self.position_biases[index](0, length, length), allowed)
+            bias = self.self_attention_mask(queries, index)
             x = checkpointed(layer, x, bias) if recompute else layer(x, bias)
         return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        """What is added to the scores of self-attention in one layer, ``(1 or N, H, S, S)``; padding is hidden by it.
+
+        Args:
+            queries: the positions of the source.
+            layer: index of the layer.
+        """
+        return _biased(self.position_biases, queries, layer)
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -111,27 +115,30 @@ class T5Decoder(IncrementalDecoder):
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        rows, new = tokens.shape
-        # Distances do not change with the position at which a row starts; only what it may see does.
-        allowed = step_mask(seen, new, starts_of_rows(incremental_state, rows), tokens.device)
-        encoder_mask = None
-        if segments is not None:
-            allowed = segment_mask(segments.target, segments.target, causal=True)
-            encoder_mask = segment_mask(segments.target, segments.source)
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
+        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
         x = self.dropout(_residual(self.embed_tokens(tokens)))
         recompute = self.cfg.checkpoint_activations and self.training and incremental_state is None
-        bias, attention = x.new_empty(0), None
+        attention = None
         for index, layer in enumerate(self.layers):
-            if index < len(self.position_biases):
-                bias = _hide(self.position_biases[index](seen, new, seen + new), allowed)
+            bias = self.self_attention_mask(queries, index)
             need_weights = need_attention and index == len(self.layers) - 1
             memory = (encoder_out.encoder_out, encoder_out.encoder_padding_mask)
             if recompute:
                 x, attention = checkpointed(layer, x, bias, *memory, None, need_weights, encoder_mask)
             else:
                 x, attention = layer(x, bias, *memory, incremental_state, need_weights, encoder_mask)
-        self.advance(incremental_state, new)
+        self.advance(incremental_state, tokens.size(1))
         return self.dropout(self.layer_norm(x)), attention
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        """What is added to the scores of self-attention in one layer, ``(1 or N, H, new, K)``, causality included.
+
+        Args:
+            queries: the new positions.
+            layer: index of the layer.
+        """
+        return _biased(self.position_biases, queries, layer)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to logits ``(..., V)``."""
@@ -276,8 +283,10 @@ def _residual(embedded: Tensor) -> Tensor:
     return embedded.float() if embedded.dtype == torch.float16 else embedded
 
 
-def _hide(bias: Tensor, allowed: Tensor | None) -> Tensor:
-    """Put a large negative number where attention is not allowed, half of the largest so that sums stay finite."""
-    if allowed is None:
-        return bias
-    return bias.masked_fill(~allowed, torch.finfo(bias.dtype).min / 2)
+def _biased(biases: nn.ModuleList, queries: QueryPositions, layer: int) -> Tensor:
+    """The relative position bias of a layer, with a large negative number where attention is not allowed.
+
+    Distances depend neither on the start offset of a row nor on where in a row an example of several stands.
+    """
+    bias = biases[min(layer, len(biases) - 1)]
+    return queries.once(bias, lambda: queries.restrict(bias(queries.seen, queries.new, queries.seen + queries.new)))

@@ -19,7 +19,7 @@ from seqgen.modules.dropout import Dropout
 from seqgen.modules.embedding import token_embedding
 from seqgen.modules.layer_drop import LayerDropList
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
 from seqgen.modules.segments import segment_mask
 from seqgen.modules.transformer_layer import (
@@ -131,15 +131,28 @@ class TransformerEncoder(Encoder):
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
         padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx) if segments is None else None
         if segments is None:
-            positions, mask = self.embed_positions.of_source(src_tokens.size(1), padding_mask), None
+            positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
         else:
             positions = self.embed_positions.of_segments(segments.source, "source")
-            mask = segment_mask(segments.source, segments.source)
+        queries = QueryPositions.of_source(src_tokens, segments)
         x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
-        for layer in self.layers.active():
-            x = layer(x, padding_mask, mask)
+        for index in self.layers.active_indices():
+            x = self.layers[index](x, padding_mask, self.self_attention_mask(queries, index))
         return EncoderOut(self.layer_norm(x), padding_mask)
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer, apart from padding, which is always hidden.
+
+        Args:
+            queries: the positions of the source.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H, S,
+            S)``; ``None`` where each position sees all others.
+        """
+        return queries.allowed
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -190,32 +203,44 @@ class TransformerDecoder(IncrementalDecoder):
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        starts = starts_of_rows(incremental_state, tokens.size(0))
-        # A pass that begins at the first position is causal in the way that attention kernels know.
-        is_causal = seen == 0 and starts is None and segments is None
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         if segments is None:
-            mask = None if is_causal else step_mask(seen, tokens.size(1), starts, tokens.device)
-            positions, encoder_mask = self.embed_positions.of_target(seen, tokens.size(1), starts), None
+            positions = self.embed_positions.of_target(seen, queries.new, queries.starts)
+            encoder_mask = None
         else:
-            mask = segment_mask(segments.target, segments.target, causal=True)
             positions = self.embed_positions.of_segments(segments.target, "target")
             encoder_mask = segment_mask(segments.target, segments.source)
         x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
         attention: Tensor | None = None
-        for layer in self.layers.active():
+        for index in self.layers.active_indices():
+            layer, mask = self.layers[index], self.self_attention_mask(queries, index)
             x, attention = layer(
                 x,
                 encoder_out.encoder_out,
                 encoder_out.encoder_padding_mask,
                 mask,
                 encoder_attn_mask=encoder_mask,
-                is_causal=is_causal,
+                is_causal=mask is None,
                 incremental_state=incremental_state,
                 need_weights=need_attention and layer is self.layers[-1],
             )
         self.advance(incremental_state, tokens.size(1))
         return self.layer_norm(x), attention
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer; a subclass overrides it for another one.
+
+        Args:
+            queries: the new positions.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H,
+            new, K)`` where ``K`` counts the positions seen before too; ``None`` where each position sees all those up
+            to itself.
+        """
+        return None if queries.is_plain_causal else queries.allowed
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to logits ``(..., V)``."""

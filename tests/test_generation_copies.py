@@ -59,8 +59,9 @@ def static_tensors(decoded: Session) -> Iterator[Tensor]:
         yield from (tensor for tensor in vars(member.encoder_out).values() if isinstance(tensor, Tensor))
         for module in member.model.decoder.modules():
             if isinstance(module, MultiheadAttention) and module.encoder_decoder:
-                slots = module.get_slots(member.state) or {}
-                yield from (slots["prev_key"], slots["prev_value"])
+                seen = module.remembered(member.state)
+                assert seen is not None
+                yield from (seen.keys, seen.values)
 
 
 def copies(name: str, lazy_compaction: bool) -> tuple[list[str], bool]:

@@ -13,7 +13,7 @@ from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.modules.kv_cache import indirection as beam_table_cache
+from seqgen.modules.kv_cache import indirection
 from seqgen.structures import Batch, Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
@@ -48,9 +48,9 @@ def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
 @pytest.mark.parametrize("beam", [2, 5])
 def test_keeping_beams_in_place_equals_moving_them(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory grows, and where in the middle it stops to pay."""
-    monkeypatch.setattr(beam_table_cache, "_BLOCK", 3)
+    monkeypatch.setattr(indirection, "_BLOCK", 3)
     for seed, most in enumerate((2048, 40, 3)):
-        monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", most)
+        monkeypatch.setattr(indirection, "_MOST_SLOTS", most)
         model, batch = sharp(name, seed), batch_of(SOURCES)
         options = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
         assert_same(decode([model], batch, **options), decode([model], batch, beam_table="off", **options))

@@ -1,7 +1,7 @@
-"""Keys and values of self-attention that do not move while beams change places.
+"""A cache of self-attention whose keys and values do not move while beams change places.
 
-A key is written once, into a slot of its sentence's memory. Which slot holds a position of a beam's history stands in a
-table of integers, and only that table is gathered when beams change places. Attention then runs over all slots of a
+A key is written once, into a slot of its sentence's memory. An indirection table holds, for each beam and position, the
+number of the slot; only this table is gathered when beams change places. Attention then runs over all slots of a
 sentence, with a mask made from the table. All layers have their slots in the same order, so that one table and one mask
 serve them all.
 
@@ -13,8 +13,8 @@ Three beams after two steps; at the first they wrote a, b and c; then beams 0 an
                 beam 1: [1, 4]         beam 1 sees b and e,
                 beam 2: [2, 5]         beam 2 sees c and f
 
-Nobody sees slot 0 any more. When the memory is full, such slots are collected: a goes and the others move up. The
-hypotheses of a sentence soon have most of their histories in common, so that in the long run it has little more slots
+No beam sees slot 0 any more. When the memory is full, such slots are collected: a is removed and the others move up.
+The hypotheses of a sentence soon have most of their histories in common, so that in the long run it has few more slots
 than positions, however many beams it has.
 """
 
@@ -23,8 +23,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.incremental_state import Slots
 from seqgen.modules.attention import as_keys, empty_keys, take_rows
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
+from seqgen.modules.masks import step_mask
 
 _BLOCK = 64
 """Slots that are free again after a collection, or an eighth of those in use where that is more.
@@ -33,14 +35,14 @@ Fewer would make attention's products smaller and collections, each a copy of al
 """
 
 _MOST_SLOTS = 4
-"""Slots for each position up to which the table is used; see ``BeamTable.pays``."""
+"""Slots for each position up to which the table is used; see ``IndirectionTable.pays``."""
 
 
-class BeamTable:
+class IndirectionTable:
     """Which slot holds each position of each beam's history, for all layers of a decoder.
 
-    The layers bring each change to it one after the other, and each tells how many changes it has brought: the first
-    one to bring a change makes it, and the others find it made.
+    Each layer applies each change to it, one layer after the other, and passes the number of changes that it has
+    applied so far. The first layer makes a change, and the others find it made.
 
     Args:
         sentences: sentences in the batch.
@@ -50,7 +52,7 @@ class BeamTable:
     Attributes:
         table: ``(sentences, beam, capacity)`` int64, the slot of each position.
         length: positions that are filled.
-        used: slots that are filled; some of them are seen by nobody any more.
+        used: slots that are filled; some of them are no longer seen by any beam.
         capacity: slots that the memory of the layers must have.
         clock: changes so far.
         collected: after a change that moved slots, ``(sentences, slots)`` the old slot of each new one.
@@ -60,8 +62,8 @@ class BeamTable:
         self.table = torch.zeros(sentences, beam_size, 0, dtype=torch.int64, device=device)
         self.length = self.used = self.capacity = self.clock = 0
         self.collected: Tensor | None = None
-        self._mask: tuple[Tensor | None, Tensor] | None = None
-        self._merged: tuple[BeamTable, BeamTable] | None = None
+        self._mask: tuple[Tensor | None, bool, Tensor] | None = None
+        self._merged: tuple[IndirectionTable, IndirectionTable] | None = None
 
     @property
     def beam_size(self) -> int:
@@ -79,7 +81,7 @@ class BeamTable:
         return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
 
     def _is_first(self, clock: int) -> bool:
-        """Whether the layer that has brought ``clock`` changes is the first to bring the next one, which is counted."""
+        """Whether the layer that has applied ``clock`` changes is the first to apply the next one, which is counted."""
         if clock + 1 == self.clock:
             return False
         if clock != self.clock:
@@ -106,7 +108,7 @@ class BeamTable:
         self.length += positions
 
     def _collect(self) -> None:
-        """Give up the slots that no beam of a sentence sees.
+        """Free the slots that no beam of a sentence sees.
 
         Where beams see slots 0, 2 and 3 of 0 to 4, those become slots 0, 1 and 2. A sentence that sees fewer slots than
         another keeps some that it does not see.
@@ -129,25 +131,25 @@ class BeamTable:
         if self._is_first(clock):
             self.table = self.table.index_select(0, keep)
 
-    def truncate(self, clock: int, positions: int) -> None:
-        """Forget the last positions."""
+    def roll_back(self, clock: int, positions: int) -> None:
+        """Remove the last positions."""
         if self._is_first(clock):
             self.length -= positions
 
-    def trim(self, clock: int, positions: int) -> None:
-        """Forget the first positions."""
+    def crop_left(self, clock: int, positions: int) -> None:
+        """Remove the first positions."""
         if self._is_first(clock):
             self.length -= positions
             self.table = self.table[:, :, positions:].contiguous()
 
-    def merge(self, other: BeamTable) -> BeamTable:
+    def merge(self, other: IndirectionTable) -> IndirectionTable:
         """The table of the sentences of both, made at the first time that it is asked for.
 
         Positions are aligned at the last one. Those that one table lacks at the beginning, which its sentences do not
         see, have a slot to themselves, behind all others.
         """
         if self._merged is None or self._merged[0] is not other:
-            merged = BeamTable(0, self.beam_size, self.table.device)
+            merged = IndirectionTable(0, self.beam_size, self.table.device)
             merged.length = max(self.length, other.length)
             merged.used = merged.capacity = max(self.used, other.used) + 1
             tables = []
@@ -159,21 +161,26 @@ class BeamTable:
             self._merged = other, merged
         return self._merged[1]
 
-    def mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype) -> Tensor:
+    def mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, is_causal: bool = False) -> Tensor:
         """What is added to the scores of a sentence's queries with all slots, built once for all layers.
 
         Args:
             attn_mask: what is added to the scores of positions, or where attention to them is allowed, broadcastable to
                 ``(sentences * beam, heads, queries, length)``; ``None`` where all may be seen.
             queries: of each beam.
-            dtype: number format of the scores.
+            dtype: of the scores.
+            is_causal: whether each position sees those up to itself; ``attn_mask`` is then ``None``.
 
         Returns:
             ``(sentences, heads or 1, beam * queries, used)``.
         """
-        if self._mask is None or self._mask[0] is not attn_mask or self._mask[1].dtype != dtype:
-            self._mask = attn_mask, self._build_mask(attn_mask, queries, dtype)
-        return self._mask[1]
+        built = self._mask
+        if built is None or built[0] is not attn_mask or built[1] != is_causal or built[2].dtype != dtype:
+            allowed = attn_mask
+            if is_causal:
+                allowed = step_mask(self.length - queries, queries, None, self.table.device)
+            built = self._mask = attn_mask, is_causal, self._build_mask(allowed, queries, dtype)
+        return built[2]
 
     def _build_mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype) -> Tensor:
         sentences, beam, _ = self.table.shape
@@ -194,98 +201,120 @@ class BeamTable:
         return mask.scatter_(4, slots, added).flatten(2, 3)
 
 
-class BeamTableCache:
-    """Self-attention's keys and values in place, with a table of who sees what.
+class IndirectionCache(KeyValueCache):
+    """Keys and values of self-attention that stay in place, with a table of who sees what.
 
-    Slots:
-        keys, values: ``(sentences, H, capacity, D)``, the keys as ``empty_keys`` lays them out.
-        beams: the ``BeamTable``, which all layers have in common.
-        clock: changes that this layer has brought to it.
+    Args:
+        table: the table, which all layers have in common.
+        stays: whether the table is used for good, rather than for as long as it pays.
+
+    Attributes:
+        keys: ``(sentences, H, capacity, D)``, laid out by ``empty_keys``; ``None`` before the first step.
+        values: likewise, laid out position by position.
+        clock: changes that this layer has applied to the table.
     """
 
-    def append(self, slots: Slots | None, beams: BeamTable, key: Tensor, value: Tensor) -> Slots:
-        """Add the keys and values of new positions.
+    def __init__(self, table: IndirectionTable, stays: bool = False):
+        self.table = table
+        self.stays = stays
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.clock = 0
 
-        Args:
-            slots: what is remembered so far; ``None`` at first.
-            beams: the table.
-            key: ``(sentences * beam, T, H, D)``.
-            value: likewise.
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
+        """Write new keys and values into slots; the memory is written in place. See ``KeyValueCache``.
 
-        Returns:
-            What is to be remembered; the memory is that of ``slots``, written in place.
+        Where the table does not pay any more, each row gets a history of its own. So it does where there is padding
+        among the new positions.
         """
-        clock = 0 if slots is None else slots["clock"]
-        beams.append(clock, key.size(1))
-        new: Slots = {"beams": beams, "clock": clock + 1}
-        for name, added in (("keys", key), ("values", value)):
-            # (sentences * beam, T, H, D) -> (sentences, beam, T, H, D) -> (sentences, H, T, beam, D)
-            added = added.view(-1, beams.beam_size, *added.shape[1:]).permute(0, 3, 2, 1, 4)
-            memory = None if slots is None else slots[name]
-            if memory is None or beams.collected is not None:
-                memory = _with_room(memory, beams, added, name == "keys")
-            size = added.size(2) * added.size(3)
-            memory[:, :, beams.used - size : beams.used].view(added.shape).copy_(added)
-            new[name] = memory
-        return new
+        if new.padding_mask is not None:
+            return self.histories().append(new, rows)
+        self.table.append(self.clock, new.keys.size(2))
+        self.clock += 1
+        self.keys = self._write(self.keys, new.keys, are_keys=True)
+        self.values = self._write(self.values, new.values, are_keys=False)
+        return self if self.stays or self.table.pays else self.histories()
 
-    def view(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """What the beams of a sentence attend to together: keys and values, each ``(sentences, H, used, D)``."""
-        used = slots["beams"].used
-        return slots["keys"][:, :, :used], slots["values"][:, :, :used]
+    def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
+        table = self.table
+        # (sentences * beam, H, T, D) -> (sentences, beam, H, T, D) -> (sentences, H, T, beam, D)
+        added = new.unflatten(0, (-1, table.beam_size)).permute(0, 2, 3, 1, 4)
+        if memory is None or table.collected is not None:
+            memory = _with_room(memory, table, added, are_keys)
+        size = added.size(2) * added.size(3)
+        memory[:, :, table.used - size : table.used].view(added.shape).copy_(added)
+        return memory
 
-    def histories(self, slots: Slots) -> Slots:
-        """Give each row a history of its own, as ``GrowingCache`` keeps it.
+    def view(self) -> KeysAndValues:
+        """Each row's own history, gathered; see ``KeyValueCache``."""
+        table = self.table.table[:, :, : self.table.length]
+        keys, values = (_pick(memory, table).flatten(0, 1) for memory in self._memories())
+        return KeysAndValues(keys, values)
 
-        Args:
-            slots: what is remembered.
+    def histories(self) -> GrowingCache:
+        """A cache in which each row has a history of its own."""
+        return GrowingCache() if self.keys is None else GrowingCache.of(self.view())
 
-        Returns:
-            Keys and values ``(sentences * beam, H, length, D)``.
-        """
-        beams: BeamTable = slots["beams"]
-        table = beams.table[:, :, : beams.length]
-        rows = {name: _pick(slots[name], table).flatten(0, 1) for name in ("keys", "values")}
-        return {**rows, "spare": {}, "length": beams.length, "padding_mask": None}
+    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
+        """All slots of a sentence, for all of its beams together; see ``KeyValueCache``."""
+        keys, values = self._memories()
+        mask = self.table.mask(attn_mask, queries, dtype, is_causal)
+        return Attended(keys[:, :, : self.table.used], values[:, :, : self.table.used], mask, False)
 
-    def reorder_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+    def reorder(self, new_order: Tensor) -> KeyValueCache:
+        """Give each row a history of its own, since the order may cross sentences."""
+        return self.histories().reorder(new_order)
+
+    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
         """Let each beam continue another of its sentence: only the table is gathered."""
-        slots["beams"].reorder(slots["clock"], parents)
-        return {**slots, "clock": slots["clock"] + 1}
+        self.table.reorder(self.clock, parents)
+        self.clock += 1
+        return self
 
-    def select(self, slots: Slots, keep: Tensor) -> Slots:
+    def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
         """Keep some sentences."""
-        slots["beams"].select(slots["clock"], keep)
-        moved = {name: take_rows(slots[name], keep) for name in ("keys", "values")}
-        return {**slots, **moved, "clock": slots["clock"] + 1}
+        self.table.select(self.clock, keep)
+        self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
+        self.clock += 1
+        return self
 
-    def truncate(self, slots: Slots, positions: int) -> Slots:
-        """Forget the last positions; their slots are seen by nobody and will be collected."""
-        slots["beams"].truncate(slots["clock"], positions)
-        return {**slots, "clock": slots["clock"] + 1}
+    def roll_back(self, positions: int) -> KeyValueCache:
+        """Remove the last positions; their slots are no longer seen and will be collected."""
+        self.table.roll_back(self.clock, positions)
+        self.clock += 1
+        return self
 
-    def trim(self, slots: Slots, positions: int) -> Slots:
-        """Forget the first positions; likewise."""
-        slots["beams"].trim(slots["clock"], positions)
-        return {**slots, "clock": slots["clock"] + 1}
+    def crop_left(self, positions: int) -> KeyValueCache:
+        """Remove the first positions; likewise."""
+        self.table.crop_left(self.clock, positions)
+        self.clock += 1
+        return self
 
-    def merge(self, slots: Slots, others: Slots) -> Slots:
-        """Put the sentences of two batches behind each other; see ``BeamTable.merge``."""
-        beams = slots["beams"].merge(others["beams"])
-        merged: Slots = {"beams": beams, "clock": beams.clock}
-        for name in ("keys", "values"):
-            parts = (one[name][:, :, : one["beams"].used] for one in (slots, others))
-            memory = torch.cat([_padded(part, beams.capacity) for part in parts])
-            merged[name] = as_keys(memory) if name == "keys" else memory
-        return merged
+    def merge(self, other: KeyValueCache) -> KeyValueCache:
+        """Put the sentences of two batches behind each other; see ``IndirectionTable.merge``."""
+        if not isinstance(other, IndirectionCache):
+            return self.histories().merge(other)
+        parts = [(self._memories(), self.table.used), (other._memories(), other.table.used)]
+        self.table = self.table.merge(other.table)
+        self.clock, capacity = self.table.clock, self.table.capacity
+        keys, self.values = (
+            torch.cat([_padded(memories[kind][:, :, :used], capacity) for memories, used in parts]) for kind in (0, 1)
+        )
+        self.keys = as_keys(keys)
+        return self
+
+    def _memories(self) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            raise ValueError("a key/value cache is empty until its first append")
+        return self.keys, self.values
 
 
-def _with_room(memory: Tensor | None, beams: BeamTable, added: Tensor, are_keys: bool) -> Tensor:
+def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:
     """A memory with as many slots as the table asks for, its slots where the table has them now."""
-    shape = (added.size(0), added.size(1), beams.capacity, added.size(-1))
+    shape = (added.size(0), added.size(1), table.capacity, added.size(-1))
     larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
-    if memory is not None and beams.collected is not None:
-        larger[:, :, : beams.collected.size(1)] = _collected(memory, beams.collected)
+    if memory is not None and table.collected is not None:
+        larger[:, :, : table.collected.size(1)] = _collected(memory, table.collected)
     return larger
 
 
