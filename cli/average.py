@@ -9,12 +9,12 @@ from pathlib import Path
 
 from seqgen.checkpoints import averaging
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
+from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.run_checkpoints import resolve, run_lock
 from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
 from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.checkpoints.resume import flatten
 
 DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
 The average goes into the run's checkpoints/average, and is decoded with by path=RUN/checkpoints/average."""

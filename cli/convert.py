@@ -22,6 +22,7 @@ from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
 from seqgen.registry import MODELS
+from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 checkpoint of fairseq or a folder in Hugging Face's layout; or a T5 into such a folder: path=RUN huggingface_dir=FOLDER.
@@ -32,7 +33,9 @@ A run can be decoded with, averaged, and fine-tuned by checkpoint.finetune_from=
 class ConvertCommonConfig:
     """What converting has of the ``common`` group."""
 
-    user_dir: str = option("", "file or folder with models, readers, ... of your own, imported first")
+    user_dir: list[str] = option(
+        [], "files or folders with models, readers, ... of your own, imported first; run: those of the run path"
+    )
 
 
 @dataclass
@@ -111,6 +114,8 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
     config.model = loaded.config.model
+    config.common.user_dir = cfg.common.user_dir
+    config.common.user_files = recorded_files(config, cfg.common.user_dir)
     config.generation = dataclasses.replace(config.generation, **loaded.generation)
     return config
 

@@ -43,7 +43,11 @@ class CommonConfig:
 
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = option(0, "CPU threads; 0 takes one for each core", minimum=0)
-    user_dir: str = option("", "file or folder with models, tasks, ... of your own, imported first")
+    user_dir: list[str] = option(
+        [],
+        "files or folders with models, tasks, search strategies, ... of your own, imported first; run: those that the "
+        "run was trained with",
+    )
 
 
 @dataclass
@@ -58,6 +62,7 @@ class TrainCommonConfig(CommonConfig):
         "auto", "progress: a bar on a terminal, else lines", choices=("auto", "bar", "lines", "none")
     )
     tensorboard: bool = option(True, "write TensorBoard events into the run folder")
+    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
 
 
 @dataclass

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.compose import known_keys, to_dict
 from seqgen.config import GenerationConfig, TrainConfig
@@ -24,7 +25,6 @@ from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 from seqgen.task import Task
-from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 
 RUN_CHECKSUMS = "checksums.json"
 _CONFIG = "config.yaml"
@@ -105,7 +105,7 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
     return [
         f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
         f"{json.dumps(before)}"
-        for key, before in content[_GENERATION].items()
+        for key, before in flatten(content[_GENERATION])
         if now.get(f"generation.{key}", before) != before
     ]
 
