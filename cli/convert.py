@@ -22,6 +22,7 @@ from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
 from seqgen.registry import MODELS
+from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 fairseq checkpoint or a Hugging Face folder. It also turns a T5 into a Hugging Face folder: path=RUN
@@ -32,7 +33,10 @@ huggingface_dir=FOLDER. The command prints how to decode with the run and how to
 class ConvertCommonConfig:
     """What converting has of the ``common`` group."""
 
-    user_dir: str = option("", "Python file or folder with your own components (models, loaders, ...), imported first")
+    user_dir: list[str] = option(
+        [],
+        "Python files or folders with your own components (models, loaders, ...), imported first; run: the run's own",
+    )
 
 
 @dataclass
@@ -112,6 +116,8 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
     config.model = loaded.config.model
+    config.common.user_dir = cfg.common.user_dir
+    config.common.user_files = recorded_files(config, cfg.common.user_dir)
     config.generation = dataclasses.replace(config.generation, **loaded.generation)
     return config
 

@@ -13,7 +13,7 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.notes import summary
 from seqgen.cli.output import check_output, open_output
-from seqgen.compose import given_values
+from seqgen.compose import given_values, to_dict
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: GenerateConfig) -> int:
         overrides = [argument for argument in arguments if "=" in argument]
-        return generate(cfg, given_values(cfg, "generation", overrides))
+        debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
+        return generate(cfg, {**given_values(cfg, "generation", overrides), **debug})
 
     run(GenerateConfig, work, DESCRIPTION, arguments)
 
@@ -43,7 +44,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
 
     Args:
         cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave; the others are left to the model.
+        given: the keys of its ``generation`` group that the user gave; the others are left to the model. Further, those
+            of its ``debug`` group, as ``debug.KEY``.
 
     Returns:
         The exit code.

@@ -17,6 +17,7 @@ from seqgen.config import TrainConfig
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task
+from seqgen.user_files import recorded_files
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:
@@ -35,6 +36,7 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
     """
     for place in (folder, folder / CACHE):
         remove_leftovers(place)
+    cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
     path = folder / CONFIG_FILE
     begun = any((folder / FOLDER).glob("*/"))
     if path.exists():

@@ -89,6 +89,9 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     name = _store(schema, dict(pair for pair in pairs if _is_group(schema, pair[0])))
     with initialize_config_module("seqgen.conf", version_base="1.3"):
         defaults = _run_hydra(name, choices)
+        for key, _ in values:
+            if typing.get_origin(_annotation(defaults, key)) is dict:
+                raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
         literal = [(key, value) for key, value in values if _is_text(_annotation(defaults, key))]
         typed = [f"{key}={value}" for key, value in values if (key, value) not in literal]
         config = _run_hydra(name, [*choices, *typed])
@@ -179,9 +182,13 @@ def _parse_plain(key: str, text: str) -> Any:
 
 
 def _is_component_key(schema: type, key: str) -> bool:
-    return "generation" in {field.name for field in dataclasses.fields(schema)} and (
-        "." in key and key.partition(".")[0] in DECODING_COMPONENTS
-    )
+    return "." in key and key.partition(".")[0] in DECODING_COMPONENTS and decodes(schema)
+
+
+def decodes(schema: type) -> bool:
+    """Whether a command's configuration has all keys of decoding."""
+    fields = {field.name for field in dataclasses.fields(schema)}
+    return "generation" in fields and typing.get_type_hints(schema)["generation"] is GenerationConfig
 
 
 def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -197,6 +204,19 @@ def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str,
     if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
         names["components"] = None
     return {name: getattr(getattr(config, group), name) for name in names}
+
+
+def text_values(overrides: Sequence[str], key: str) -> list[str]:
+    """The texts that a key is given, whose value is a text or a list of texts; the last override counts."""
+    given = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
+    found = _parse_text(given[-1], list[str]) if given else []
+    return [found] if isinstance(found, str) else found or []
+
+
+def text_list(items: Sequence[str]) -> str:
+    """Texts as the value of an override, from which they are read back as they are."""
+    escaped = (item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for item in items)
+    return "[" + ",".join(f'"{item}"' for item in escaped) + "]"
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
@@ -259,6 +279,8 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     Raises:
         ConfigError: a key is unknown or a value has the wrong type.
     """
+    if schema is TrainConfig:
+        _record_user_files(plain)
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     values = {}
@@ -267,6 +289,8 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
             raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
         if _holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)
+        elif key == "user_dir" and isinstance(value, str):  # as older runs have it
+            values[key] = [value] if value else []
         elif dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
@@ -283,6 +307,17 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     return config
 
 
+def _record_user_files(plain: Mapping[str, Any]) -> None:
+    """Let the registries know which files a run records for components of the user's own."""
+    registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
+    common = plain.get("common")
+    recorded = common.get("user_files") if isinstance(common, Mapping) else None
+    for key, file in recorded.items() if isinstance(recorded, Mapping) else ():
+        group, _, name = str(key).partition(".")
+        if group in registries and isinstance(file, str):
+            registries[group].record_file(name, file)
+
+
 def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
     if value is None:
         return None
@@ -291,7 +326,10 @@ def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
     try:
         entry = registry.entry(value[_NAME])
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; your own components are imported with common.user_dir=PATH") from None
+        hint = (
+            "" if "common.user_dir=" in str(error) else "; your own components are imported with common.user_dir=PATH"
+        )
+        raise ConfigError(f"{where}: {error}{hint}") from None
     return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
 
 

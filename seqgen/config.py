@@ -45,8 +45,10 @@ class CommonConfig:
         "auto", "device to compute on; auto uses a GPU if there is one", choices=("auto", "cpu", "cuda", "mps")
     )
     threads: int = option(0, "CPU threads; 0 for one per core", minimum=0)
-    user_dir: str = option(
-        "", "Python file or folder with your own components (models, tasks, ...), imported before anything else"
+    user_dir: list[str] = option(
+        [],
+        "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
+        "anything else; run: those that the run was trained with",
     )
 
 
@@ -64,6 +66,7 @@ class TrainCommonConfig(CommonConfig):
         choices=("auto", "bar", "lines", "none"),
     )
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
+    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
 
 
 @dataclass
@@ -358,7 +361,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches for the optimizations of decoding. Without one, outputs differ by rounding only, and decoding is slower."""
+    """Switches of the optimizations of decoding. None changes an output beyond rounding; without one it is slower."""
 
     use_cache: bool = option(
         True,

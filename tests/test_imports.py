@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches"},
     {"registry", "config", "devices", "conf", "memory"},
-    {"compose"},
+    {"compose", "user_files"},
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules"},

@@ -272,6 +272,29 @@ def run_folder_of(checkpoint: Path) -> Path:
     )
 
 
+def run_folder(path: Path) -> Path | None:
+    """The run folder that a path to a run or to a checkpoint inside one means; ``None`` for all other paths."""
+    if (path / CONFIG_FILE).is_file():
+        return path
+    above = (folder for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file())
+    return next(above, None) if path.exists() and reader_of(path) is None else None
+
+
+def recorded_user_dirs(folder: Path) -> list[str]:
+    """The files and folders of the user's own that a run records (``common.user_dir``).
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: its configuration is missing or damaged.
+    """
+    common = read_yaml(folder / CONFIG_FILE).get("common")
+    recorded = common.get("user_dir") if isinstance(common, dict) else None
+    items = recorded if isinstance(recorded, list) else [recorded]
+    return [item for item in items if isinstance(item, str) and item]
+
+
 def read_run_config(folder: Path) -> TrainConfig:
     """Read the configuration of a run.
 

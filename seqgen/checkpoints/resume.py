@@ -46,7 +46,7 @@ MAY_CHANGE = frozenset(
         "dataset.validate_decode",
     }
 )
-MAY_CHANGE_GROUPS = ("generation.",)
+MAY_CHANGE_GROUPS = ("generation.", "common.user_files.")
 _LENGTH = "optimization.max_update"
 _SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
 _MISSING = "(not set)"

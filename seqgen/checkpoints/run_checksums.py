@@ -105,7 +105,7 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
     return [
         f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
         f"{json.dumps(before)}"
-        for key, before in content[_GENERATION].items()
+        for key, before in flatten(content[_GENERATION])
         if now.get(f"generation.{key}", before) != before
     ]
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.compose import from_dict, to_dict
+from seqgen.compose import DECODING_COMPONENTS, from_dict, to_dict
 from seqgen.config import GenerationConfig
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
 from seqgen.generation.rules import rules_named
@@ -53,13 +53,16 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         ConfigError: a key is unknown, or a value has the wrong type, is out of its range or does not go with another.
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
-    taken = {key: value for key, value in own[0].items() if key not in given}
+    taken = {key: value for key, value in own[0].items() if key not in given and key != "components"}
     wanted = _made({**taken, **given})
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
     while useless := _without_effect(_made({**taken, **given})) & set(taken):
         taken = {key: value for key, value in taken.items() if key not in useless}
     cfg = _made({**taken, **given})
+    if kept := kept_components(own[0], vars(cfg)):
+        taken["components"] = kept
+        cfg = dataclasses.replace(cfg, components={**kept, **cfg.components})
     check_compatible(cfg)
     worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
     shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
@@ -71,6 +74,24 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
                 f"model {number} by itself would be decoded with other settings ({keys}); those of model 1 count"
             )
     return cfg, notes
+
+
+def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Those keys of components (``search.groups``) whose component is still chosen after other settings are put over.
+
+    Args:
+        below: settings by the names of ``GenerationConfig``'s fields.
+        above: those that are put over them.
+    """
+    kept = {}
+    for key, value in below.get("components", {}).items():
+        group, name = key.split(".")[:2]
+        chooser = DECODING_COMPONENTS[group][1]
+        before = below.get(chooser, NEUTRAL[chooser])
+        now = above.get(chooser, before)
+        if now == before if isinstance(now, str) else name in now:
+            kept[key] = value
+    return kept
 
 
 def _made(values: Mapping[str, Any]) -> GenerationConfig:

@@ -244,10 +244,15 @@ class SequenceGenerator:
         Yields:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
         """
-        with self.setup.ensemble.evaluating(), self.setup.switched():
+        with self.setup.ensemble.evaluating():
             if self.joins:
-                yield from ContinuousBatching(self.setup, waiting).run()
-                return
+                found = ContinuousBatching(self.setup, waiting).run()
+                while True:
+                    with self.setup.switched():  # not while the caller does other things
+                        result = next(found, None)
+                    if result is None:
+                        return
+                    yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
 

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.compose import from_dict
-from seqgen.config import GenerationConfig
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.model_settings import resolve_settings
+from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.observers import Observer
 from seqgen.generation.options import combination_from_config
 from seqgen.generation.processors.base import LogitsProcessor
@@ -72,8 +72,9 @@ class Translator:
     Args:
         models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
         device: where to put models that are loaded here.
-        settings: how to decode where a call does not say: keys of ``GenerationConfig``. Those that are not given are
-            the first model's own, or else the defaults.
+        settings: how to decode where a call does not say: keys of ``GenerationConfig``, of components
+            (``search.groups``) and of ``DebugConfig`` (``debug.use_cache``). Those that are not given are the first
+            model's own, or else the defaults.
 
     Raises:
         CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
@@ -90,7 +91,9 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
+        settings, self.debug = _plain(settings)
         from_dict(GenerationConfig, settings, "generation")  # what is misspelt is known before anything is loaded
+        from_dict(DebugConfig, self.debug, "debug")
         self.given = settings
         self.members: list[TextModel] = []
         for item in given:
@@ -103,6 +106,7 @@ class Translator:
         for number, member in enumerate(self.members[1:], start=2):
             self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
         self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
+        self._objects: dict[str, Any] = {}
         self._drafts: dict[str, TextModel] = {}
 
     def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
@@ -113,7 +117,7 @@ class Translator:
         return self._settings(settings)[0]
 
     def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        given = {**self.given, **settings}
+        given = self._over_given(settings)
         if given.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
@@ -121,6 +125,11 @@ class Translator:
         cfg, notes = resolve_settings([member.generation for member in self.members], given)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
+
+    def _over_given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a call over those of the constructor."""
+        components = {**kept_components(self.given, settings), **settings.get("components", {})}
+        return {**self.given, **settings, **({"components": components} if components else {})}
 
     def translate(
         self,
@@ -142,9 +151,9 @@ class Translator:
             return_attention: whether hypotheses carry attention and alignment.
             return_scores: whether they carry each model's own scores of their tokens.
             return_hidden: whether they carry the last hidden features of the decoders.
-            settings: keys of ``GenerationConfig``, and of components by their whole names (``**{"search.groups": 3}``).
-                ``search``, ``combination``, ``processors``, ``stopping_rules``, ``observers`` and ``mbr`` may also
-                be objects.
+            settings: keys of ``GenerationConfig``, and by their whole names those of components and of ``DebugConfig``
+                (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``, ``processors``,
+                ``stopping_rules``, ``observers`` and ``mbr`` may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -193,20 +202,24 @@ class Translator:
         details = details or Details()
         objects, settings = _objects(settings)
         utility = settings.pop("mbr") if isinstance(settings.get("mbr"), Utility) else None
+        settings, debug = _plain(settings)
+        debug = {**self.debug, **debug}
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
-            settings = {"beam": 1, **self.given, **settings}
+            settings = {"beam": 1, **self._over_given(settings)}
         cfg, notes = self._settings(settings)
         if streamer is not None:
             _check_streamable(cfg)
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        key = (need_attention, str(cfg), *((name, id(value)) for name, value in objects.items()))
+        key = (need_attention, str(cfg), str(debug), *_identities(objects))
         if key not in self._generators:
+            objects["debug"] = from_dict(DebugConfig, debug, "debug")
             if draft is not None:
                 objects["draft"] = draft.model
             generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
+            self._objects = objects  # as long as they are there, no other object has the identity of one of them
         writable = self._generators[key].setup.limits.max_len
         notes += [
             f"generation.{name}={value} is more than the {writable} tokens that can be written"
@@ -302,9 +315,9 @@ OBJECTS: dict[str, tuple[type, str]] = {
 
 
 def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate objects from settings, and put the components' own keys (``search.groups``) where they belong."""
+    """Separate objects from settings."""
     objects: dict[str, Any] = {}
-    plain = {key: value for key, value in settings.items() if "." not in key}
+    plain = dict(settings)
     for name, (kind, argument) in OBJECTS.items():
         value = plain.get(name)
         if isinstance(value, kind):
@@ -312,9 +325,22 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[name] = [item for item in value if not isinstance(item, kind)]
-    if own := {key: value for key, value in settings.items() if "." in key}:
-        plain["components"] = {**plain.get("components", {}), **own}
     return objects, plain
+
+
+def _identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Which objects these are, of lists each item."""
+    return [(name, tuple(map(id, value if isinstance(value, list) else [value]))) for name, value in objects.items()]
+
+
+def _plain(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Put the components' own keys (``search.groups``) where they belong, and separate those of ``DebugConfig``."""
+    plain = {key: value for key, value in settings.items() if "." not in key}
+    debug = {key.removeprefix("debug."): value for key, value in settings.items() if key.startswith("debug.")}
+    own = {key: value for key, value in settings.items() if "." in key and not key.startswith("debug.")}
+    if own:
+        plain["components"] = {**plain.get("components", {}), **own}
+    return plain, debug
 
 
 def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:

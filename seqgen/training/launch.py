@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,10 +23,11 @@ from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.memory import out_of_memory
 from seqgen.processes import end_with
-from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from seqgen.registry import TASKS
 from seqgen.training.distributed import LostRanksError, Peers, join, leave
 from seqgen.training.signals import STOPPING, StopSignals
 from seqgen.training.training_loop import TrainingRun
+from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
 GRACE = 5.0
 """Seconds that the other processes have to answer or end after one has failed, so that the cause becomes known."""
@@ -58,9 +56,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
             f"distributed_training.distributed_world_size={world_size}: there are {torch.cuda.device_count()} CUDA "
             "devices"
         )
-    groups = {TASKS: cfg.task, MODELS: cfg.model, CRITERIA: cfg.criterion}
-    groups |= {OPTIMIZERS: cfg.optimizer, LR_SCHEDULERS: cfg.lr_scheduler}
-    modules = modules_of(registry.of(part).component for registry, part in groups.items())
+    modules = [*user_modules(), *modules_of(entry.component for _, entry in components_in_use(cfg))]
     threads = max(1, (cfg.common.threads or available_cores()) // world_size)
     job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": _free_port()}
     job["parent"] = os.getpid()
@@ -222,40 +218,3 @@ def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
-    """Where classes are defined, so that a new process can import them though their folder is on no path.
-
-    Args:
-        components: the classes.
-
-    Returns:
-        Name and file of each module, a package before what is in it.
-    """
-    found: dict[str, str] = {}
-    for component in components:
-        parts = component.__module__.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            found[name] = str(getattr(sys.modules.get(name), "__file__", "") or "")
-    return list(found.items())
-
-
-def import_modules(modules: Iterable[tuple[str, str]]) -> None:
-    """Import what ``modules_of`` found in another process, by name or else from the file."""
-    for name, file in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            _import_file(name, Path(file))
-
-
-def _import_file(name: str, file: Path) -> None:
-    folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {name} from {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
