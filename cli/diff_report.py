@@ -101,14 +101,18 @@ class Report:
         if why.scores is None or difference.step is None:
             return []
         lines = []
-        for side, trace, scores in zip(self.decodes, reversed(why.traces), why.scores, strict=True):
+        translated = why.beams, {theirs: own for own, theirs in why.beams.items()}
+        # the candidates of one decode, looked up in the other
+        for side, trace, scores, beams in zip(
+            reversed(self.decodes), why.traces, reversed(why.scores), translated, strict=True
+        ):
             item = trace.steps[difference.step]
             if difference.rank < len(item.tokens):
-                candidate = int(item.beams[difference.rank]), int(item.tokens[difference.rank])
-                if candidate in scores.forbidden:
-                    token = self.dictionary.symbol(candidate[1])
+                beam, token = beams.get(int(item.beams[difference.rank])), int(item.tokens[difference.rank])
+                if beam is not None and (beam, token) in scores.forbidden:
+                    name = self.dictionary.symbol(token)
                     lines.append(
-                        f"{side}: {token} after beam {candidate[0] + 1} is forbidden by {scores.forbidden[candidate]}"
+                        f"{side}: {name} after beam {beam + 1} is forbidden by {scores.forbidden[beam, token]}"
                     )
         return lines
 

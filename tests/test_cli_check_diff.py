@@ -75,7 +75,7 @@ def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
             "generation.temperature",
             "cumulative score",
         ),
-        (["other.generation.search=diverse_siblings", "other.search.rate=0.5"], "generation.search, search.rate", ""),
+        (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
         (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
 
 
-def test_broken_continuous_batching(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     working = Session.merge
 
     def merge(self: Session, other: Session) -> None:
@@ -170,10 +170,12 @@ def test_broken_continuous_batching(runs: Path, monkeypatch: pytest.MonkeyPatch)
         working(self, other)
 
     monkeypatch.setattr(Session, "merge", merge)
-    outcome = diff(runs, "generation.batch_size=2", "other.generation.batch_size=3")
+    (tmp_path / "text").write_text("".join("the dog sees" + " a man" * n + "\n" for n in (3, 1, 2, 3, 2, 2)))
+    lengths = (f"input={tmp_path}/text", "generation.max_len_a=1", "generation.max_len_b=1", "generation.batch_size=3")
+    outcome = diff(runs, *lengths)
     assert cause(outcome).startswith("debug.continuous_batching")
-    off = diff(runs, "generation.batch_size=2", "other.generation.batch_size=3", "debug.continuous_batching=false")
-    assert off.code == 0
+    assert "with continuous batching: n-best list" in outcome.out
+    assert diff(runs, *lengths, "debug.continuous_batching=false").code == 0
 
 
 @pytest.mark.parametrize(
@@ -239,9 +241,10 @@ PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])
     [
         (step_of([5, 6, 9, 7], [-1.0, -1.5, -2.1, -3.0]), None),
         (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0, -4.0][:4]), None),
-        (step_of([5, 7, 6, 8], [-1.0, -1.5, -1.5, -3.0]), (1, TOKEN, True)),
+        (step_of([5, 7, 8, 9], [-1.0, -1.5, -1.9, -3.0]), (1, TOKEN, False)),
         (step_of([5, 7, 6, 8], [-1.0, -1.2, -1.5, -3.0]), (1, TOKEN, False)),
-        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], [0, 1, 0, 0]), (1, PARENT, True)),
+        (step_of([6, 5, 7, 8], [-1.5, -1.0, -2.0, -3.0]), (0, TOKEN, False)),
+        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], [0, 1, 0, 0]), (1, PARENT, False)),
         (step_of([5, 6, 7, 8], [-1.0, -1.6, -2.0, -3.0]), (1, SCORE, False)),
         (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], beam=3), (2, OUTCOME, False)),
         (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], done=True), (0, DONE, False)),
@@ -256,6 +259,26 @@ def test_steps_are_compared(other: StepTrace, expected: tuple[int, str, bool] | 
         else:
             assert found is not None
             assert (found.step, found.rank, found.what, found.tie) == (1, *expected)
+
+
+def test_beams_that_tie_may_change_places() -> None:
+    one = [step_of([5, 6], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [0, 1, 1])]
+    other = [step_of([6, 5], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [1, 0, 0])]
+    assert first_difference(LineTrace(one, []), LineTrace(other, []), 1e-3) is None
+    unmoved = LineTrace([other[0], one[1]], [])
+    assert first_difference(LineTrace(one, []), unmoved, 1e-3) == Difference(1, 0, PARENT, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what"),
+    [
+        (step_of([5, 6, 7], [-1.0, -1.5, -1.5]), step_of([5, 7, 6], [-1.0, -1.5, -1.5]), OUTCOME),
+        (step_of([5, 6], [-1.0, -1.5]), step_of([5, 7], [-1.0, -1.5]), TOKEN),
+    ],
+)
+def test_ties_at_the_end_of_the_beam(one: StepTrace, other: StepTrace, what: str) -> None:
+    found = first_difference(LineTrace([one], []), LineTrace([other], []), 1e-3)
+    assert found == Difference(0, 1, what, 0.0, tie=True)
 
 
 def test_a_missing_step_is_a_difference() -> None:

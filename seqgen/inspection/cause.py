@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seqgen.data.dictionary import Dictionary
@@ -33,6 +33,7 @@ class Explanation:
         traces: both decodes of the line; their hypotheses have model scores.
         scores: what the models said at the step; ``None`` where the steps agree or are not known.
         model_gap: the largest difference of the members' log-probabilities at the step, in nats; likewise ``None``.
+        beams: for beams of the first decode at the step those of the other with the same tokens.
         keys: keys that cause the difference: with the other decode's values for them, the first one agrees with it up
             to and including the step. Several where only all of them together do; none where the models cause the
             difference, or nothing that was tried explains it.
@@ -41,6 +42,7 @@ class Explanation:
     traces: tuple[LineTrace, LineTrace]
     scores: tuple[ModelScores, ModelScores] | None
     model_gap: float | None
+    beams: Mapping[int, int]
     keys: Sequence[str]
 
 
@@ -67,21 +69,25 @@ def explain(
         first.models.decode(first.settings, lines, probes[0])[line],
         other.models.decode(other.settings, lines, probes[1])[line],
     )
-    scores, gap = None, None
+    scores, gap, beams = None, None, {}
     if probes[0].found is not None and probes[1].found is not None:
         scores = probes[0].found, probes[1].found
-        gap = model_difference(*scores, beams=_beams(traces, step))
+        beams = _same_beams(traces, step)
+        gap = model_difference(*scores, beams)
     keys: Sequence[str] = []
     if first.models is other.models or gap is None or gap <= tolerance:
         keys = _smallest_set(first, other, lines, line, difference, tolerance)
-    return Explanation(traces, scores, gap, keys)
+    return Explanation(traces, scores, gap, beams, keys)
 
 
-def _beams(traces: tuple[LineTrace, LineTrace], step: int) -> list[int]:
-    """The beams that have candidates in both decodes."""
-    steps = [trace.steps[step] for trace in traces]
-    found = [set(item.beams[item.scores > float("-inf")].tolist()) for item in steps]
-    return sorted(found[0] & found[1])
+def _same_beams(traces: tuple[LineTrace, LineTrace], step: int) -> dict[int, int]:
+    """For beams of the first decode those of the other with the same tokens; ties may have exchanged them."""
+    found: list[dict[tuple[int, ...], int]] = []
+    for trace in traces:
+        item = trace.steps[step]
+        beams = sorted(set(item.beams[item.scores > float("-inf")].tolist()), reverse=True)
+        found.append({tuple(trace.history(step, beam)): beam for beam in beams})
+    return {beam: found[1][tokens] for tokens, beam in found[0].items() if tokens in found[1]}
 
 
 def _smallest_set(
