@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +19,11 @@ from seqgen.compose import DECODING_COMPONENTS, compose, given_values
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
-from seqgen.inspection.cause import Decode, explain
+from seqgen.inspection.cause import Decode, Explanation, explain
 from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
+from seqgen.inspection.trace import LineTrace
+from seqgen.text.text_decoding import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
 what each had there, and which key, optimization or model causes it. The second decode has the models of other=B, and
@@ -130,15 +133,18 @@ def _decodes(sides: Sequence[_Side], device: torch.device) -> list[Decode]:
     models: list[InspectedModels] = []
     for side in (first, other):
         same = models and (side.paths, side.config.reading) == (first.paths, first.config.reading)
-        models.append(models[0] if same else InspectedModels(lambda side=side: _load(side, device)))
+        models.append(models[0] if same else InspectedModels(partial(_load, side, device)))
     return [
         Decode(own, own.resolve(side.given, side.config.debug))
         for own, side in zip(models, (first, other), strict=True)
     ]
 
 
-def _load(side: _Side, device: torch.device) -> Sequence[Any]:
-    return load_models(side.paths, device, side.config.reading)
+def _load(side: _Side, device: torch.device) -> Sequence[TextModel]:
+    loaded = load_models(side.paths, device, side.config.reading)
+    for note in (note for item in loaded for note in item.notes):
+        log(note)
+    return loaded
 
 
 def _check_vocabularies(first: Decode, other: Decode) -> None:
@@ -168,7 +174,9 @@ def _read(path: str) -> Iterator[str]:
     return read_lines(Path(path), pipes=True)
 
 
-def _first_in(first: Decode, other: Decode, lines: Lines, tolerance: float) -> tuple[int, Difference, Any] | None:
+def _first_in(
+    first: Decode, other: Decode, lines: Lines, tolerance: float
+) -> tuple[int, Difference, Explanation | LineTrace] | None:
     """The first line that differs, its first difference, and what explains it.
 
     Where continuous batching changes a decode, which observers cannot follow, the explanation is that decode's trace.

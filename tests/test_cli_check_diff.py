@@ -222,6 +222,7 @@ def step_of(
     beams = beams or [0] * len(tokens)
     outcomes = [Outcome.CONTINUES if rank < beam else Outcome.BELOW_BEAM for rank in range(len(tokens))]
     return StepTrace(
+        done,
         torch.tensor(scores, dtype=torch.float64),
         torch.tensor(tokens),
         torch.tensor(beams),
@@ -229,7 +230,6 @@ def step_of(
         torch.full((len(tokens),), -torch.inf, dtype=torch.float64),
         torch.tensor(tokens[:beam]),
         torch.tensor(beams[:beam]),
-        done,
     )
 
 

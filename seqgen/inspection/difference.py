@@ -67,11 +67,10 @@ def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Diff
         for step in range(max(len(one.steps), len(other.steps))):
             if step >= min(len(one.steps), len(other.steps)):
                 return Difference(step, 0, DONE, float("inf"))
-            pair = one.steps[step], other.steps[step]
-            own = [_Candidates(trace, known, numbers) for trace, known in zip(pair, beams, strict=True)]
-            if found := _in_step(step, *own, tolerance):
+            a, b = (_Candidates(x.steps[step], known, numbers) for x, known in zip((one, other), beams, strict=True))
+            if found := _in_step(step, a, b, tolerance):
                 return found
-            beams = [candidates.next_beams() for candidates in own]
+            beams = [a.next_beams(), b.next_beams()]
     return nbest_difference(one.hypotheses, other.hypotheses, tolerance)
 
 

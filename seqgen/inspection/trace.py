@@ -20,6 +20,7 @@ class StepTrace:
     """One step of one sentence; ``K`` candidates in the order in which they are preferred.
 
     Attributes:
+        done: whether the sentence is done after the step.
         scores: ``(K,)`` cumulative scores in nats.
         tokens: ``(K,)`` int64, the new token of each.
         beams: ``(K,)`` int64, the beam that each continues.
@@ -27,9 +28,9 @@ class StepTrace:
         hypothesis_scores: ``(K,)`` what each candidate that finished is ranked by; ``-inf`` for the others.
         active_tokens: ``(beam,)`` int64, the newest token of each beam of the next step.
         active_beams: ``(beam,)`` int64, the beam that it continues.
-        done: whether the sentence is done after the step.
     """
 
+    done: bool
     scores: Tensor
     tokens: Tensor
     beams: Tensor
@@ -37,7 +38,6 @@ class StepTrace:
     hypothesis_scores: Tensor
     active_tokens: Tensor
     active_beams: Tensor
-    done: bool
 
     @property
     def survives(self) -> Tensor:
@@ -84,7 +84,8 @@ class Recorder(Observer):
         over, now_done = record.was_done.tolist(), record.now_done.tolist()
         for row, sentence in enumerate(record.context.sentences.ids.tolist()):
             if not over[row]:
-                self.steps[sentence].append(StepTrace(*(value[row].clone() for value in rows), done=now_done[row]))
+                parts = [value[row].clone() for value in rows]
+                self.steps[sentence].append(StepTrace(now_done[row], *parts))
 
 
 @dataclass(frozen=True)
