@@ -30,6 +30,7 @@ setup(
         "seqgen.generation.rules",
         "seqgen.generation.search",
         "seqgen.generation.speculative",
+        "seqgen.inspection",
         "seqgen.modules",
         "seqgen.modules.kv_cache",
         "seqgen.text",
@@ -72,6 +73,7 @@ setup(
             "seqgen-score = seqgen.cli.score:main",
             "seqgen-average = seqgen.cli.average:main",
             "seqgen-convert = seqgen.cli.convert:main",
+            "seqgen-check = seqgen.cli.check:main",
         ]
     },
 )

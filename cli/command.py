@@ -36,6 +36,7 @@ def run(
     description: str,
     argv: Sequence[str] | None = None,
     sweep: Callable[[list[str]], int | None] | None = None,
+    subcommand: str = "",
 ) -> NoReturn:
     """Run a command and exit: 0 when all went well, 2 after a sentence about what the user gave.
 
@@ -45,9 +46,10 @@ def run(
         description: what it does, for ``--help``.
         argv: arguments; those of the process if not given.
         sweep: what it does with the arguments after ``-m``; ``None`` where it has no sweeps.
+        subcommand: its name, for the help and for messages; empty where there is none.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
+    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             code = _dispatch(schema, work, description, arguments, sweep, program)

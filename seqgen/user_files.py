@@ -39,7 +39,7 @@ def import_user_dir(path: Path) -> None:
     else:
         files = [path] if path.is_file() else []
     if not files:
-        raise ConfigError(f"common.user_dir={path}: there is no such Python file, and no folder with some")
+        raise ConfigError(f"common.user_dir={path}: no such Python file, and no folder that contains Python files")
     for file in files:
         _import_user_file(file)
 

@@ -24,6 +24,7 @@ LAYERS = [
     {"task"},
     {"checkpoints"},
     {"text"},
+    {"inspection"},
     {"training"},
     {"models", "tasks"},
     {"cli"},

@@ -136,7 +136,11 @@ class TextDecoding:
         )
 
     def translate(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, buffer_size: int = 0
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        buffer_size: int = 0,
+        first_number: int = 0,
     ) -> Iterator[Translation]:
         """Decode lines.
 
@@ -145,6 +149,7 @@ class TextDecoding:
             prefixes: what the output of each line begins with, read alongside; ``None`` for nothing.
             buffer_size: how many lines are read before they are decoded together, similar lengths in a batch; 0 for
                 what the configuration says, or else ``BUFFER_SIZE``.
+            first_number: number of the first line, on which ids and random numbers depend.
 
         Yields:
             One translation for each line, in order.
@@ -156,7 +161,7 @@ class TextDecoding:
         if streamer is not None:
             streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
         try:
-            numbered = enumerate(_with_prefixes(lines, prefixes))
+            numbered = enumerate(_with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
                 yield from self._translate_buffer([self._encode(number, *pair) for number, pair in buffer])
