@@ -18,6 +18,9 @@ from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES
+from seqgen.renamed import former_names
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class StoppingRule(Component):
