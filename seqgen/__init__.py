@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqgen import renamed
+
 if __name__ != "seqgen":
     raise ImportError(f"import this package as 'seqgen', not as {__name__!r}, or its components register twice")
 
@@ -13,6 +15,8 @@ __version__ = "0.1.0"
 _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file():
     __path__.append(str(_root))
+
+renamed.install()
 
 if TYPE_CHECKING:
     from seqgen.checkpoints.loading import LoadedModel, load_model, load_models, save_generation

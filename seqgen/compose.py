@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -121,14 +121,22 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
     return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
 
 
-def check_component_keys(generation: GenerationConfig) -> None:
+def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:
     """Refuse keys of decoding components that are not in use.
+
+    Args:
+        generation: the configuration.
+        replaced: groups, such as ``search``, whose component is an object that is not made from the configuration.
 
     Raises:
         ConfigError: the first such key, and the key that names its component.
     """
     for key in generation.components:
         _component_of(generation, key)
+        if key.partition(".")[0] in replaced:
+            raise ConfigError(
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+            )
 
 
 def _component_of(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:

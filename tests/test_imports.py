@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches"},
+    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed"},
     {"registry", "config", "devices", "conf", "memory"},
     {"compose", "user_files"},
     {"data"},

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqgen.renamed import former_names
 from seqgen.switches import TWO_STAGE_CANDIDATES
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 _BLOCK = 64
 """Entries of the vocabulary that are first represented by their maximum. Of 5 beams and 10 candidates, on one CPU core,

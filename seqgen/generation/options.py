@@ -63,7 +63,8 @@ def setup_from_config(
     rules = rules_named(cfg.semantics)
     check_compatible(cfg)
     cfg = replace(cfg, search=search_name(cfg, rules))
-    check_component_keys(cfg)
+    objects = {"search": search_strategy, "combination": combination}
+    check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
     resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)

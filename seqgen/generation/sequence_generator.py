@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -255,6 +256,11 @@ class SequenceGenerator:
                     yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
+
+    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The former name of ``generate_continuously``."""
+        warnings.warn("generate_rolling is now generate_continuously", DeprecationWarning, stacklevel=2)
+        return self.generate_continuously(waiting)
 
     def last_steps(self, src_lengths: Tensor) -> Tensor:
         """The last step of each sentence; see ``Limits.last_steps``."""

@@ -321,7 +321,8 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     for name, (kind, argument) in OBJECTS.items():
         value = plain.get(name)
         if isinstance(value, kind):
-            objects[argument] = plain.pop(name)
+            objects[argument] = value
+            plain[name] = ""  # in place of a name that the model or the constructor has
         elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[name] = [item for item in value if not isinstance(item, kind)]

@@ -21,6 +21,7 @@ from seqgen.errors import CheckpointError, ConfigError, ResourceError
 from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
+from seqgen.renamed import former_names
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.distributed import Peers
@@ -34,6 +35,8 @@ from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class TrainingRun:
