@@ -14,9 +14,8 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
-from seqgen.generation.component import Phrase, Resources
+from seqgen.generation.component import Phrase
 from seqgen.generation.finished import Ranking
-from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
@@ -115,12 +114,9 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
+        ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
-            self.models,
-            target.dictionary.pad(),
-            target.dictionary.eos(),
-            not cfg.unnormalized,
-            combination_from_config(cfg, Resources(target.dictionary)),
+            ensemble.members, words.pad(), words.eos(), not cfg.unnormalized, ensemble.combination
         )
 
     def translate(
