@@ -11,7 +11,7 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import check_features
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, check_features
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
@@ -22,7 +22,7 @@ class ScoredTarget:
 
     Attributes:
         hypothesis: the target, with the scores of the ensemble.
-        member_scores: for each member ``(T,)`` log-probabilities of the tokens, in nats.
+        member_scores: for each member that reads the input ``(T,)`` log-probabilities of the tokens, in nats.
     """
 
     hypothesis: Hypothesis
@@ -45,7 +45,7 @@ class SequenceScorer:
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoderModel],
+        models: Sequence[EncoderDecoderModel | MemberSpec],
         pad: int,
         eos: int,
         normalize_scores: bool = True,
@@ -88,13 +88,16 @@ class SequenceScorer:
         with self.ensemble.evaluating():
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
-            for model, source, reads_alike in zip(self.ensemble.models, sources, alike, strict=True):
+            for spec, source, reads_alike in zip(self.ensemble.members, sources, alike, strict=True):
+                model = spec.model
                 decoder_input = self._decoder_input(model, sample)
                 out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=self.need_attention)
                 lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
                 weights.append(out.attention if reads_alike else None)
         members = [_of_tokens(scores, target) for scores in lprobs]
-        positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combination(lprobs, None), target)
+        single = len(lprobs) == 1 and self.ensemble.combination.keeps_single
+        positional = members[0] if single else _of_tokens(self.ensemble.combination(lprobs, None), target)
+        members = [own for own, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
         attention = self.ensemble.combine_attention(weights) if self.need_attention else None
         results = []
         for row, tokens in enumerate(target.cpu()):
@@ -114,14 +117,18 @@ class SequenceScorer:
             sample: the batch, with targets.
 
         Returns:
-            For each member ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts token ``t`` from.
+            For each member that reads the input ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts
+            token ``t`` from.
 
         Raises:
             ConfigError: the batch has no targets, or a decoder does not tell its features.
         """
         found = []
         with self.ensemble.evaluating():
-            for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
+            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
+                if spec.source != INPUT:
+                    continue
+                model = spec.model
                 check_features([model], "return_hidden")
                 encoder_out = model.encoder(source.src_tokens, source.src_lengths)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())

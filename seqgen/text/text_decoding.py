@@ -17,7 +17,6 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Phrase, Resources
 from seqgen.generation.ensemble.member import INPUT, field_of
 from seqgen.generation.finished import Ranking
-from seqgen.generation.options import combination_from_config
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
@@ -127,12 +126,9 @@ class TextDecoding:
             raise ConfigError(
                 "minimum Bayes risk compares hypotheses, and there is one; give generation.beam=2 or more"
             )
+        ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
-            self.models,
-            target.dictionary.pad(),
-            target.dictionary.eos(),
-            not cfg.unnormalized,
-            combination_from_config(cfg, resources),
+            ensemble.members, words.pad(), words.eos(), not cfg.unnormalized, ensemble.combination
         )
 
     def translate(
