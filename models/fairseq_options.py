@@ -190,8 +190,8 @@ def read_options(
     name = str(task.get("_name") or task.get("task") or "translation")
     if name != "translation" and "task" not in ignore:
         raise CheckpointError(
-            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and writes text "
-            "in the same way, set reading.ignore=[task]"
+            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and writes "
+            "text in the same way, set reading.ignore=[task]"
         )
     family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
     config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)

@@ -355,7 +355,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches for the optimizations of decoding. Without one, outputs differ by rounding only, and decoding is slower."""
+    """Switches for the optimizations of decoding. Without one, outputs differ by rounding and decoding is slower."""
 
     use_cache: bool = option(
         True,

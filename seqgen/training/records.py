@@ -96,7 +96,7 @@ class Records:
             self._events.add_text("valid/samples", table, update)
 
     def flush(self) -> None:
-        """See the events in the file."""
+        """Flush the events to the file."""
         if self._events is not None:
             with disk_errors(EVENTS):
                 self._events.flush()
