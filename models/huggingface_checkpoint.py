@@ -83,7 +83,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in ARCHITECTURES:
         named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "not named"
+        what = named[0] if isinstance(named, list) and named else kind or "unnamed"
         raise CheckpointError(
             f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
             f"{', '.join(ARCHITECTURES)}"
@@ -100,7 +100,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     Args:
         path: the folder.
         reading: nothing of it is for such folders, which a note then says.
-        placement: where the weights are put, and in which number format; by default the one that the folder names.
+        placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
 
     Returns:
         The model, with a task that decodes, and how it wants to be decoded.

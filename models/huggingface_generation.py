@@ -1,7 +1,7 @@
-"""How a Hugging Face folder wants to be decoded: ``generation_config.json`` in seqgen's words, and back.
+"""Conversion between ``generation_config.json`` of a Hugging Face folder and seqgen's ``GenerationConfig``.
 
-What there is under one name here and another there stands in tables; the rest has a line of its own with its reason.
-Where nothing is said, what transformers takes then is said, since seqgen's own defaults differ (a beam of 5, not 1).
+Keys that differ only in their names are listed in tables; every other key has its own code and comment. Keys that the
+file does not have get the default of transformers, because seqgen's defaults differ (beam=5 instead of 1).
 """
 
 from __future__ import annotations

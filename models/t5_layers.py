@@ -53,7 +53,7 @@ class WideLinear(Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``, in the number format of the weight."""
+        """Map ``(..., in_features)`` to ``(..., out_features)``, in the dtype of the weight."""
         device = input.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             with torch.autocast(device, enabled=False):

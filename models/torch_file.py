@@ -83,7 +83,7 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         CheckpointError: the file is damaged, or holds something that would have to be run.
     """
     try:
-        # Each name is judged when it is found, so that code is noticed even where the file breaks off after it.
+        # Each name is checked when it is found, so that code is detected even in a truncated file.
         stand_ins = {name: _stand_in(name) for name in _names(path) if _is_harmless(path, name, packages)}
         allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
         with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
@@ -214,7 +214,7 @@ def _present_name(module: str, name: str) -> str:
 
 
 def _is_harmless(path: Path, name: str, packages: Sequence[str]) -> bool:
-    """Whether a name gets a stand-in; those of PyTorch are judged by its own reader.
+    """Whether a name gets a stand-in; those of PyTorch are checked by its own reader.
 
     Raises:
         CheckpointError: it is neither.

@@ -28,7 +28,7 @@ class Records:
 
     Args:
         run: the run's folder.
-        update: the update to go on from; 0 for a new run.
+        update: the update to continue from; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
         scores: the run's ``scores.json``.
     """
