@@ -286,7 +286,7 @@ def _not_begun(seen: int, new: int, starts: Tensor | None) -> Tensor | None:
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:
-    """A configuration with equal embeddings and, where nothing else is said, equal layers on both sides."""
+    """A configuration with equal embeddings on both sides and, by default, equal layers."""
     return FConvConfig(
         encoder_embed_dim=embed_dim,
         encoder_layers=encoder,

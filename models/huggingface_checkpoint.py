@@ -103,7 +103,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
 
     Returns:
-        The model, with a task that decodes, and how it wants to be decoded.
+        The model, with a task that decodes, and the model's decoding settings.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the architecture is unknown.
@@ -196,7 +196,7 @@ def save_pretrained(
         model: a model of an architecture that this layout has, such as T5.
         folder: the folder to write, whole or not at all; there must be none yet.
         tokenizer: its tokenizer, which is then written as well.
-        generation: how the model wants to be decoded.
+        generation: the model's decoding settings.
         shard_bytes: weights of more bytes are written in several files.
 
     Returns:

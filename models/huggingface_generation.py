@@ -70,12 +70,12 @@ _UNLIMITED = 1 << 20
 
 
 def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], list[str]]:
-    """Read how a folder wants to be decoded.
+    """Read the decoding settings of a folder.
 
     Args:
         folder: the folder; where it has no ``generation_config.json``, the keys that old versions wrote into
             ``config.json`` are read.
-        tokenizer: turns ids into symbols and texts.
+        tokenizer: turns ids into tokens and texts.
 
     Returns:
         Values by the names of ``GenerationConfig``'s fields, and what the user should know.
@@ -120,7 +120,7 @@ class _Reader:
     def lengths(self) -> dict[str, Any]:
         """Limits of the length, which there count the start symbol unless they speak of new tokens."""
         longest = self.config.integer("max_length", 20, minimum=1)
-        # A limit of 20 is the default, said or not, and then means 20 new tokens.
+        # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
         shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
@@ -250,7 +250,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict
 
     Args:
         cfg: how to decode; what has no counterpart there is left out.
-        tokenizer: turns symbols and texts into ids; without one, these are left out.
+        tokenizer: turns tokens and texts into ids; without one, these settings are not written.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
@@ -275,7 +275,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict
 
 
 def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The values that are ids there and symbols or texts here."""
+    """The settings that are ids in the file and tokens or texts in seqgen."""
     index = tokenizer.dictionary.index
     values: Mapping[str, Any] = {
         "suppress_tokens": [index(symbol) for symbol in cfg.suppress],

@@ -117,7 +117,7 @@ class Dictionary:
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
 
-    __hash__ = None  # type: ignore[assignment]  # symbols can be added
+    __hash__ = None  # type: ignore[assignment]  # tokens can be added
 
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"

@@ -199,7 +199,7 @@ class Objective:
 
         Args:
             tokens: ``(n,)`` int64, at least one.
-            symbols: what noise is made of.
+            symbols: ids of end-of-sentence, sentinels and words.
             rng: what is random.
         """
         raise NotImplementedError

@@ -21,7 +21,7 @@ class NoisyTextDataset:
     Args:
         store: the ids of each document, without end-of-sentence.
         objective: makes input and target of a piece.
-        symbols: what noise is made of.
+        symbols: ids of end-of-sentence, sentinels and words.
         input_length: most tokens of an input, end-of-sentence included.
         concatenate: whether documents are read as one long text.
         name: the split's name, for messages.

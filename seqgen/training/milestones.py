@@ -38,7 +38,7 @@ class Milestones:
         return getattr(group, f"{what}_interval"), getattr(group, f"{what}_interval_updates")
 
     def checkpoint_names(self, update: int, epoch: int, ended: bool, improved: bool) -> list[str]:
-        """The names under which to save, in order; ``last`` is written last, so that after a kill no other one is newer.
+        """The names under which to save, in order. ``last`` is written last: it exists only if the others do.
 
         Args:
             update: updates made.
