@@ -80,7 +80,7 @@ class FConvEncoderOut(EncoderOut):
 
 
 class FConvEncoder(Encoder):
-    """Reads the source by gated convolutions.
+    """Convolutional encoder: layers of gated convolutions.
 
     Args:
         embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
@@ -139,7 +139,7 @@ class FConvEncoder(Encoder):
 
 
 class FConvDecoder(IncrementalDecoder):
-    """Writes the target by gated causal convolutions, with attention to the source in chosen layers.
+    """Convolutional decoder: gated causal convolutions, with attention to the source in chosen layers.
 
     Args:
         embed_tokens: embedding of the target vocabulary.

@@ -52,7 +52,7 @@ _ELSEWHERE = frozenset(
         *("epsilon_cutoff", "eta_cutoff"),
     }
 )
-"""What is read by name below, or plays no part where nothing is drawn at random."""
+"""Keys that are read by name below, or that have no effect without sampling."""
 
 _NO_PART = frozenset(
     {
@@ -63,10 +63,10 @@ _NO_PART = frozenset(
         *("assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_temperature"),
     }
 )
-"""What changes no output."""
+"""Keys that do not change outputs."""
 
 _UNLIMITED = 1 << 20
-"""Stands in ``max_len_b``, so that ``max_len`` alone says how long outputs get."""
+"""Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
 def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], list[str]]:
@@ -89,7 +89,9 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     values = {"semantics": "huggingface", **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.symbols() | reader.texts() | reader.ends()
     try:
-        from_dict(TrainConfig, {"generation": values}, str(config.path))  # only to see that all are in their ranges
+        from_dict(
+            TrainConfig, {"generation": values}, str(config.path)
+        )  # only to check that all values are in their ranges
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
@@ -109,7 +111,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
-        """Values that have but another name."""
+        """Values that differ only in their names."""
         return {ours: self._typed(theirs, default) for theirs, ours, default in table}
 
     def _typed(self, name: str, default: Any) -> Any:

@@ -100,7 +100,7 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # what a broken file makes of a reader is not foreseeable
+    except Exception as error:  # a damaged file can raise any exception
         raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
 
 
@@ -141,7 +141,7 @@ def _text(key: Any) -> str:
 
 
 def _check_tensors(content: Any, path: Path) -> None:
-    """Check that the weights are no more than the file: a view can repeat one number a billion times.
+    """Check that no weight is larger than the file: a view can repeat one number a billion times.
 
     Raises:
         CheckpointError: they are.

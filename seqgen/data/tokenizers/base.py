@@ -132,7 +132,7 @@ class Tokenizer(ABC):
 
 @register_tokenizer("whitespace")
 class WhitespaceTokenizer(Tokenizer):
-    """Text that is tokenized already: words are what stands between white space."""
+    """Text that is tokenized already: words are separated by white space."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
