@@ -1,4 +1,4 @@
-"""What all commands share: arguments, help, plugins, and errors that end in one sentence."""
+"""Code of all commands: arguments, help, plugins, and errors reported as one sentence."""
 
 from __future__ import annotations
 
@@ -176,5 +176,5 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
 
 
 def log(message: str, **values: Any) -> None:
-    """Say something to the person at the terminal, on standard error."""
+    """Print a message on standard error."""
     print(message.format(**values) if values else message, file=sys.stderr, flush=True)

@@ -112,7 +112,7 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
         if given:
             values[key] = given
         elif key in values:
-            raise ConfigError(f"{cfg.path} does not contain its {key}; set it, such as {key}=en")
+            raise ConfigError(f"{cfg.path} does not contain its {key}; give {key}=, such as {key}=en")
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
     config.model = loaded.config.model

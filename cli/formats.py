@@ -114,7 +114,7 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
 
 
 def _pieces(dictionary: Dictionary, tokens: Iterable[int]) -> str:
-    """The symbols of tokens with a space between two; a separator inside a symbol is written by its number."""
+    """Tokens separated by spaces; a separator inside a token is written as its code point, such as ``<0x0A>``."""
     return " ".join(
         _SEPARATORS.sub(lambda found: f"<0x{ord(found[0]):02X}>", dictionary.symbol(token)) for token in tokens
     )

@@ -12,7 +12,7 @@ from seqgen.errors import ConfigError
 
 
 def check_output(key: str, path: str, *inputs: str) -> None:
-    """Find out before the work whether its output has a place.
+    """Check before the work starts that the output can be written.
 
     Args:
         key: the key that names the output.

@@ -1,4 +1,4 @@
-"""What training and preprocessing do with a run folder before they begin."""
+"""Preparation of a run folder, before training and preprocessing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
         The task.
 
     Raises:
-        ConfigError: the run was begun with another configuration.
+        ConfigError: the run was started with another configuration.
         CheckpointError: what training made in the folder is missing or damaged.
     """
     for place in (folder, folder / CACHE):

@@ -59,7 +59,7 @@ def train_sweep(overrides: list[str]) -> int:
 
 
 def train_run(cfg: TrainConfig, folder: Path) -> int:
-    """Train into a run folder, or go on with what is in it.
+    """Train into a run folder, or continue the run in it.
 
     Args:
         cfg: the whole configuration.

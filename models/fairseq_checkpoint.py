@@ -51,7 +51,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     Args:
         path: the checkpoint.
         reading: files that are not beside it, and what it does not say.
-        placement: not heeded here; such checkpoints are small.
+        placement: ignored; such checkpoints are small.
 
     Returns:
         The model, with a task that decodes.

@@ -1,8 +1,8 @@
 """From the options that fairseq saves in a checkpoint to the configuration of a model.
 
-Every option falls into one of four kinds: it has a counterpart in the model's configuration; it changes what the model
-computes in a way that seqgen does not have, and must be off; it is known to play no part in that; or it is unknown, and
-refused. Nothing is guessed.
+Every option is of one of four kinds: it has a counterpart in the model's configuration; it changes the computation in a
+way that seqgen does not support, and must be off; it is known not to change the computation; or it is unknown, and the
+checkpoint is refused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "tie_adaptive_weights": (False,),
     "use_factorized_embedding": (False,),
 }
-"""Options that change what a model computes in ways that seqgen does not have, and their values, besides ``None``, that
+"""Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
 
 _PLAY_NO_PART = frozenset(
@@ -181,7 +181,7 @@ def read_options(
         checkpoint: its content, as plain values: options under ``args`` (old) or ``cfg``.
         path: the file, for messages.
         architecture: a known architecture that the checkpoint's own is a variant of; empty for what it says itself.
-        ignore: options that are passed over however unknown they are, because the user says that they play no part.
+        ignore: unknown options to ignore, because the user states that they do not change the computation.
 
     Raises:
         CheckpointError: it holds another architecture or task, or an option that is unknown or not supported.
@@ -190,8 +190,8 @@ def read_options(
     name = str(task.get("_name") or task.get("task") or "translation")
     if name != "translation" and "task" not in ignore:
         raise CheckpointError(
-            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and "
-            "writes text in the same way, set reading.ignore=[task]"
+            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and writes "
+            "text in the same way, set reading.ignore=[task]"
         )
     family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
     config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)

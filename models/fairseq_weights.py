@@ -29,12 +29,12 @@ _RENAMED = [
 
 
 def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str, str]) -> dict[str, Tensor]:
-    """Bring a model's weights under seqgen's names.
+    """Rename a model's weights to seqgen's names.
 
     Args:
         weights: the checkpoint's ``model``.
         path: the file, for messages.
-        ties: seqgen's names of weights that are one and the same as others, which old versions saved only once.
+        ties: seqgen's names of weights that are tied to others, which old versions saved only once.
 
     Returns:
         Weights by seqgen's names, in float32.

@@ -80,7 +80,7 @@ class FConvEncoderOut(EncoderOut):
 
 
 class FConvEncoder(Encoder):
-    """Reads the source by gated convolutions.
+    """Convolutional encoder: layers of gated convolutions.
 
     Args:
         embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
@@ -139,7 +139,7 @@ class FConvEncoder(Encoder):
 
 
 class FConvDecoder(IncrementalDecoder):
-    """Writes the target by gated causal convolutions, with attention to the source in chosen layers.
+    """Convolutional decoder: gated causal convolutions, with attention to the source in chosen layers.
 
     Args:
         embed_tokens: embedding of the target vocabulary.
@@ -286,7 +286,7 @@ def _not_begun(seen: int, new: int, starts: Tensor | None) -> Tensor | None:
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:
-    """A configuration with equal embeddings and, where nothing else is said, equal layers on both sides."""
+    """A configuration with equal embeddings on both sides and, by default, equal layers."""
     return FConvConfig(
         encoder_embed_dim=embed_dim,
         encoder_layers=encoder,

@@ -42,7 +42,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 class Architecture(Protocol):
-    """What a module says of an architecture in Hugging Face's layout."""
+    """The interface of a module that converts an architecture from and to Hugging Face's layout."""
 
     MODEL: type[EncoderDecoderModel]
 
@@ -51,11 +51,11 @@ class Architecture(Protocol):
         ...
 
     def write_config(self, model: Any) -> dict[str, Any]:
-        """What a ``config.json`` says of a model, its special ids aside."""
+        """The values of a model's ``config.json``, without its special ids."""
         ...
 
     def layout(self, cfg: Any) -> Layout:
-        """What the weights of a model of this configuration are called."""
+        """The names of the weights of a model of this configuration."""
         ...
 
     def weights(self, model: Any) -> Mapping[str, Tensor]:
@@ -63,11 +63,11 @@ class Architecture(Protocol):
         ...
 
     def notes(self, model: Any) -> list[str]:
-        """What the user should know of a folder written from a model."""
+        """Notes for the user about a folder written from a model."""
         ...
 
     def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Give a model those weights that its configuration takes for others; see ``Layout.tied``."""
+        """Untie weights that differ in the files although the configuration ties them; see ``Layout.tied``."""
         ...
 
 
@@ -83,7 +83,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in ARCHITECTURES:
         named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "not named"
+        what = named[0] if isinstance(named, list) and named else kind or "unnamed"
         raise CheckpointError(
             f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
             f"{', '.join(ARCHITECTURES)}"
@@ -99,11 +99,11 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
 
     Args:
         path: the folder.
-        reading: nothing of it is for such folders, which a note then says.
-        placement: where the weights are put, and in which number format; by default the one that the folder names.
+        reading: ignored with a note, because such folders need none of its values.
+        placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
 
     Returns:
-        The model, with a task that decodes, and how it wants to be decoded.
+        The model, with a task that decodes, and the model's decoding settings.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the architecture is unknown.
@@ -164,7 +164,7 @@ def _check_size(cfg: Any, path: Path) -> None:
 
 
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
-    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says.
+    """Set the first decoder input from ``generation_config.json``, or else from ``config.json``.
 
     In each of them ``bos_token_id`` stands in where there is no ``decoder_start_token_id``.
     """
@@ -196,7 +196,7 @@ def save_pretrained(
         model: a model of an architecture that this layout has, such as T5.
         folder: the folder to write, whole or not at all; there must be none yet.
         tokenizer: its tokenizer, which is then written as well.
-        generation: how the model wants to be decoded.
+        generation: the model's decoding settings.
         shard_bytes: weights of more bytes are written in several files.
 
     Returns:

@@ -137,7 +137,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
     At no time is more in memory than the model and one file, or one tensor of a ``safetensors`` file.
 
     Args:
-        model: a model on the ``meta`` device, in the number format that is wanted.
+        model: a model on the ``meta`` device, in the wanted dtype.
         layout: what the weights are called.
         folder: the folder.
         device: where to put the model.

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text transformer").
 
-One class is all of its variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ in their configurations alone.
+One class covers all variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ only in their configurations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class T5Encoder(Encoder):
-    """Reads the source by layers of self-attention that know how far apart positions are.
+    """T5 encoder: layers of self-attention with relative position biases.
 
     Args:
         cfg: the configuration.
@@ -150,7 +150,7 @@ class T5Decoder(IncrementalDecoder):
         return self._scaled(features), self.output_projection.matrix()
 
     def _scaled(self, features: Tensor) -> Tensor:
-        # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
+        # The rows of the tied embedding have variance one; without the scale, the variance of logits would be d_model.
         return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
 
     def max_positions(self) -> int:
@@ -279,7 +279,7 @@ def _resized(weight: Tensor, rows: int) -> nn.Parameter:
 
 
 def _residual(embedded: Tensor) -> Tensor:
-    """What the layers add to: in float32 where the model is float16, beyond whose range sums of many layers get."""
+    """The residual stream: float32 in a float16 model, because sums over many layers exceed the range of float16."""
     return embedded.float() if embedded.dtype == torch.float16 else embedded
 
 

@@ -106,7 +106,7 @@ class TransformerConfig:
 
 
 class TransformerEncoder(Encoder):
-    """Reads the source by layers of self-attention.
+    """Transformer encoder: layers of self-attention.
 
     Args:
         cfg: the configuration.

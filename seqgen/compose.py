@@ -1,8 +1,8 @@
-"""From ``key=value`` arguments to a typed configuration, and between configurations and plain dicts.
+"""Build a typed configuration from ``key=value`` arguments, and convert configurations to and from plain dicts.
 
-Hydra composes the dataclasses of ``seqgen.config`` with the components that are chosen (``model=fconv_tiny``). What
-stands around it closes the gaps through which a value could be ignored or misread: every key must exist, nothing can be
-added or deleted, and the value of a string-typed key is taken literally, whatever characters are in it.
+Hydra composes the dataclasses of ``seqgen.config`` with the chosen components (``model=fconv_tiny``). The code around
+it ensures that no value is ignored or misread: every key must exist, keys cannot be added or deleted, and the value of
+a string-typed key is used literally, whatever characters it contains.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def text_scores(
 
     Args:
         hypotheses: one output for each sentence, detokenized.
-        references: the right answers, in the same order and number.
+        references: the reference outputs, in the same order and number.
         lowercase: whether upper and lower case count as equal.
         tokenize: sacreBLEU's tokenizer for BLEU; its default (``13a``) if not given.
 

@@ -106,6 +106,6 @@ class EncoderDecoderModel(nn.Module, Flagged):
         return self.encoder.max_positions(), self.decoder.max_positions()
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Bring weights saved by an older version up to date, in place, before they are loaded."""
+        """Convert weights that an older version saved, in place, before they are loaded."""
         self.encoder.upgrade_state_dict(state_dict, "encoder.")
         self.decoder.upgrade_state_dict(state_dict, "decoder.")

@@ -1,7 +1,7 @@
 """Small typed results that travel between the parts of the engine.
 
-Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` channels, ``V``
-vocabulary. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
+Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` hidden size, ``V``
+vocabulary size. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
 sentence ``i // beam``.
 """
 
@@ -123,10 +123,10 @@ class DecoderOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """The encoder's input as one model wants it.
+    """The encoder's input in the layout of one model.
 
     Attributes:
-        src_tokens: ``(N, S)`` int64 ids, padded on the side that the model asks for.
+        src_tokens: ``(N, S)`` int64 ids, padded on the side that the model requires.
         src_lengths: ``(N,)`` int64 lengths without padding, end-of-sentence included.
     """
 
@@ -140,7 +140,7 @@ class Segments:
 
     Attributes:
         source: ``(N, S)`` int64: 1, 2, ... from left to right, and 0 at padding.
-        target: ``(N, T)`` int64, likewise, but that padding behind a row's last example counts to that.
+        target: ``(N, T)`` int64, likewise, except that padding after a row's last example gets that example's number.
     """
 
     source: Tensor
@@ -152,9 +152,9 @@ class Batch:
     """A collated batch of sentences.
 
     Attributes:
-        ids: ``(N,)`` int64 index of each sentence in its data set.
+        ids: ``(N,)`` int64 index of each sentence in its dataset.
         source: the encoder's input.
-        prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start symbol);
+        prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start token);
             ``None`` where there is no target.
         target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right; ``None`` likewise.
         ntokens: target tokens in the batch that are not padding (source tokens where there is no target).

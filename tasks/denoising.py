@@ -1,4 +1,4 @@
-"""Denoising: raw text in, parts of it hidden, and what is hidden out (Raffel et al. 2020, section 3)."""
+"""Denoising: the input is raw text with hidden parts, the target the hidden parts (Raffel et al. 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_spli
 
 @dataclass
 class DenoisingConfig(RawTextConfig):
-    """Which text, and what is hidden of it."""
+    """The raw text, the denoising objective and its parameters."""
 
     train: list[str] = option(
         [], "raw training text: files or wildcards, plain or .gz; JSON lines if the name ends in .jsonl"

@@ -1,4 +1,4 @@
-"""What tasks have in common whose source and target are text of one vocabulary."""
+"""Base class of tasks whose source and target share one vocabulary."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RawTextTask(Task):
 
 
 def check_split(split: str) -> None:
-    """See that a split is one of those there are.
+    """Check that a split exists.
 
     Raises:
         ConfigError: it is not.

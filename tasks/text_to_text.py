@@ -27,7 +27,7 @@ MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 
 @dataclass
 class TextToTextConfig(RawTextConfig):
-    """Which mixture, and how its sources are mixed."""
+    """The mixture, and how sampling rates are computed."""
 
     mixture: str = option("", "YAML file that lists the sources of the mixture; see docs/text-to-text.md")
     mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
@@ -66,7 +66,7 @@ class TextToTextTask(RawTextTask):
         """Make the task ready; see ``Task.setup_task``.
 
         Raises:
-            ConfigError: the mixture is missing or makes no sense.
+            ConfigError: the mixture is missing or not valid.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
         begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
@@ -104,7 +104,7 @@ class TextToTextTask(RawTextTask):
         return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
 
     def fixed_values(self) -> dict[str, str]:
-        """The templates of all sources, while their files may be moved; see ``Task.fixed_values``."""
+        """The templates of all sources, which may not change (their files may); see ``Task.fixed_values``."""
         sides = [(f"{MIXTURE_FILE}: sources.{source.name}", source.cfg) for source in self.sources]
         return {f"{name}.{side}": getattr(cfg, side) for name, cfg in sides for side in ("input", "target")}
 
@@ -197,7 +197,7 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
 
 
 def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """See that rates are given where they are asked for, and only there, and that each is above zero.
+    """Check that rates are given exactly with ``mixing=rates``, and that each is above zero.
 
     Raises:
         ConfigError: they are not.

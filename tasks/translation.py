@@ -189,7 +189,7 @@ def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
 
 
 def check_split(split: str) -> None:
-    """See that a split is one of those there are.
+    """Check that a split exists.
 
     Raises:
         ConfigError: it is not.

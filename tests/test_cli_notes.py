@@ -45,11 +45,11 @@ def test_notes_that_say_the_same_are_on_one_line() -> None:
         r"line 12: lacks \x1b[2J\n é",
     ]
     many = summary([(i, f"note {i}") for i in range(1, 24)])
-    assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json has them all"])
+    assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json writes all of them"])
 
 
 def test_hypotheses_that_a_format_does_not_write(run: Path) -> None:
-    said = "generation.nbest=3: format=text writes the best hypothesis of each line alone"
+    said = "generation.nbest=3: format=text writes only the best hypothesis of each line"
     text = generate(run, "generation.nbest=3")
     assert text.err.count(said) == 1
     assert text.out.count("\n") == 2

@@ -325,7 +325,7 @@ def test_missing_files(write: Callable[..., Path], tmp_path: Path) -> None:
         ({"added_tokens_decoder": []}, "added_tokens_decoder is no object"),
         ({"added_tokens_decoder": {"x": {"content": "<a>"}}}, "'x' is no id of an added token"),
         ({"added_tokens_decoder": {"5": "<a>"}}, "the added token '5' has no flags"),
-        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen cannot follow"),
+        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen does not support"),
     ],
 )
 def test_damaged_configuration(write: Callable[..., Path], config: dict[str, Any], message: str) -> None:

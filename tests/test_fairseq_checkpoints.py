@@ -351,7 +351,7 @@ def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerCon
     """They are refused before anything of that size is made."""
     model = random_model(config)
     options = options_of(config)
-    beyond = "beyond 2147483647, which no model has"
+    beyond = "above 2147483647, which no model has"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"max_source_positions": 10**18}, f"max_source_positions is a number {beyond}"),
         ({"dropout": 10**400}, f"dropout is a number {beyond}"),

@@ -107,7 +107,7 @@ def test_given_dict_txt(tmp_path: Path, data: Path) -> None:
     cfg = config(data, tokenizer="whitespace", srcdict=str(tmp_path / "dict.txt"))
     task = TranslationTask.setup_task(cfg, tmp_path / "run")
     assert task.encode_source("one red cat").tolist() == [5, 3, 4, 2]
-    assert "characters or words that the vocabulary lacks: train.en, line 1;" in task.dataset("train").report()[0]
+    assert "characters or words that are not in the vocabulary: train.en, line 1;" in task.dataset("train").report()[0]
 
 
 def test_subword_sampling_in_training_only(tmp_path: Path, data: Path) -> None:

@@ -360,7 +360,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (Net(vocab=12), "the vocabulary does not fit: the checkpoint was trained with 10 symbols.* has 12"),
+        (Net(vocab=12), "the vocabulary does not fit: the checkpoint was trained with 10 tokens.* has 12"),
         (Net(positions=9), r"of another shape: embed_positions.weight \(\(8, 4\), here \(9, 4\)\)"),
         (nn.Sequential(nn.Linear(4, 3)), "missing: 0.bias, 0.weight; unknown to the model: embed.weight"),
     ],
@@ -412,7 +412,7 @@ def test_average(tmp_path: Path) -> None:
     assert got["count"] == 2
     written = write_average(tmp_path, got)
     assert torch.equal(read_weights(resolve(written))["w"], got["w"])
-    with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged and it keeps 3"):
+    with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged, but the run has only 3"):
         last_checkpoints(tmp_path, 5)
 
 

@@ -109,7 +109,7 @@ def test_low_precision(lab: Lab, precision: str) -> None:
 
 
 def test_both_low_precisions(lab: Lab) -> None:
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="cannot both be true"):
         training_run(lab, "both", "common.bf16=true", "common.fp16=true")
 
 

@@ -188,7 +188,7 @@ def test_misuse_is_said_in_a_sentence() -> None:
 def test_a_device_that_is_not_there(device: Any) -> None:
     with pytest.raises(ConfigError, match=r"device=.* is not available; available devices: .*cpu"):
         seqgen.load_model("nothere", device)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="is not available"):
         Translator("nothere", device=device)
 
 

@@ -30,7 +30,7 @@ class Vocabulary:
     """A task as far as a model asks: its dictionaries, of words that are numbers.
 
     Args:
-        size: number of symbols.
+        size: vocabulary size.
     """
 
     def __init__(self, size: int) -> None:
@@ -96,7 +96,7 @@ def random_sources(lengths: list[int], vocabulary: int, eos: int) -> list[list[i
 
     Args:
         lengths: of each, without its end-of-sentence.
-        vocabulary: number of symbols, the first four of which are no words.
+        vocabulary: vocabulary size, the first four of which are no words.
         eos: id of end-of-sentence.
     """
     rng = random.Random(1)

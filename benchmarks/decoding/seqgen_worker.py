@@ -24,7 +24,7 @@ from seqgen.modules.number_formats import to_number_format
 from seqgen.structures import Batch
 
 SCORED_AT_ONCE = 8
-"""Outputs that are scored together, since each token takes as much memory as there are symbols."""
+"""Outputs that are scored together, since each token takes memory in proportion to the vocabulary."""
 
 
 class Seqgen(Worker):

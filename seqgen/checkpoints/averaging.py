@@ -43,7 +43,7 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         checkpoints: folders of checkpoints of one architecture; see ``checkpoints.resolve``.
 
     Returns:
-        Weights by name, in the first one's types. What is not floating point is the first one's.
+        Weights by name, with the dtypes of the first checkpoint. Other tensors than floating-point ones are its own.
 
     Raises:
         CheckpointError: none is given, one cannot be read, or names or shapes differ.
@@ -51,7 +51,7 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     if not checkpoints:
         raise CheckpointError("there is no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
-    owners: dict[int, str] = {}  # of several names that share a weight, the first; they go on sharing it
+    owners: dict[int, str] = {}  # the first of several names that share a weight; they still share it in the average
     owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
     sums = {name: first[name].double() for name in owners.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:

@@ -1,7 +1,7 @@
 """Loading trained models: from a path to a model with its task.
 
-A path is a run of seqgen's own, or something that a registered reader recognizes, such as a checkpoint of another
-toolkit. A reader is declared with a test of whether a path is for it, and imported only for such a path::
+A path names a run of seqgen, or a checkpoint of another toolkit that a registered checkpoint loader recognizes. A
+loader is declared with a function that tells whether it can load a path; its module is imported only for such a path::
 
     declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
 
@@ -53,8 +53,8 @@ class LoadedModel:
         task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
             can be trained on, so that it can be made a run.
         notes: what the user should know about how it was read.
-        generation: how the model wants to be decoded where the user does not say: values by the names of
-            ``GenerationConfig``'s fields.
+        generation: the model's own decoding settings, by the names of ``GenerationConfig``'s fields; they apply to keys
+            that the user does not set.
     """
 
     model: EncoderDecoderModel
@@ -68,7 +68,7 @@ class LoadedModel:
 
 @register_task("decoding")
 class DecodingTask(Task):
-    """The task of a model that comes without data: it encodes and decodes text, and no more."""
+    """The task of a model without data: it can only encode and decode text."""
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
@@ -102,11 +102,11 @@ class DecodingTask(Task):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model is wanted. A reader may heed it, so that no second copy of the weights is in memory, or may not.
+    """Device and dtype of the model. A loader may use them to avoid a second copy of the weights, or ignore them.
 
     Attributes:
         device: the device.
-        dtype: number format of the weights; ``None`` for the one in which they were saved.
+        dtype: dtype of the weights; ``None`` for the dtype in which they were saved.
     """
 
     device: torch.device
@@ -120,25 +120,25 @@ _READERS: dict[str, Reader] = {}
 
 
 def declare_reader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
-    """Say which module reads one kind of model, so that it is imported only when needed.
+    """Declare which module loads one kind of checkpoint, so that it is imported only when needed.
 
     Args:
         kind: what it reads, in words, such as ``"fairseq checkpoint"``.
-        recognizes: whether a path is of that kind; it should look at names more than at contents.
+        recognizes: whether a path is of that kind; it should check names rather than contents, to be fast.
         module: dotted name of the module, which calls ``register_reader(kind)``.
     """
     _DECLARED[kind] = (recognizes, module)
 
 
 def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None) -> Callable[[Reader], Reader]:
-    """Register the decorated function as the reader of one kind of model.
+    """Register the decorated function as the checkpoint loader for one kind of checkpoint.
 
     Args:
         kind: what it reads, in words.
-        recognizes: whether a path is of that kind; needed where the kind was not declared before.
+        recognizes: whether a path is of that kind; required if the kind was not declared before.
 
     Raises:
-        ConfigError: the kind has a reader already, or it is not known which paths are of it.
+        ConfigError: the kind already has a loader, or it was not declared and ``recognizes`` is missing.
     """
 
     def decorator(reader: Reader) -> Reader:
@@ -160,7 +160,7 @@ def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None)
 
 
 def reader_of(path: Path) -> Reader | None:
-    """The reader that recognizes a path, its module imported; ``None`` for a run of seqgen's own or no model at all."""
+    """The checkpoint loader that recognizes a path, its module imported; ``None`` if there is none, as for a run."""
     for kind, (recognizes, module) in _DECLARED.items():
         if recognizes(path):
             if kind not in _READERS:
@@ -181,12 +181,11 @@ def load_models(
         paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
-        dtype: number format of the weights, or its name; ``None`` for as saved.
+        dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
 
     Raises:
         CheckpointError: one cannot be loaded.
-        ConfigError: ``reading`` says something, but all models are seqgen's own; or the device or number format is not
-            there.
+        ConfigError: ``reading`` has values but all models are runs of seqgen, or the device or dtype is not available.
     """
     separate = [part for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
@@ -199,7 +198,7 @@ def load_models(
 
 
 def split_path(path: str) -> list[str]:
-    """Separate ``a.pt:b.pt``; a path that exists as it stands is one, colons and all."""
+    """Split ``a.pt:b.pt`` at its colons, unless a file or folder of that whole name exists."""
     return [path] if ":" not in path or Path(path).exists() else [part for part in path.split(":") if part]
 
 
@@ -214,7 +213,7 @@ def load_model(
     Args:
         path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
         device: where to put it.
-        dtype: number format of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
+        dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
 
     Returns:
@@ -222,7 +221,7 @@ def load_model(
 
     Raises:
         CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
-        ConfigError: the device or number format is not there.
+        ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
     reader, placement = reader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
@@ -232,7 +231,7 @@ def load_model(
 
 
 def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The number format that is meant.
+    """The dtype of a name.
 
     Raises:
         ConfigError: weights cannot have it.
@@ -309,14 +308,14 @@ def read_run_config(folder: Path) -> TrainConfig:
 
 
 def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
-    """Let a run be decoded in another way from now on, where the user does not say.
+    """Change the default decoding settings of a run, which apply to keys that the user does not set.
 
-    Its ``config.yaml`` says how, in the group ``generation``: there is one place for it, also in runs that are older
-    than this function, and it is what the run was validated with. Training the run further writes its own group again.
+    They are stored in the group ``generation`` of the run's ``config.yaml``, which also holds the settings used in
+    validation. Continuing to train the run overwrites the group.
 
     Args:
         run: the run folder.
-        cfg: how to decode; where its ``semantics`` is empty, the run keeps its own.
+        cfg: the decoding settings; if its ``semantics`` is empty, the run keeps its own.
 
     Raises:
         CheckpointError: it is no run folder, or one that is being trained.

@@ -1,8 +1,8 @@
 """Comparing a model's size with its checkpoint's before any memory is taken.
 
-A configuration is a few lines, in which a billion layers or channels are quickly said. The checkpoint beside it cannot
-lie in this way, since its weights are as large as its file. So the model is first built without memory, on PyTorch's
-``meta`` device, and only one that fits the checkpoint is built in earnest.
+A damaged configuration can ask for a billion layers, while the size of the checkpoint's weights is bounded by the size
+of its file. So the model is first built without memory, on PyTorch's ``meta`` device. It is built with memory only if
+its sizes match those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.errors import CheckpointError, UserError
 
 MAX_BUFFERS = 1 << 32
-"""Most bytes of what a model computes when it is built and does not save, such as tables of sinusoids."""
+"""Maximum bytes of buffers that a model computes when it is built and does not save, such as sinusoidal positions."""
 
 
 def check_size(
@@ -81,7 +81,7 @@ def _impossible(error: BaseException, where: str) -> CheckpointError:
 
 @contextlib.contextmanager
 def _at_most(limit: int, where: str) -> Iterator[None]:
-    """End the building of a model that makes more parameters than this; repeated and replaced ones count as well."""
+    """Stop building a model with more parameters than this; repeated and replaced parameters count as well."""
     count = 0
 
     def add(*_: Any) -> None:

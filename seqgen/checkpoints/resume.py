@@ -1,4 +1,4 @@
-"""Which configurations may continue a run that another one began."""
+"""Which configuration keys may change when a run is continued."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _MISSING = "(not set)"
 
 
 def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a run which was begun with one configuration can be continued with another.
+    """Check that a run that was started with one configuration can be continued with another one.
 
     Args:
         old: the run's configuration as nested plain values, as in its ``config.yaml``.
         new: the configuration that is asked for.
 
     Raises:
-        ConfigError: keys differ that decide what is learned; the message lists them with both values.
+        ConfigError: keys that influence training differ; the message lists them with both values.
     """
     before, after = dict(flatten(old)), dict(flatten(new))
     keys = [*before, *(key for key in after if key not in before)]

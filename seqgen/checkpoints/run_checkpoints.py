@@ -7,9 +7,9 @@
                     epoch_3/     training_state.json          ... and its plain values
                     update_500/  SHA256SUMS                   a checksum of each file
 
-A checkpoint is written under a hidden name, synced and renamed, so that a kill at any moment leaves the earlier one or
-the new one. To replace a folder takes two renames; after a kill between them the earlier one stands as ``.NAME.old``,
-where readers look for it and from where the next training run puts it back.
+A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any moment either the earlier
+one or the new one exists. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
+named ``.NAME.old``; loading finds it there, and the next training run renames it back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Checkpoints:
         self._recover()
 
     def _recover(self) -> None:
-        """Put right what a killed process left behind."""
+        """Remove or restore temporary folders of a killed process."""
         for path in self.folder.glob(".*.old"):
             name = path.name.removeprefix(".").removesuffix(".old")
             if (self.folder / name).exists():
@@ -78,7 +78,7 @@ class Checkpoints:
         Args:
             names: folder names; they are replaced in this order.
             weights: the weights to decode with.
-            state: what resuming needs besides; ``None`` for a checkpoint that cannot be resumed.
+            state: the rest of the training state; ``None`` for a checkpoint that cannot be resumed.
 
         Raises:
             UserError: the disk is full; all earlier checkpoints are as they were.
@@ -130,7 +130,7 @@ def numbered(folder: Path, kind: str) -> list[Path]:
 
 
 def update_of(checkpoint: Path) -> int:
-    """How many updates a checkpoint has seen; -1 where it does not say.
+    """The number of updates of a checkpoint; -1 if it does not contain one.
 
     Raises:
         CheckpointError: what it says is damaged.
@@ -222,7 +222,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
             verify_checksums(checkpoint, [MODEL])
             return read_tensors(checkpoint / MODEL)
         except CheckpointError:
-            # A training run that goes on may have put a newer checkpoint there while this one was being read.
+            # A running training process may have replaced the checkpoint while it was being read.
             if attempt == 3 or _identity(checkpoint) == before:
                 raise
     raise AssertionError("unreachable")
@@ -237,11 +237,13 @@ def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(checkpoint / MODEL, values=False)
     except CheckpointError:
-        return read_weights(checkpoint)  # which says what is wrong with it, or finds a newer one in its place
+        return read_weights(
+            checkpoint
+        )  # which reports what is wrong with it, or loads the newer checkpoint that replaced it
 
 
 def read_training_state(checkpoint: Path) -> dict[str, Any]:
-    """Read what resuming needs besides the weights, checksums verified.
+    """Read the training state except the weights, checksums verified.
 
     Raises:
         CheckpointError: a file is missing, damaged or truncated.
@@ -308,7 +310,7 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
 
 
 def _is_vocabulary(model: nn.Module, name: str) -> bool:
-    """Whether a weight is the table of token embeddings (and not that of positions)."""
+    """Whether a weight is the token embedding matrix (and not the position embeddings)."""
     module = dict(model.named_modules()).get(name.rpartition(".")[0])
     return isinstance(module, nn.Embedding) and "position" not in name
 
@@ -330,7 +332,7 @@ def _write(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any]
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a folder's files a second place, sharing the disk space where the file system can."""
+    """Copy a folder, by hard links where the file system supports them."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     for path in source.iterdir():
@@ -351,7 +353,7 @@ def _replace(new: Path, final: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Delete a folder; a half-deleted one never bears a name under which it would be read."""
+    """Delete a folder; it is first renamed, so that a partly deleted folder is never loaded."""
     name = path.name.removeprefix(".").removesuffix(".old")
     deleted = path.with_name(f".{name}.deleted")
     shutil.rmtree(deleted, ignore_errors=True)

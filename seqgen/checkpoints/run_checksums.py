@@ -1,13 +1,13 @@
-"""What the outputs of a run depend on besides its weights: its tokenizers, and some keys of its configuration.
+"""Checksums of a run's tokenizers and of configuration keys that its outputs depend on.
 
-``checksums.json`` in the run folder keeps what they were when training wrote them::
+``checksums.json`` in the run folder stores their state at the time of training::
 
     {"files": {"tokenizer/tokenizer.json": SHA256, ...},   every file of the tokenizers
      "fixed": {"model.encoder_layers": 6, ...},            keys that may not change once the run has weights
-     "values": {"sources.de.input": "...", ...},           what else the task says may not change
-     "generation": {"beam": 5, ...}}                       keys that may, though not without a note
+     "values": {"sources.de.input": "...", ...},           further values of the task that may not change
+     "generation": {"beam": 5, ...}}                       keys that may change, which a note reports
 
-All other keys of ``config.yaml`` can be edited. A run folder without the file, which is an older one, is not checked.
+All other keys of ``config.yaml`` can be edited. An older run folder without the file is not checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADVICE = "copy it again from where the run was trained"
 
 
 def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
-    """Keep what a run's tokenizers and configuration are now.
+    """Write the checksums of a run's tokenizers and configuration.
 
     Args:
         run: the run's folder, with its tokenizers.
@@ -45,7 +45,7 @@ def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
 
 
 def update_generation(run: Path, cfg: GenerationConfig) -> None:
-    """Keep that a run is decoded in another way from now on; a run without checksums stays without."""
+    """Store changed decoding settings of a run; a run without ``checksums.json`` gets none."""
     content = _read(run)
     if content is not None:
         _write(run, {**content, _GENERATION: to_dict(cfg)})
@@ -111,7 +111,7 @@ def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
 
 
 def verify_task(run: Path, task: Task) -> None:
-    """Check that a task reads and writes the text that the weights were trained with.
+    """Check that the task's fixed values are those that the weights were trained with.
 
     Args:
         run: the run's folder.

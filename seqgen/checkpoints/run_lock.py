@@ -17,10 +17,10 @@ LOCK = ".lock"
 
 
 class RunLock:
-    """A lock that is held.
+    """The held lock of a run folder.
 
-    It is held as long as any process has the file open: the one that took it, or a process that it starts and gives
-    this object as an argument. So nobody else can take it while one of them lives.
+    It is held as long as any process has the file open: the process that took it, or a child process that got this
+    object as an argument. No other process can take it until all of them have ended.
 
     Args:
         descriptor: of the open, locked file.
@@ -47,10 +47,10 @@ def _inherited(duplicate: Any) -> RunLock:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[RunLock]:
-    """Hold a run folder for this process, and for those that it gives the lock to.
+    """Lock a run folder for this process, and for child processes that get the lock object.
 
-    The operating system drops the lock with the last process that holds it, so the file that a killed one leaves
-    behind is no obstacle.
+    The operating system releases the lock when the last process that holds it ends, so the lock file of a killed
+    process does not block a new one.
 
     Args:
         folder: the run's folder; made if there is none.

@@ -25,7 +25,7 @@ from seqgen.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"
-_ALIAS = "alias:"  # begins metadata keys: a name of the state dict that shares its memory with another
+_ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict that share memory with another name
 
 
 def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -71,7 +71,7 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a ``safetensors`` file and see it on disk. One that has several names is written once.
+    """Write tensors to a ``safetensors`` file and sync it to disk. One that has several names is written once.
 
     Args:
         path: the file.
@@ -97,7 +97,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         # The library wraps the operating system's error in a text of its own.
         full = "No space left" in str(error) or "StorageFull" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
-    path.chmod(mode)  # the library's own choice shuts everybody else out
+    path.chmod(mode)  # by default, the library makes the file readable by its owner only
     sync(path)
 
 
@@ -133,7 +133,7 @@ def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON and see it on disk; floats come back exactly as they were."""
+    """Write a value as JSON and sync it to disk; floats come back exactly as they were."""
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     sync(path)
 
@@ -151,7 +151,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder beside them, and see the folder on disk."""
+    """Write the checksums of all files of a folder beside them, and sync the folder."""
     lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)

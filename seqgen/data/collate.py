@@ -15,7 +15,7 @@ class Example(NamedTuple):
     """A sentence, and its translation where there is one.
 
     Attributes:
-        id: its number in the data set, from 0.
+        id: its index in the dataset, from 0.
         source: ``(S,)`` int64 ids, end-of-sentence included.
         target: ``(T,)`` int64 ids, end-of-sentence included, or ``None``.
     """

@@ -1,4 +1,4 @@
-"""The vocabulary: symbols and their ids."""
+"""The vocabulary: tokens and their ids."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""The symbols that a ``dict.txt`` does not list; their ids are 0 to 3."""
+"""The special tokens, which a ``dict.txt`` does not list; their ids are 0 to 3."""
 
 OVERWRITE_FLAG = "#fairseq:overwrite"
 
 
 class Dictionary:
-    """Symbols, their ids, and how often each was seen.
+    """Tokens, their ids and their counts.
 
-    A new one has the four special symbols with fairseq's ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
+    A new dictionary has the four special tokens with fairseq's ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
 
     Args:
-        symbols: all symbols in the order of their ids, special ones included; ``None`` for the four special ones.
+        symbols: all tokens in the order of their ids, special ones included; ``None`` for the four special ones.
         counts: how often each was seen; ``None`` for not known (all 0).
         pad: id of padding.
         eos: id of end-of-sentence.
-        unk: id of what is not in the vocabulary.
+        unk: id of unknown tokens.
         bos: id of begin-of-sentence; ``None`` where there is none.
 
     Raises:
-        DataError: a symbol occurs twice, or a special id is outside the vocabulary.
+        DataError: a token occurs twice, or a special id is outside the vocabulary.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Dictionary:
         return self._eos
 
     def unk(self) -> int:
-        """Id of what is not in the vocabulary."""
+        """Id of unknown tokens."""
         return self._unk
 
     def bos(self) -> int:
@@ -81,16 +81,16 @@ class Dictionary:
         return self._eos if self._bos is None else self._bos
 
     def index(self, symbol: str) -> int:
-        """Id of a symbol, that of unknown ones where it is not in the vocabulary."""
+        """Id of a token; the unknown id if it is not in the vocabulary."""
         return self._ids.get(symbol, self._unk)
 
     def word_index(self, word: str) -> int:
-        """Id of a word of a text: as ``index``, but a word that is spelt like a special symbol is an unknown one."""
+        """Id of a word of a text: as ``index``, but a word such as ``</s>`` is unknown."""
         index = self.index(word)
         return self._unk if index in (self._pad, self._eos, self._bos) else index
 
     def symbol(self, index: int) -> str:
-        """Symbol of an id.
+        """Token of an id.
 
         Raises:
             IndexError: there is no such id.
@@ -112,21 +112,21 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same ids mean the same; counts do not matter."""
+        """Whether all ids stand for the same tokens; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
 
-    __hash__ = None  # type: ignore[assignment]  # symbols can be added
+    __hash__ = None  # type: ignore[assignment]  # tokens can be added
 
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
 
     def add_symbol(self, symbol: str, count: int = 1) -> int:
-        """Add a symbol at the end, or count it again where it is there.
+        """Add a token at the end, or increase its count if it exists.
 
         Args:
-            symbol: the symbol.
+            symbol: the token.
             count: how often it was seen.
 
         Returns:
@@ -146,11 +146,11 @@ class Dictionary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], size: int | None = None) -> Self:
-        """Make a vocabulary of the most frequent symbols, with fairseq's special ids.
+        """Make a vocabulary of the most frequent tokens, with fairseq's special ids.
 
         Args:
-            counts: how often each symbol was seen.
-            size: most symbols, special ones included; ``None`` for all.
+            counts: number of occurrences of each token.
+            size: maximum number of tokens, special ones included; ``None`` for all.
         """
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         dictionary = cls()
@@ -192,7 +192,7 @@ class Dictionary:
             raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
         if symbol in self and not overwrite:
             raise ValueError(f"the token {symbol!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
-        if overwrite and symbol in self:  # the old id stays, under a name that nobody looks up
+        if overwrite and symbol in self:  # the old id is kept under a name that no text contains
             self.symbols[self._ids[symbol]] += f"#{self._ids[symbol]}"
         self._ids[symbol] = len(self.symbols)
         self.symbols.append(symbol)

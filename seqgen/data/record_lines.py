@@ -18,13 +18,13 @@ JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
 class RecordFormat(Protocol):
-    """How a line holds fields; it must survive pickling, and ``repr`` must tell it from others."""
+    """The format of a line's fields. It must be picklable, and different formats must have different ``repr``s."""
 
     def read(self, line: str) -> dict[str, str]:
         """The fields of a line.
 
         Raises:
-            ValueError: the line is no use; the message says why and what to do.
+            ValueError: the line cannot be used; the message says why and what to do.
         """
 
 
@@ -112,7 +112,7 @@ def render_lines(lines: Sequence[str], record_format: RecordFormat, template: Te
         template: what becomes of the fields.
 
     Raises:
-        LineError: a line is no use.
+        LineError: a line cannot be used.
     """
     texts = []
     for index, line in enumerate(lines):
@@ -135,7 +135,7 @@ def read_rendered(
         skip_lines: lines at the beginning of each file that are no records.
 
     Raises:
-        DataError: a file cannot be read, or a line is no use.
+        DataError: a file cannot be read, or a line cannot be used.
     """
     for path in paths:
         for chunk in (chunk.after(skip_lines) for chunk in read_chunks(path)):
@@ -163,7 +163,7 @@ class RecordEncoder(TokenEncoder):
 
 @dataclass
 class DocumentEncoder(RecordEncoder):
-    """Documents to ids. A blank line of plain text is none; another document without a token is an error, or skipped.
+    """Documents to ids. Blank lines of plain text are ignored; another document without tokens is an error or skipped.
 
     Attributes:
         skip_empty: whether it is skipped.
@@ -172,7 +172,7 @@ class DocumentEncoder(RecordEncoder):
     skip_empty: bool = False
 
     def fingerprint(self) -> str:
-        """Changes too with what becomes of empty documents."""
+        """Depends also on whether empty documents are skipped."""
         return f"document:{self.skip_empty}:{super().fingerprint()}"
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:

@@ -53,7 +53,7 @@ class Template:
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def check(self, known: Sequence[str]) -> None:
-        """See that a record has all the fields.
+        """Check that a record has all the fields.
 
         Args:
             known: the names of the record's fields.

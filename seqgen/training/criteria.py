@@ -1,6 +1,6 @@
 """Training criteria: what a batch's loss is.
 
-The loss over the vocabulary is a large part of a small model's step, so it is computed without copies of the logits:
+The loss over the vocabulary takes a large part of a small model's time, so it is computed without copying the logits:
 padding is never projected, and one buffer of ``(M, V)`` holds first the logits, then their exponentials, then their
 gradient. ``M`` is the number of target tokens in the batch that are not padding.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
 _Z_LOSS_HELP = "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)"
 _LINEAR = frozenset({"AddmmBackward0", "MmBackward0", "_OneDNNLinearBackward"})
-"""Operations whose backward does not read their output."""
+"""Autograd operations whose backward does not read their output, so that it can be overwritten."""
 
 
 @dataclass
@@ -211,7 +211,7 @@ def cross_entropy(
     Args:
         logits: ``(M, V)``; must not be used afterwards, its memory may be reused.
         target: ``(M,)`` int64.
-        label_smoothing: probability mass that is spread over the ``V - 1`` symbols that are not the target.
+        label_smoothing: probability mass that is distributed over the ``V - 1`` tokens that are not the target.
         z_loss: weight of the squared ``log Z``.
 
     Returns:
@@ -296,7 +296,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:
-    """The memory that the forward pass overwrites: the logits' own where nobody else reads it."""
+    """The buffer that the forward pass overwrites: that of the logits if no other operation reads it, else a copy."""
     if logits.dtype != dtype:
         return logits.to(dtype)
     # detach() shares memory without the version counter: safe only after an operation that forgets its output.

@@ -30,7 +30,7 @@ from seqgen.training.training_loop import TrainingRun
 from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
 GRACE = 5.0
-"""Seconds that the other processes have to answer or end after one has failed, so that the cause becomes known."""
+"""Seconds to wait for the other processes after one has failed, so that the original failure is found."""
 
 
 def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock | None = None) -> int:
@@ -108,7 +108,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSignals) -> dict[int, Any]:
-    """Wait for what the processes answer, and pass on a signal.
+    """Wait for the results of the processes, and forward signals to them.
 
     Returns:
         By rank, an exit code or an exception. After the first exception, those of the others are waited for only until
@@ -151,7 +151,7 @@ def _death(processes: list[BaseProcess], rank: int) -> ResourceError:
 
 
 def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exception:
-    """The failure that led to the others."""
+    """The failure that caused the other ones."""
     failures = [result for result in results.values() if isinstance(result, Exception)]
     causes = [failure for failure in failures if not isinstance(failure, LostRanksError)]
     silent = [rank for rank in range(len(processes)) if rank not in results]
@@ -214,7 +214,7 @@ def _train(modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, si
 
 
 def _free_port() -> int:
-    """A TCP port of this machine that nobody uses at the moment."""
+    """A free TCP port of this machine."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -1,9 +1,9 @@
 """Learning-rate schedules.
 
 A schedule is a function of the number of updates done and the epoch, so that resuming needs no more than these; only
-``reduce_lr_on_plateau`` remembers anything. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
-``warmup_updates`` updates the rate stands at ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
-rate, which the very first update uses, is that of ``u = 0``, as in fairseq.
+``reduce_lr_on_plateau`` has a state. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
+``warmup_updates`` updates the rate is ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
+update uses the rate of ``u = 0``, as in fairseq.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WarmupConfig:
 
 
 class LRScheduler:
-    """Says the learning rate; subclass it and register the subclass for a schedule of your own.
+    """Computes the learning rate; subclass it and register the subclass for a schedule of your own.
 
     Args:
         cfg: an instance of the configuration class that the schedule is registered with.
@@ -65,18 +65,18 @@ class LRScheduler:
         raise NotImplementedError
 
     def peak(self, epoch: int) -> float:
-        """The entry of ``optimization.lr`` that an epoch (from 1) uses; the last one goes on."""
+        """The value of ``optimization.lr`` for an epoch (from 1); the last value is reused for later epochs."""
         return self.lr[min(epoch, len(self.lr)) - 1]
 
     def on_validation(self, score: float) -> None:
-        """Hear the validation score by which checkpoints are ranked, turned so that lower is better."""
+        """Receive the validation score by which checkpoints are ranked, negated if needed so that lower is better."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs, as JSON holds it."""
+        """The state needed to resume, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was called."""
+        """Restore the state that ``state_dict`` returned."""
 
 
 def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRScheduler:
@@ -144,7 +144,7 @@ class FixedSchedule(LRScheduler):
     """The learning rates of ``optimization.lr``, one for each epoch."""
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """The epoch's entry, shrunk from the epoch ``force_anneal`` on."""
+        """The epoch's value, multiplied by ``lr_shrink`` for each epoch from ``force_anneal`` on."""
         if not self.cfg.force_anneal or epoch < self.cfg.force_anneal:
             return self.peak(epoch)
         shrunk: float = self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal)
@@ -204,7 +204,7 @@ class CosineSchedule(LRScheduler):
     def after_warmup(self, update: int, epoch: int) -> float:
         """Equation 5 of the paper, both ends shrunk by ``lr_shrink`` for each period that is over."""
         done, length, periods = update - self.cfg.warmup_updates, float(self.period), 0
-        last = self.max_update and not self.cfg.lr_period_updates  # a period that spans the training never restarts
+        last = self.max_update and not self.cfg.lr_period_updates  # a period as long as the training has no restart
         while done >= length and not last:
             done, length, periods = done - length, length * self.cfg.t_mult, periods + 1
         shrink = self.cfg.lr_shrink**periods
@@ -228,14 +228,14 @@ class ReduceLROnPlateauConfig(WarmupConfig):
 
 @register_lr_scheduler("reduce_lr_on_plateau", config=ReduceLROnPlateauConfig)
 class ReduceLROnPlateauSchedule(LRScheduler):
-    """Shrink the learning rate when the score of ``checkpoint.best_checkpoint_metric`` has stopped getting better."""
+    """Reduce the learning rate when the score of ``checkpoint.best_checkpoint_metric`` has stopped improving."""
 
     def __init__(self, cfg: ReduceLROnPlateauConfig, optimization: OptimizationConfig):
         super().__init__(cfg, optimization)
         self.factor, self.best, self.bad = 1.0, math.inf, 0
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """``lr`` times what it has shrunk by."""
+        """``lr`` times the product of all reductions so far."""
         return self.peak(epoch) * self.factor
 
     def on_validation(self, score: float) -> None:
@@ -248,11 +248,11 @@ class ReduceLROnPlateauSchedule(LRScheduler):
             self.factor, self.bad = self.factor * self.cfg.lr_shrink, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, the best score and how long it has stood."""
+        """The factor, the best score, and the number of validations since then."""
         return {"factor": self.factor, "best": None if math.isinf(self.best) else self.best, "bad": self.bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was called."""
+        """Restore the state that ``state_dict`` returned."""
         self.factor, self.bad = state["factor"], state["bad"]
         self.best = math.inf if state["best"] is None else state["best"]
 

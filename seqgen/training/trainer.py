@@ -27,7 +27,7 @@ from seqgen.training.scores import move_scalars
 from seqgen.training.seeding import seed_everything
 
 SKIPS = 100
-"""Updates in a row that may be left out for a loss that is not finite before training gives up."""
+"""Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
 
 
 class NonFiniteError(UserError):
@@ -43,7 +43,7 @@ class UpdateResult:
             criterion logs.
         gnorm: norm of the gradient of the mean loss, before clipping.
         lr: the learning rate that was used.
-        skipped: why the update was left out; empty where it was made.
+        skipped: why the update was skipped; empty if it was made.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class UpdateResult:
 
 
 class Trainer:
-    """Changes a model's weights.
+    """Makes the updates of a model's weights.
 
     Args:
         cfg: the whole configuration.
@@ -95,7 +95,7 @@ class Trainer:
         return self.ema.model if self.ema is not None else self.model
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The number format of the forward pass."""
+        """The dtype of the forward pass."""
         if not (self.cfg.common.bf16 or self.cfg.common.fp16):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
@@ -194,7 +194,7 @@ class Trainer:
         return dict(self.eval_model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs besides ``weights``: nested plain values and tensors."""
+        """The training state without ``weights``: nested plain values and tensors."""
         state = self.optimizer.state_dict()
         return {
             "update": self.update,
@@ -209,7 +209,7 @@ class Trainer:
         }
 
     def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Take up where ``weights`` and ``state_dict`` were taken.
+        """Restore what ``weights`` and ``state_dict`` returned.
 
         Args:
             weights: what ``weights`` returned.

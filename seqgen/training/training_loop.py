@@ -158,7 +158,7 @@ class TrainingRun:
         yield from self.iterator
 
     def _update(self, group: list[Batch | None], epoch: int) -> bool:
-        """Make an update; return whether it was made rather than left out."""
+        """Make an update; return false if it was skipped."""
         self.meter.tick()
         with memory_errors(self._smaller_updates):
             result = self.trainer.train_update(group, epoch)
@@ -176,7 +176,7 @@ class TrainingRun:
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
-        """Validate, save and find out whether to stop; the last word on an update.
+        """Validate, save and decide whether to stop, after an update.
 
         Args:
             epoch: the update's epoch.
@@ -205,7 +205,7 @@ class TrainingRun:
         return limit
 
     def _interrupt(self, ended: bool) -> str:
-        """Save between an update and what was to be done after it; that is caught up on when training resumes."""
+        """Save after an update but before validation; the validation is made when training resumes."""
         self.pending = ended
         self._save(["last"])
         return "interrupted"
@@ -272,14 +272,14 @@ class TrainingRun:
         }
 
     def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Be in the state that ``_state`` gave."""
+        """Restore the state that ``_state`` returned."""
         self.trainer.load_state_dict(weights, state, where)
         self.iterator.load_state_dict(state["iterator"])
         self.meter.load_state_dict(state["meter"])
         self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
 
     def _restore(self) -> str:
-        """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
+        """Resume from the run's last checkpoint, or start a new run; return a message that says which."""
         newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
             try:
@@ -309,7 +309,7 @@ class TrainingRun:
         return f"starting from the weights of {source}"
 
     def _regrouped(self, state: dict[str, Any]) -> str:
-        """What is different with another number of processes, in words."""
+        """A message about the effects of another number of processes."""
         before, batches = state.get("processes"), state.get("batches_in_update")
         if before in (None, self.peers.world_size):
             return ""

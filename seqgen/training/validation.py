@@ -78,7 +78,7 @@ class Validator:
         )
 
     def _check_metric(self) -> None:
-        """Find out before training, not at the first validation, that a metric needs decoding."""
+        """Check before training that the metric which ranks checkpoints is computed."""
         metric = self.trainer.cfg.checkpoint.best_checkpoint_metric
         decoded = {name.lower() for name in self.trainer.task.metrics(["a"], ["a"])}
         decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}

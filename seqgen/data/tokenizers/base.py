@@ -23,7 +23,7 @@ TOKENIZERS.declare("pretrained", "seqgen.data.tokenizers.pretrained")
 register_tokenizer = TOKENIZERS.register
 
 SENTINEL = "<extra_id_{}>"
-"""The symbol of a sentinel, by its number."""
+"""The token of a sentinel; the placeholder is its number."""
 
 
 class Tokenizer(ABC):
@@ -50,7 +50,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text; special symbols are left out."""
+        """Turn ids into text; special tokens are skipped."""
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode many lines, in order; a tokenizer that has a faster way overrides this."""
@@ -66,7 +66,7 @@ class Tokenizer(ABC):
         return self.encode(text)
 
     def unknown(self, text: str) -> list[str]:
-        """What ``encode`` turns into the unknown symbol.
+        """What ``encode`` turns into the unknown token.
 
         Args:
             text: one line.
@@ -89,7 +89,7 @@ class Tokenizer(ABC):
 
     @property
     def num_sentinels(self) -> int:
-        """Number of sentinels, the symbols ``<extra_id_0>``, ``<extra_id_1>``, … that stand for a span of text."""
+        """Number of sentinels, the tokens ``<extra_id_0>``, ``<extra_id_1>``, … that stand for a span of text."""
         return len(self._sentinels)
 
     def sentinel(self, number: int) -> int:
@@ -132,7 +132,7 @@ class Tokenizer(ABC):
 
 @register_tokenizer("whitespace")
 class WhitespaceTokenizer(Tokenizer):
-    """Text that is tokenized already: words are what stands between white space."""
+    """Text that is tokenized already: words are separated by white space."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""

@@ -17,7 +17,7 @@ from seqgen.files import write_atomically
 from seqgen.reading import read_bytes
 
 MIN_SHARED = 0.1
-"""A vocabulary with a smaller share of a model's pieces must be that of another model."""
+"""Minimum fraction of a model's pieces in a vocabulary; below it, the vocabulary belongs to another model."""
 
 # SentencePiece has one random generator for each thread but sets the seed of all of them at once.
 _SAMPLING = threading.Lock()

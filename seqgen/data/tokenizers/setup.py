@@ -132,7 +132,7 @@ def _check(cfg: TokenizerConfig) -> None:
 
 
 def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
-    files.check()  # unequal files are better found before a vocabulary is made from them
+    files.check()  # check line numbers before a vocabulary is trained on the files
     both = (files.source, files.target or [])
     return chain.from_iterable(read_lines(both[side]) for side in sides)
 

@@ -17,7 +17,7 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
-"""A damaged file shall not make a vocabulary that fills the memory."""
+"""Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
 
 UNSUPPORTED = ("sp_model_kwargs",)
 
