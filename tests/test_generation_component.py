@@ -14,7 +14,6 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination, Product
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.stopping import StoppingRule
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
@@ -142,19 +141,6 @@ def test_processors(name: str) -> None:
     further = [Falling()] if name == "exact" else []
     stateful, plain = ({"processors": [own, *further]} for own in (CountingPenalty(), PlainPenalty()))
     assert_state_follows(name, stateful, plain)
-
-
-def test_exact_search_returns_to_earlier_prefixes() -> None:
-    """It expands two prefixes at a time, so that it takes up older ones again, with the state that belongs to them."""
-    models, words = [sharp("transformer_tiny", factor=1.0)], dictionary(VOCAB - 4)
-    options = {"beam_size": 2, "max_len_b": 2, "min_len": 0}
-    stateful, plain = (
-        make_generator(
-            models, words, search_strategy=ExactSearch(at_once=3), processors=[own, Falling()], **options
-        ).generate(lines())
-        for own in (CountingPenalty(), PlainPenalty())
-    )
-    assert_same(stateful, plain)
 
 
 @pytest.mark.parametrize("members", [1, 2])

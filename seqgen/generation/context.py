@@ -173,4 +173,4 @@ class StepContext:
 
     def by_sentence(self, values: Tensor) -> Tensor:
         """View ``(rows, ...)`` values as ``(live, rows_per_sentence, ...)``."""
-        return values.unflatten(0, (values.size(0) // self.rows_per_sentence, self.rows_per_sentence))
+        return values.view(values.size(0) // self.rows_per_sentence, self.rows_per_sentence, *values.shape[1:])
