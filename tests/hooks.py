@@ -35,7 +35,7 @@ CLASSES = {
         "seqgen.decoder:IncrementalDecoder",
         "seqgen.model:EncoderDecoderModel",
         "seqgen.incremental_state:StatefulModule",
-        "seqgen.modules.kv_cache.growing:KeyValueCache",
+        "seqgen.modules.kv_cache.protocol:KeyValueCache",
     ),
     "Data and training": (
         "seqgen.data.tokenizers.base:Tokenizer",

@@ -173,4 +173,6 @@ class StepContext:
 
     def by_sentence(self, values: Tensor) -> Tensor:
         """View ``(rows, ...)`` values as ``(live, rows_per_sentence, ...)``."""
-        return values.view(values.size(0) // self.rows_per_sentence, self.rows_per_sentence, *values.shape[1:])
+        rows = self.rows_per_sentence
+        grouped: Tensor = values.view(values.size(0) // rows, rows, *values.shape[1:])
+        return grouped

@@ -14,7 +14,7 @@ from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import EMPTY, MemberSpec
+from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
@@ -159,6 +159,8 @@ def _members(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
+    for source in cfg.members:
+        field_of(source)  # raises where it is no source
     plain = [model.model if isinstance(model, MemberSpec) else model for model in models]
     return [MemberSpec(model, source) for model, source in zip(plain, cfg.members, strict=True)]
 

@@ -39,9 +39,6 @@ class MemberSpec:
     source: str = INPUT
     companion: bool = False
 
-    def __post_init__(self) -> None:
-        field_of(self.source)
-
     def source_of(self, source: Source) -> Source:
         """What this member reads of the source that the batch has for its model."""
         return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
