@@ -363,7 +363,9 @@ def test_damaged_model(write: Callable[..., Path], name: str, damage: str) -> No
 def test_fast_one_of_a_bpe_model(write: Callable[..., Path]) -> None:
     folder = write(SETTINGS["fast"])
     (folder / "spiece.model").write_bytes(train_sentencepiece(TEXT, vocab_size=23, model_type="bpe"))
-    with pytest.raises(DataError, match=r"spiece\.model is not a unigram model, which the fast tokenizer needs; add its"):
+    with pytest.raises(
+        DataError, match=r"spiece\.model is not a unigram model, which the fast tokenizer needs; add its"
+    ):
         load_pretrained_tokenizer(folder)
 
 
