@@ -324,9 +324,11 @@ class TestRefused:
             command("generate", model, f"input={data}/test.en", f"output={missing}"),
             command("score", model, *files, f"output={missing}"),
         ):
-            refused(outcome, f"output={missing}", f"no folder {missing.parent}", "make it")
+            refused(outcome, f"output={missing}", f"the folder {missing.parent} does not exist", "create it")
         refused(
-            command("convert", model, f"huggingface_dir={missing}"), "huggingface_dir", f"no folder {missing.parent}"
+            command("convert", model, f"huggingface_dir={missing}"),
+            "huggingface_dir",
+            f"the folder {missing.parent} does not exist",
         )
         assert not list(tmp_path.iterdir())
         refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")

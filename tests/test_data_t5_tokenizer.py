@@ -278,13 +278,13 @@ def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Pa
     ("options", "message"),
     [
         ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
-        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer is for task\.tokenizer=pre"),
+        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer needs task\.tokenizer=pre"),
         (
             {"tokenizer": "t5", "subword_sampling": True},
-            r"task\.subword_sampling is for task\.tokenizer=sentencep",
+            r"task\.subword_sampling needs task\.tokenizer=sentencep",
         ),
-        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model is for task\.tokenizer=sentencepiece or t5"),
-        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict is for task\.tokenizer=sentencepiece or whitespace"),
+        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model needs task\.tokenizer=sentencepiece or t5"),
+        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace"),
     ],
 )
 def test_settings_that_contradict(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -363,7 +363,9 @@ def test_damaged_model(write: Callable[..., Path], name: str, damage: str) -> No
 def test_fast_one_of_a_bpe_model(write: Callable[..., Path]) -> None:
     folder = write(SETTINGS["fast"])
     (folder / "spiece.model").write_bytes(train_sentencepiece(TEXT, vocab_size=23, model_type="bpe"))
-    with pytest.raises(DataError, match=r"spiece\.model is no unigram model, which the fast tokenizer needs; add its"):
+    with pytest.raises(
+        DataError, match=r"spiece\.model is not a unigram model, which the fast tokenizer needs; add its"
+    ):
         load_pretrained_tokenizer(folder)
 
 
