@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own") / "run"
     outcome = command(
         *("train", f"run_dir={folder}", f"common.user_dir={FILE}", *TINY, "optimization.max_update=6", *LIMITS),
-        *("generation.search=threshold", "search.delta=1.5", "generation.processors=[variety]"),
+        *("generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
         *("processor.variety.weight=0.5", "dataset.validate_decode=3"),
     )
     assert outcome.code == 0, outcome.err
@@ -63,39 +63,39 @@ def test_validation_decoding_has_them_in_its_config(run: Path) -> None:
     assert generation["components"] == {"search.delta": 1.5, "processor.variety.weight": 0.5}
     resumed = command(
         *("train", f"run_dir={run}", f"common.user_dir={FILE}", *TINY, "optimization.max_update=6", *LIMITS),
-        *("generation.search=threshold", "search.delta=1.5", "generation.processors=[variety]"),
+        *("generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
         *("processor.variety.weight=0.5", "dataset.validate_decode=3"),
     )
     assert resumed.code == 0, resumed.err
 
 
 def test_a_runs_own_keys_are_used_where_its_component_is(run: Path) -> None:
-    own_settings = decode(run, "generation.search=threshold", "generation.processors=[variety]")
+    own_settings = decode(run, "generation.search=cropping", "generation.processors=[variety]")
     named = decode(
-        *(run, "generation.search=threshold", "search.delta=1.5", "generation.processors=[variety]"),
+        *(run, "generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
         "processor.variety.weight=0.5",
     )
     assert rows(own_settings) == rows(named)
     changed = decode(
-        *(run, "generation.search=threshold", "search.delta=0.0", "generation.processors=[variety]"),
+        *(run, "generation.search=cropping", "search.delta=0.0", "generation.processors=[variety]"),
     )
     assert rows(changed) == in_python(
-        run, search="threshold", processors=["variety"], **{"search.delta": 0.0, "processor.variety.weight": 0.5}
+        run, search="cropping", processors=["variety"], **{"search.delta": 0.0, "processor.variety.weight": 0.5}
     )
     assert rows(changed) != rows(named)
     assert rows(decode(run)) == in_python(run)  # no key of the run's own is left over for beam search
 
 
 def test_a_search_strategy(run: Path) -> None:
-    narrow = rows(decode(run, "generation.search=threshold", "search.delta=0.5"))
-    assert narrow == in_python(run, search="threshold", **{"search.delta": 0.5})
-    assert narrow == in_python(run, search=own.ThresholdSearch(delta=0.5))
-    assert narrow == rows(decode(run, "generation.search=threshold_narrow", "search.delta=0.5"))
-    assert rows(decode(run, "generation.search=threshold", "search.delta=1e9")) == in_python(run) != narrow
+    narrow = rows(decode(run, "generation.search=cropping", "search.delta=0.5"))
+    assert narrow == in_python(run, search="cropping", **{"search.delta": 0.5})
+    assert narrow == in_python(run, search=own.CroppingSearch(delta=0.5))
+    assert narrow == rows(decode(run, "generation.search=cropping_narrow", "search.delta=0.5"))
+    assert rows(decode(run, "generation.search=cropping", "search.delta=1e9")) == in_python(run) != narrow
 
 
 def test_a_preset(run: Path) -> None:
-    assert in_python(run, search="threshold_narrow") == in_python(run, search=own.ThresholdSearch(delta=0.5))
+    assert in_python(run, search="cropping_narrow") == in_python(run, search=own.CroppingSearch(delta=0.5))
     assert in_python(run, processors=["much_variety"]) == in_python(
         run, processors=["variety"], **{"processor.variety.weight": 9.0}
     )
@@ -146,12 +146,12 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["generation.search=threshhold"], "did you mean 'threshold'"),
-        (["generation.search=threshold", "search.dleta=2"], "did you mean 'delta'"),
-        (["generation.search=threshold", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
-        (["generation.search=threshold", "search.delta=wide"], "search.delta=wide should be float"),
-        (["generation.search=threshold", "search.delta=nan"], "search.delta=nan is not a finite number"),
-        (["generation.search=threshold", "search.=2"], "search."),
+        (["generation.search=threshhold"], "did you mean 'cropping'"),
+        (["generation.search=cropping", "search.dleta=2"], "did you mean 'delta'"),
+        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
+        (["generation.search=cropping", "search.delta=wide"], "search.delta=wide should be float"),
+        (["generation.search=cropping", "search.delta=nan"], "search.delta=nan is not a finite number"),
+        (["generation.search=cropping", "search.=2"], "search."),
         (["search.delta=2"], "unknown key 'search.delta' of search strategy beam"),
         (["generation.processors=[varied]"], "did you mean 'variety'"),
         (["generation.processors=[variety]", "processor.variety.weigth=2"], "did you mean 'weight'"),
@@ -193,7 +193,7 @@ def test_keys_beside_an_object_are_refused() -> None:
 def test_settings_of_the_constructor_and_of_a_call() -> None:
     """Keys of components are put over each other one by one, and go with a component that is replaced."""
     import_user_dir(Path(FILE))
-    first = {"search": "threshold", "processors": ["variety"], "search.delta": 0.25, "processor.variety.weight": 2.0}
+    first = {"search": "cropping", "processors": ["variety"], "search.delta": 0.25, "processor.variety.weight": 2.0}
     translator = Translator(text_model(), beam=3, nbest=3, max_len_b=6, **first)
 
     def texts(**settings: Any) -> list[list[str]]:
@@ -207,7 +207,7 @@ def test_settings_of_the_constructor_and_of_a_call() -> None:
     assert texts() == alone(**first)
     assert texts(**{"search.delta": 9.0}) == alone(**{**first, "search.delta": 9.0}) != texts()
     assert texts(search="beam") == alone(processors=["variety"], **{"processor.variety.weight": 2.0})
-    assert texts(processors=[]) == alone(search="threshold", **{"search.delta": 0.25})
+    assert texts(processors=[]) == alone(search="cropping", **{"search.delta": 0.25})
 
 
 def test_other_objects_of_a_kind_make_another_generator() -> None:
@@ -220,7 +220,7 @@ def test_other_objects_of_a_kind_make_another_generator() -> None:
 def test_the_task_builds_a_generator_with_an_object() -> None:
     member = text_model()
     cfg = GenerationConfig(beam=3, max_len_b=6)
-    search = own.ThresholdSearch(delta=0.25)
+    search = own.CroppingSearch(delta=0.25)
     generator = member.task.build_generator([member.model], cfg, search_strategy=search)
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
     found = generator.generate(member.task.collate(examples, member.model))
@@ -233,12 +233,12 @@ def test_the_task_builds_a_generator_with_an_object() -> None:
 def test_help_lists_the_components_and_their_keys(name: str) -> None:
     said = command(name, "--help", f"common.user_dir={FILE}").out
     for line in (
-        "generation.search=threshold (presets: threshold_narrow)",
+        "generation.search=cropping (presets: cropping_narrow)",
         "generation.processors=variety (presets: much_variety)",
         "generation.stopping_rules=at_most (presets: at_most_two)",
         "generation.combination=best_of (presets: best_of_double)",
         "generation.observers=journal",
-        "Keys with generation.search=threshold",
+        "Keys with generation.search=cropping",
         "search.delta=5.0                             candidates this many nats below the best one are dropped",
         "processor.variety.weight=1.0",
         "stopping.at_most.tokens=3",

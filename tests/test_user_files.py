@@ -60,7 +60,7 @@ def arguments(run: Path, *user_dirs: Path) -> list[str]:
     return [
         *(f"run_dir={run}", f"common.user_dir={text_list([str(path) for path in user_dirs])}"),
         *(*changed, "optimization.max_update=2", "common.threads=1", "common.device=cpu"),
-        *("generation.search=threshold", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
+        *("generation.search=cropping", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
     ]
 
 
@@ -95,7 +95,7 @@ def decode(run: Path, *more: str) -> Outcome:
 def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) -> None:
     run, nets = trained
     assert common(run)["user_dir"] == [str(nets), str(COMPONENTS)]
-    assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.threshold": str(COMPONENTS)}
+    assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.cropping": str(COMPONENTS)}
 
 
 def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path, Path]) -> None:
@@ -104,7 +104,7 @@ def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path,
     refused(missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; give")
     refused(missing, f"common.user_dir={nets / 'net.py'} or common.user_dir=run")
     half = decode(run, f"common.user_dir={nets}")
-    refused(half, f"there is no search strategy 'threshold'; it was registered in {COMPONENTS} when the run was made")
+    refused(half, f"there is no search strategy 'cropping'; it was registered in {COMPONENTS} when the run was made")
     whole = decode(run, f"common.user_dir=[{nets},{COMPONENTS}]")
     assert whole.code == 0, whole.err
     forget()

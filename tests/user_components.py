@@ -30,12 +30,12 @@ from seqgen.registry import (
 
 
 @dataclass
-class ThresholdConfig:
+class CroppingConfig:
     delta: float = option(5.0, "candidates this many nats below the best one are dropped", minimum=0)
 
 
-@register_search("threshold", config=ThresholdConfig, presets={"threshold_narrow": ThresholdConfig(delta=0.5)})
-class ThresholdSearch(BeamSearch):
+@register_search("cropping", config=CroppingConfig, presets={"cropping_narrow": CroppingConfig(delta=0.5)})
+class CroppingSearch(BeamSearch):
     """Beam search that drops candidates far below the best one of their sentence."""
 
     def __init__(self, delta: float = 5.0):

@@ -151,7 +151,8 @@ class Product(Combination):
 class FusionConfig:
     """Configuration of fusion."""
 
-    weights: list[float] = option([0.3], "weight of each member but the first, or one for all; below 0 for contrast")
+    weight: float = option(0.3, "weight of every member but the first; below 0 for contrast")
+    weights: list[float] = option([], "weight of each member but the first; empty for weight")
 
 
 @register_combination("fusion", config=FusionConfig)
@@ -163,23 +164,24 @@ class Fusion(Combination):
     plausibility constraint). Where another member forbids a token, only a positive weight forbids it.
 
     Args:
-        weights: ``w_i`` of each member but the first; a single one counts for all of them.
+        weight: ``w_i`` of every member but the first.
+        weights: ``w_i`` of each member but the first, in place of ``weight``.
     """
 
     keeps_single = True
     joins = True
 
-    def __init__(self, weights: Sequence[float] = (0.3,)):
-        self.weights = list(weights)
+    def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
+        self.weight, self.weights = weight, list(weights)
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
         others = lprobs[1:]
-        weights = self.weights * len(others) if len(self.weights) == 1 else self.weights
+        weights = self.weights or [self.weight] * len(others)
         if len(weights) != len(others):
             raise ConfigError(
                 f"combination.weights has {len(weights)} weights for {len(others)} members after the first; give one "
-                "for each of them, or one for all"
+                "for each of them, or combination.weight for all"
             )
         fused = lprobs[0]
         for weight, other in zip(weights, others, strict=True):
