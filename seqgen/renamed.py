@@ -99,7 +99,6 @@ SPLIT: dict[str, tuple[str, ...]] = {
         "seqgen.generation.search.beam",
         "seqgen.generation.options",
     ),
-    "seqgen.generation.stopping": ("seqgen.registry",),
     "seqgen.training.training_loop": ("seqgen.training.train",),
 }
 """Further modules that have something of what was in a module."""

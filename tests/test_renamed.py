@@ -39,7 +39,6 @@ RENAMED = [
     ("seqgen.generation.candidates", "log_normalizer", "seqgen.generation.candidates", "log_sum_exp"),
     ("seqgen.generation.combinations", "check_combinations", "seqgen.generation.compatibility", "check_compatible"),
     ("seqgen.generation.sampling", "StochasticBeam", "seqgen.generation.search.stochastic_beam", "StochasticBeam"),
-    ("seqgen.generation.stopping", "register_stopping_rule", "seqgen.registry", "register_stopping_rule"),
     (
         "seqgen.generation.contrastive",
         "ContrastiveDecoding",

@@ -146,7 +146,7 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["generation.search=threshhold"], "did you mean 'cropping'"),
+        (["generation.search=croppping"], "did you mean 'cropping'"),
         (["generation.search=cropping", "search.dleta=2"], "did you mean 'delta'"),
         (["generation.search=cropping", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
         (["generation.search=cropping", "search.delta=wide"], "search.delta=wide should be float"),

@@ -19,7 +19,10 @@ from seqgen.user_files import import_user_dir
 from tests.commands import Outcome, command
 from tests.training_runs import TINY
 
-COMPONENTS = Path(__file__).parent / "user_components.py"
+OWN = ("seqgen_user_net", "seqgen_user_user_search")
+"""Modules that the files of this test are imported as."""
+
+COMPONENTS = Path(__file__).parent / "user_search.py"
 MODEL = """
 from dataclasses import dataclass
 from seqgen.models.transformer import TransformerConfig, TransformerModel
@@ -38,13 +41,13 @@ class OwnModel(TransformerModel):
 def forget() -> None:
     """Unregister the user's components, as a new process would not have them."""
     for registry in (*GROUPS.values(), *(registry for registry, _ in DECODING_COMPONENTS.values())):
-        own = [entry for entry in registry._entries.values() if entry.component.__module__.startswith("seqgen_user_")]
+        own = [entry for entry in registry._entries.values() if entry.component.__module__.startswith(OWN)]
         for entry in own:
             for name in (entry.name, *entry.presets):
                 registry._entries.pop(name, None)
                 registry._presets.pop(name, None)
         registry._recorded.clear()
-    for name in [name for name in sys.modules if name.startswith("seqgen_user_")]:
+    for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
 
 
@@ -60,7 +63,7 @@ def arguments(run: Path, *user_dirs: Path) -> list[str]:
     return [
         *(f"run_dir={run}", f"common.user_dir={text_list([str(path) for path in user_dirs])}"),
         *(*changed, "optimization.max_update=2", "common.threads=1", "common.device=cpu"),
-        *("generation.search=cropping", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
+        *("generation.search=pruning", "search.delta=2.5", "dataset.validate_decode=2", "generation.max_len_b=5"),
     ]
 
 
@@ -95,7 +98,7 @@ def decode(run: Path, *more: str) -> Outcome:
 def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) -> None:
     run, nets = trained
     assert common(run)["user_dir"] == [str(nets), str(COMPONENTS)]
-    assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.cropping": str(COMPONENTS)}
+    assert common(run)["user_files"] == {"model.own_net": str(nets / "net.py"), "search.pruning": str(COMPONENTS)}
 
 
 def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path, Path]) -> None:
@@ -104,7 +107,7 @@ def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path,
     refused(missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; give")
     refused(missing, f"common.user_dir={nets / 'net.py'} or common.user_dir=run")
     half = decode(run, f"common.user_dir={nets}")
-    refused(half, f"there is no search strategy 'cropping'; it was registered in {COMPONENTS} when the run was made")
+    refused(half, f"there is no search strategy 'pruning'; it was registered in {COMPONENTS} when the run was made")
     whole = decode(run, f"common.user_dir=[{nets},{COMPONENTS}]")
     assert whole.code == 0, whole.err
     forget()

@@ -19,9 +19,6 @@ from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
-from seqgen.renamed import former_names
-
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class StoppingRule(Component):

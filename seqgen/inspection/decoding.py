@@ -10,6 +10,7 @@ from typing import Any
 
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.generation.search.exact import ExactSearch
 from seqgen.inspection.trace import LineTrace, Probe, Recorder
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding, TextModel
@@ -123,7 +124,8 @@ class InspectedModels:
         generation = {**settings.generation, "nbest": 1}
         decoding = self.translator(generation["dtype"]).prepare(Details(scores=scores), **generation)
         generator = copy.copy(decoding.generator)
-        observers = [*generator.setup.observers, *([] if recorder is None else [recorder])]
+        steps = recorder is not None and not isinstance(generator.setup.search, ExactSearch)  # which has no steps
+        observers = [*generator.setup.observers, *([recorder] if recorder is not None and steps else [])]
         generator.setup = dataclasses.replace(generator.setup, debug=settings.debug, observers=observers)
         decoding.generator = generator
         decoding.cfg = dataclasses.replace(decoding.cfg, nbest=generator.beam_size)  # the whole n-best list
