@@ -21,9 +21,19 @@ setup(
     packages=[
         "seqgen",
         "seqgen.conf",
+        "seqgen.checkpoints",
         "seqgen.data",
+        "seqgen.data.tokenizers",
         "seqgen.generation",
+        "seqgen.generation.ensemble",
+        "seqgen.generation.processors",
+        "seqgen.generation.rules",
+        "seqgen.generation.search",
+        "seqgen.generation.speculative",
+        "seqgen.inspection",
         "seqgen.modules",
+        "seqgen.modules.kv_cache",
+        "seqgen.text",
         "seqgen.training",
         "seqgen.models",
         "seqgen.tasks",
@@ -63,6 +73,7 @@ setup(
             "seqgen-score = seqgen.cli.score:main",
             "seqgen-average = seqgen.cli.average:main",
             "seqgen-convert = seqgen.cli.convert:main",
+            "seqgen-check = seqgen.cli.check:main",
         ]
     },
 )

@@ -49,7 +49,7 @@ FAIRSEQ = {
 }
 """Tokens a second of work b by fairseq on another machine: 2 cores of a Xeon with 315 GFLOP/s in float32."""
 
-PLAIN = {"beam_table": False, "add_logits": False, "compact_at": 1_000_000}
+PLAIN = {"beam_table": "off", "skip_log_softmax": False, "lazy_compaction": False}
 """Switches of ``SequenceGenerator`` that turn off what makes it fast, but for the cache."""
 
 Outcome: TypeAlias = tuple[list[Measured], list[str]]

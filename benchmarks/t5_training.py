@@ -139,7 +139,7 @@ def compare(seconds: float, with_profile: bool) -> dict[str, Any]:
     """Measure float32 and bfloat16 autocast; print a table and return it.
 
     Args:
-        seconds: how long for each toolkit and number format.
+        seconds: how long for each toolkit and dtype.
         with_profile: whether to print what seqgen's time goes to.
     """
     results: dict[str, Any] = {}

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqgen.checkpoints import averaging
+from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
+from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_checkpoints import resolve, run_lock
+from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
 from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.loading import CONFIG_FILE, read_yaml, run_folder_of
-from seqgen.training import averaging
-from seqgen.training.checkpoints import resolve, run_lock
-from seqgen.training.resume import flatten
-from seqgen.training.run_checksums import tokenizer_digests, verify_run
 
-DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest of a run, or path=[A,B,...].
-The average goes into the run's checkpoints/average, and is decoded with by path=RUN/checkpoints/average."""
+DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest ones of a run, or path=[A,B,...].
+The average is written to checkpoints/average in the run folder; decode with path=RUN/checkpoints/average."""
 
 
 @dataclass
 class AverageConfig:
-    """Everything that ``seqgen-average`` is told."""
+    """The configuration of ``seqgen-average``."""
 
     path: list[str] = option([], "run folder, or the checkpoints to average")
-    last: int = option(0, "how many of the newest checkpoints of the run to average", minimum=0)
-    name: str = option("average", "name of the checkpoint that is written")
+    last: int = option(0, "number of newest checkpoints of the run to average", minimum=0)
+    name: str = option("average", "name of the checkpoint to write")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,9 +46,9 @@ def average(cfg: AverageConfig) -> int:
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN last=5, or path=[CHECKPOINT,CHECKPOINT,...]")
     if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
-        raise ConfigError(f"name={cfg.name!r} is not a name for an average; take another")
+        raise ConfigError(f"name={cfg.name!r} cannot be the name of an average; choose another name")
     if cfg.last and len(cfg.path) > 1:
-        raise ConfigError(f"last={cfg.last} is for one run folder, but path names {len(cfg.path)}")
+        raise ConfigError(f"last={cfg.last} needs one run folder, but path names {len(cfg.path)}")
     folder = Path(cfg.path[0]) if cfg.last else run_folder_of(resolve(cfg.path[0]))
     _check_runs([folder, *(run_folder_of(resolve(path)) for path in cfg.path[1:])])
     with run_lock(folder):  # before reading: a run that trains replaces and deletes checkpoints
@@ -69,11 +69,11 @@ def _check_runs(folders: Sequence[Path]) -> None:
         verify_run(folder, config)
         for key, value in configs[folders[0]].items():
             if key.startswith("model.") and config.get(key) != value:
-                log(f"{folder}: {key} is {config.get(key)}; the average has {value}")
+                log(f"{folder}: {key} is {config.get(key)}; the average uses {value}")
         if tokenizer_digests(folder) != tokenizer_digests(folders[0]):
             raise CheckpointError(
-                f"{folder}: its tokenizer differs from that of {folders[0]}, so that the average would read and write "
-                "neither's text; average checkpoints of runs with one tokenizer"
+                f"{folder}: its tokenizer differs from that of {folders[0]}, so their token ids mean different text; "
+                "average only checkpoints of runs with the same tokenizer"
             )
 
 

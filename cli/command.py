@@ -1,9 +1,8 @@
-"""What all commands share: arguments, help, plugins, and errors that end in one sentence."""
+"""Code of all commands: arguments, help, plugins, and errors reported as one sentence."""
 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,14 +15,19 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
+from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
 from seqgen.cli.help import help_text
-from seqgen.compose import compose
+from seqgen.compose import compose, text_list, text_values
 from seqgen.config import CommonConfig
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError
 from seqgen.memory import memory_errors
+from seqgen.user_files import import_user_dir
 
 C = TypeVar("C")
+
+RECORDED = "run"
+"""The value of ``common.user_dir`` that stands for what the run has recorded."""
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     description: str,
     argv: Sequence[str] | None = None,
     sweep: Callable[[list[str]], int | None] | None = None,
+    subcommand: str = "",
 ) -> NoReturn:
     """Run a command and exit: 0 when all went well, 2 after a sentence about what the user gave.
 
@@ -41,17 +46,20 @@ def run(
         description: what it does, for ``--help``.
         argv: arguments; those of the process if not given.
         sweep: what it does with the arguments after ``-m``; ``None`` where it has no sweeps.
+        subcommand: its name, for the help and for messages; empty where there is none.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-")
+    program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     try:
-        with memory_errors(lambda: "on this machine; close other programs, or run the command where there is more"):
+        with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             code = _dispatch(schema, work, description, arguments, sweep, program)
         sys.exit(code or 0)
     except UserError as error:
         _fail(f"{program}: {error}", 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on; let the exit flush quietly
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has closed the pipe; without this, flushing at exit fails
         sys.exit(141)
     except KeyboardInterrupt:
         _fail(f"{program}: interrupted", 130)
@@ -81,7 +89,7 @@ def _dispatch(
     if "--version" in flags:
         print(f"{program} {__version__}")
         return 0
-    import_plugins(overrides)
+    overrides = import_plugins(overrides)
     if "-h" in flags or "--help" in flags:
         print(help_text(schema, program, description))
         return 0
@@ -96,11 +104,14 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def import_plugins(overrides: Sequence[str]) -> None:
+def import_plugins(overrides: Sequence[str]) -> list[str]:
     """Import what registers components of the user's own: installed plugins, and ``common.user_dir``.
 
     Args:
         overrides: the command's arguments.
+
+    Returns:
+        The arguments, in which ``common.user_dir=run`` is replaced by what the run has recorded.
 
     Raises:
         ConfigError: a plugin is missing or fails to import.
@@ -112,52 +123,39 @@ def import_plugins(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"plugin {plugin.name!r} ({plugin.value}) fails: {type(error).__name__}: {error}"
             ) from error
-    paths = [value for key, _, value in (o.partition("=") for o in overrides) if key == "common.user_dir" and value]
-    if paths:
-        import_user_dir(Path(paths[-1]))
+    given = text_values(overrides, "common.user_dir")
+    paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
+    for path in paths:
+        import_user_dir(Path(path))
+    return [*overrides, f"common.user_dir={text_list(paths)}"] if RECORDED in given else list(overrides)
 
 
-def import_user_dir(path: Path) -> None:
-    """Import a file, or a folder: as a package where it has an ``__init__.py``, else each of its files.
-
-    Args:
-        path: the file or folder.
+def _recorded(overrides: Sequence[str]) -> list[str]:
+    """What the runs that the arguments name have recorded as ``common.user_dir``, each path once.
 
     Raises:
-        ConfigError: there is no such thing, or it fails to import.
+        ConfigError: no run is named, or a recorded file is no longer there.
     """
-    if (path / "__init__.py").is_file():
-        files = [path / "__init__.py"]
-    elif path.is_dir():
-        files = sorted(path.glob("*.py"))
-    else:
-        files = [path] if path.is_file() else []
-    if not files:
-        raise ConfigError(f"common.user_dir={path}: there is no such Python file, and no folder with some")
-    for file in files:
-        _import_file(file)
-
-
-def _import_file(file: Path) -> None:
-    stem = file.parent.name if file.name == "__init__.py" else file.stem
-    name = f"seqgen_user_{stem}"
-    imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    if str(file.resolve()) in imported:
-        return  # under whatever name: importing it again would register everything twice
-    folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file.resolve(), submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"common.user_dir: {file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except UserError:
-        del sys.modules[name]
-        raise
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"common.user_dir: {file} fails to import: {type(error).__name__}: {error}") from error
+    paths = text_values(overrides, "path") or text_values(overrides, "run_dir")
+    folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
+    if not folders:
+        raise ConfigError(
+            "common.user_dir=run imports what a run has recorded, and path and run_dir name no run; give "
+            "common.user_dir=FILE (a folder of the name run is ./run)"
+        )
+    found: list[str] = []
+    for folder in folders:
+        recorded = recorded_user_dirs(folder)
+        if not recorded:
+            log(f"common.user_dir=run: {folder} was trained without files of your own, so none are imported")
+        for path in recorded:
+            if not Path(path).exists():
+                raise ConfigError(
+                    f"common.user_dir=run: {folder / CONFIG_FILE} records {path}, which is not there; give its present "
+                    "place as common.user_dir=PATH"
+                )
+        found += recorded
+    return list(dict.fromkeys(found))
 
 
 def set_up_device(cfg: CommonConfig) -> torch.device:
@@ -178,5 +176,5 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
 
 
 def log(message: str, **values: Any) -> None:
-    """Say something to the person at the terminal, on standard error."""
+    """Print a message on standard error."""
     print(message.format(**values) if values else message, file=sys.stderr, flush=True)

@@ -11,39 +11,45 @@ from typing import Any
 
 import yaml
 
+from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
+from seqgen.checkpoints.run_checkpoints import Checkpoints
+from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.compose import compose, from_dict, known_keys, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.data.tokenizer import Tokenizer, save_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
-from seqgen.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
 from seqgen.registry import MODELS
-from seqgen.training.checkpoints import Checkpoints
-from seqgen.training.run_checksums import write_run_checksums
+from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
-checkpoint of fairseq or a folder in Hugging Face's layout; or a T5 into such a folder: path=RUN huggingface_dir=FOLDER.
-A run can be decoded with, averaged, and fine-tuned by checkpoint.finetune_from=RUN; the command prints how."""
+fairseq checkpoint or a Hugging Face folder. It also turns a T5 into a Hugging Face folder: path=RUN
+huggingface_dir=FOLDER. The command prints how to decode with the run and how to fine-tune it."""
 
 
 @dataclass
 class ConvertCommonConfig:
     """What converting has of the ``common`` group."""
 
-    user_dir: str = option("", "file or folder with models, readers, ... of your own, imported first")
+    user_dir: list[str] = option(
+        [],
+        "Python files or folders with your own components (models, loaders, ...), imported first; run: the run's own",
+    )
 
 
 @dataclass
 class ConvertConfig:
-    """Everything that ``seqgen-convert`` is told."""
+    """The configuration of ``seqgen-convert``."""
 
-    path: str = option("", "what to convert: a fairseq model.pt, a Hugging Face folder, or (huggingface_dir=) a run")
-    run_dir: str = option("", "run folder to write; there must be none yet")
-    huggingface_dir: str = option("", "folder in Hugging Face's layout to write; there must be none yet")
-    source_lang: str = option("", "ending of source files, where the checkpoint does not say")
-    target_lang: str = option("", "ending of target files, where the checkpoint does not say")
+    path: str = option(
+        "", "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, or (with huggingface_dir) a run"
+    )
+    run_dir: str = option("", "run folder to write; it must not exist yet")
+    huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet")
+    source_lang: str = option("", "source language, if the checkpoint does not name it")
+    target_lang: str = option("", "target language, if the checkpoint does not name it")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: ConvertCommonConfig = dataclasses.field(default_factory=ConvertCommonConfig)
 
@@ -64,17 +70,16 @@ def convert(cfg: ConvertConfig) -> int:
     """
     if not cfg.path or bool(cfg.run_dir) == bool(cfg.huggingface_dir):
         raise ConfigError(
-            "give path=CHECKPOINT, what to convert, and either run_dir=RUN or huggingface_dir=FOLDER, the folder to "
-            "write"
+            "give path=CHECKPOINT to convert, and the folder to write: either run_dir=RUN or huggingface_dir=FOLDER"
         )
     path, folder = Path(cfg.path), Path(cfg.run_dir or cfg.huggingface_dir)
     if folder.exists():
         key = "run_dir" if cfg.run_dir else "huggingface_dir"
-        raise ConfigError(f"{key}={folder} is there already; give the name of a new folder")
+        raise ConfigError(f"{key}={folder} already exists; give the name of a new folder")
     if cfg.huggingface_dir:
         check_output("huggingface_dir", cfg.huggingface_dir)
     if cfg.run_dir and path.exists() and reader_of(path) is None:
-        raise ConfigError(f"path={path} is not a checkpoint of a toolkit that can be read; a run needs no conversion")
+        raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:
         log(note)
@@ -107,10 +112,12 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
         if given:
             values[key] = given
         elif key in values:
-            raise ConfigError(f"{cfg.path} does not say what its {key} is; give {key}=, such as {key}=en")
+            raise ConfigError(f"{cfg.path} does not contain its {key}; give {key}=, such as {key}=en")
     config = compose(TrainConfig, [f"task={values['_name']}"])
     config.task = from_dict(TrainConfig, {"task": values}, cfg.path).task
     config.model = loaded.config.model
+    config.common.user_dir = cfg.common.user_dir
+    config.common.user_files = recorded_files(config, cfg.common.user_dir)
     config.generation = dataclasses.replace(config.generation, **loaded.generation)
     return config
 

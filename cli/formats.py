@@ -10,12 +10,12 @@ from typing import Any
 
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.generation.alignment import alignment_pairs
-from seqgen.generation.combinations import takes_seed
-from seqgen.generation.settings import changes_scores
-from seqgen.text_decoding import Details, TextDecoding
-from seqgen.translation import TextHypothesis, Translation, on_one_line
-from seqgen.translator import Translator
+from seqgen.generation.compatibility import takes_seed
+from seqgen.generation.model_settings import changes_scores
+from seqgen.text.alignment import alignment_pairs
+from seqgen.text.results import TextHypothesis, Translation, on_one_line
+from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.translator import Translator
 
 Writer = Callable[[Translation], str]
 
@@ -45,7 +45,8 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     JSON escapes ``\\n`` and ``\\r`` in a text; here also the other characters at which some programs break lines.
     """
     cfg = decoding.cfg
-    how: dict[str, Any] = {"semantics": cfg.semantics, **({"seed": cfg.seed} if takes_seed(cfg) else {})}
+    how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
+    how |= {"seed": cfg.seed} if takes_seed(cfg) else {}
 
     def write(translation: Translation) -> str:
         record: dict[str, Any] = {
@@ -113,7 +114,7 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
 
 
 def _pieces(dictionary: Dictionary, tokens: Iterable[int]) -> str:
-    """The symbols of tokens with a space between two; a separator inside a symbol is written by its number."""
+    """Tokens separated by spaces; a separator inside a token is written as its code point, such as ``<0x0A>``."""
     return " ".join(
         _SEPARATORS.sub(lambda found: f"<0x{ord(found[0]):02X}>", dictionary.symbol(token)) for token in tokens
     )

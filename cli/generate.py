@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.notes import summary
 from seqgen.cli.output import check_output, open_output
-from seqgen.compose import given_values
+from seqgen.compose import given_values, to_dict
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.scores import text_scores
-from seqgen.generation.streamers import TextStreamer
-from seqgen.loading import load_models
 from seqgen.memory import memory_errors
+from seqgen.metrics import text_scores
 from seqgen.task import Task
-from seqgen.text_decoding import BUFFER_SIZE, TextDecoding
-from seqgen.translator import Translator
+from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
 
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def work(cfg: GenerateConfig) -> int:
         overrides = [argument for argument in arguments if "=" in argument]
-        return generate(cfg, given_values(cfg, "generation", overrides))
+        debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
+        return generate(cfg, {**given_values(cfg, "generation", overrides), **debug})
 
     run(GenerateConfig, work, DESCRIPTION, arguments)
 
@@ -43,7 +44,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
 
     Args:
         cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave; the others are left to the model.
+        given: the keys of its ``generation`` group that the user gave; the others are left to the model. Further, those
+            of its ``debug`` group, as ``debug.KEY``.
 
     Returns:
         The exit code.
@@ -52,8 +54,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
         raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
     if cfg.input and cfg.dataset.gen_subset != GenerateDatasetConfig.gen_subset:
         raise ConfigError(
-            f"dataset.gen_subset={cfg.dataset.gen_subset} is a split of the task, and input={cfg.input} is decoded in "
-            "its place; leave one out"
+            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
+            "remove one of the two keys"
         )
     check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
     device = set_up_device(cfg.common)
@@ -66,8 +68,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
         log(note)
     if cfg.format == "text" and decoding.cfg.nbest > 1:
         log(
-            f"generation.nbest={decoding.cfg.nbest}: format=text writes the best hypothesis of each line alone; "
-            "format=json and format=fairseq write them all"
+            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
+            "format=json and format=fairseq write all of them"
         )
     lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
     if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # which can be read only once
@@ -82,7 +84,7 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
         for translation in decoding.translate(lines, prefixes, _buffer_size(cfg)):
             hypotheses.append(translation.text)
             if cfg.print_alignment and any(item.alignment is None for item in translation.hypotheses):
-                translation.notes.append("there is no alignment, for the model does not say what it attends to")
+                translation.notes.append("no alignment is written: the model returns no attention weights")
             notes += [(translation.id + 1, note) for note in translation.notes]
             if streamer is None:
                 file.write(write(translation))
@@ -95,17 +97,17 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
 
 def _less_memory(written: int) -> str:
     return (
-        f"after {written} lines, whose outputs are written; choose a smaller generation.beam, generation.batch_size or "
-        "generation.max_tokens"
+        f"after {written} lines, whose outputs were written; choose a smaller generation.beam, "
+        "generation.batch_size or generation.max_tokens"
     )
 
 
 def _decoding(cfg: GenerateConfig, translator: Translator, streamer: TextStreamer | None) -> TextDecoding:
     """Make ready to decode, with what the format shows of each hypothesis."""
     if cfg.print_alignment and cfg.format != "fairseq":
-        raise ConfigError(f"print_alignment=true belongs to format=fairseq, not to format={cfg.format}; leave it out")
+        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.stream and cfg.format != "text":
-        raise ConfigError(f"stream=true writes words as they come, and format={cfg.format} does not; leave one out")
+        raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
     return translator.prepare(wanted_details(cfg, translator), streamer)
 
 
@@ -130,12 +132,12 @@ def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
     if references is not None and len(references) != count:
         raise DataError(
             f"input={cfg.input} has {count} lines but reference={cfg.reference} has {len(references)}; line n of the "
-            "one must be the answer to line n of the other"
+            "reference must belong to line n of the input"
         )
     if cfg.prefix and (prefixes := count_lines(Path(cfg.prefix))) != count:
         raise DataError(
-            f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the one must be "
-            "what the answer to line n of the other begins with"
+            f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the prefix "
+            "file must be the beginning of output n"
         )
 
 
@@ -170,13 +172,13 @@ def _report(
     for line in summary(notes):
         log(line)
     if not hypotheses:
-        log("the input has no lines, and so has the output")
+        log("the input has no lines, so the output is empty")
     stream = sys.stderr if cfg.output == "-" else sys.stdout
     if references is not None:
         if len(references) != len(hypotheses):
             raise DataError(
-                f"{len(hypotheses)} lines were decoded but the reference has {len(references)}; the output is written, "
-                "the scores are not computed"
+                f"{len(hypotheses)} lines were decoded but the reference has {len(references)}; the output was "
+                "written, but no scores were computed"
             )
         if references:
             for name, score in text_scores(hypotheses, references).items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from seqgen.compose import GROUPS, known_keys
+from seqgen.compose import DECODING_COMPONENTS, GROUPS, decodes, known_keys
+from seqgen.config import SINGLE_COMPONENTS
 from seqgen.registry import Registry
 
 
@@ -23,33 +24,41 @@ def help_text(schema: type, program: str, description: str) -> str:
     root = schema()
     groups = [GROUPS[f.name] for f in dataclasses.fields(root) if f.name in GROUPS]
     parts = [f"{program}: {description}", f"Usage: {program} [key=value ...]"]
-    if groups:
-        parts.append("Components\n" + "\n".join(_choices(registry) for registry in groups))
+    decoding = list(DECODING_COMPONENTS.items()) if decodes(schema) else []
+    chosen = [_choices(registry, registry.group) for registry in groups]
+    chosen += [_choices(registry, f"generation.{chooser}") for _, (registry, chooser) in decoding]
+    if chosen:
+        parts.append("Components\n" + "\n".join(part for part in chosen if part))
     parts.append("Keys\n" + _keys(root))
-    parts += [_component_keys(registry) for registry in groups]
+    parts += [_component_keys(registry, registry.group) for registry in groups]
+    parts += [_component_keys(registry, f"generation.{chooser}", group) for group, (registry, chooser) in decoding]
     return "\n\n".join(part for part in parts if part)
 
 
-def _choices(registry: Registry) -> str:
+def _choices(registry: Registry, chooser: str) -> str:
     lines = []
     for entry in registry.entries():
         presets = f" (presets: {', '.join(sorted(entry.presets))})" if entry.presets else ""
-        lines.append(f"  {registry.group}={entry.name}{presets}")
+        lines.append(f"  {chooser}={entry.name}{presets}")
     return "\n".join(lines)
 
 
-def _component_keys(registry: Registry) -> str:
+def _component_keys(registry: Registry, chooser: str, group: str = "") -> str:
+    """The keys of each component; of decoding components of ``group``, as they are given on the command line."""
     parts = []
     for entry in registry.entries():
-        keys = _keys(entry.config(), f"{registry.group}.")
+        prefix = f"{registry.group}." if not group or group in SINGLE_COMPONENTS else f"{group}.{entry.name}."
+        keys = _keys(entry.config(), prefix)
         if keys:
-            parts.append(f"Keys with {registry.group}={entry.name}\n{keys}")
+            parts.append(f"Keys with {chooser}={entry.name}\n{keys}")
     return "\n\n".join(parts)
 
 
 def _keys(config: Any, prefix: str = "") -> str:
     lines = []
     for key, field, value in known_keys(config):
+        if isinstance(value, dict):
+            continue  # not given as a whole
         choices = field.metadata.get("choices")
         text = field.metadata.get("help", "") + (f" ({'|'.join(choices)})" if choices else "")
         lines.append(f"  {f'{prefix}{key}={_show(value)}':<44} {text}")

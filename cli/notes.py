@@ -1,4 +1,4 @@
-"""What the commands say about single lines of their input."""
+"""Notes of the commands about single lines of their input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
     """Put notes together, those that say the same on one line.
 
     Args:
-        notes: the number of a line of the input, from 1, and what is to be said about it.
+        notes: the number of a line of the input, from 1, and the text of the note.
 
     Returns:
         A line for each of the first different notes, and one that counts the others. Characters that would act on a
@@ -26,7 +26,7 @@ def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
         lines_of.setdefault(note, []).append(line)
     shown = [f"{_numbers(lines)}: {_printable(note)}" for note, lines in lines_of.items()]
     left = len(shown) - _NOTES
-    return [*shown[:_NOTES], *([f"... and {left} further notes; format=json has them all"] if left > 0 else [])]
+    return [*shown[:_NOTES], *([f"... and {left} further notes; format=json writes all of them"] if left > 0 else [])]
 
 
 def _numbers(lines: list[int]) -> str:

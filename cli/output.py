@@ -12,7 +12,7 @@ from seqgen.errors import ConfigError
 
 
 def check_output(key: str, path: str, *inputs: str) -> None:
-    """Find out before the work whether its output has a place.
+    """Check before the work starts that the output can be written.
 
     Args:
         key: the key that names the output.
@@ -26,12 +26,12 @@ def check_output(key: str, path: str, *inputs: str) -> None:
         return
     place = Path(path)
     if not place.parent.is_dir():
-        raise ConfigError(f"{key}={path}: there is no folder {place.parent}; make it first, or correct the path")
+        raise ConfigError(f"{key}={path}: the folder {place.parent} does not exist; create it or correct the path")
     if place.is_dir():
-        raise ConfigError(f"{key}={path} is a folder; name a file")
+        raise ConfigError(f"{key}={path} is a folder; give a file name")
     for name in inputs:
         if name not in ("", "-") and Path(name).resolve() == place.resolve():
-            raise ConfigError(f"{key}={path} would overwrite the input {name}; name another file")
+            raise ConfigError(f"{key}={path} would overwrite the input {name}; give another file name")
 
 
 @contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import run
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
-from seqgen.training.checkpoints import run_lock
 
-DESCRIPTION = """makes the tokenizer of a run folder and encodes the text of its splits, as seqgen-train would.
-It takes the arguments of seqgen-train, which afterwards starts at once."""
+DESCRIPTION = """trains the tokenizer of a run and encodes the text of its splits, as seqgen-train would do.
+It takes the same arguments as seqgen-train, which then starts without this preparation."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +30,9 @@ def preprocess(cfg: TrainConfig) -> int:
         The exit code.
     """
     if not cfg.run_dir:
-        raise ConfigError("run_dir is missing: give run_dir=FOLDER, the folder that seqgen-train will be given")
+        raise ConfigError(
+            "run_dir is missing: give run_dir=FOLDER, the run folder that you will also give to seqgen-train"
+        )
     folder = Path(cfg.run_dir)
     with run_lock(folder):
         task = open_run(cfg, folder)

@@ -1,4 +1,4 @@
-"""What training and preprocessing do with a run folder before they begin."""
+"""Preparation of a run folder, before training and preprocessing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import yaml
 
+from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
+from seqgen.checkpoints.resume import check_resumable
+from seqgen.checkpoints.run_checkpoints import FOLDER
+from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 from seqgen.compose import to_dict
 from seqgen.config import TrainConfig
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
-from seqgen.loading import CONFIG_FILE, read_run_config
 from seqgen.registry import TASKS
 from seqgen.task import Task
-from seqgen.training.checkpoints import FOLDER
-from seqgen.training.resume import check_resumable
-from seqgen.training.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
+from seqgen.user_files import recorded_files
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:
@@ -30,11 +31,12 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
         The task.
 
     Raises:
-        ConfigError: the run was begun with another configuration.
+        ConfigError: the run was started with another configuration.
         CheckpointError: what training made in the folder is missing or damaged.
     """
     for place in (folder, folder / CACHE):
         remove_leftovers(place)
+    cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
     path = folder / CONFIG_FILE
     begun = any((folder / FOLDER).glob("*/"))
     if path.exists():

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.scores import text_scores
-from seqgen.loading import load_models
-from seqgen.translator import Translator
+from seqgen.metrics import text_scores
+from seqgen.text.translator import Translator
 
-DESCRIPTION = """scores hypothesis=FILE against reference=FILE by sacreBLEU. With path=RUN, source=FILE and
-reference=FILE it writes the log-probability that the model (or ensemble) gives to each reference line."""
+DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With path=RUN, source=FILE and
+reference=FILE it writes the log-probability of each reference line under the model or ensemble."""
 
 OF_TEXT = ("lowercase", "tokenize")
 """Keys for scoring text."""
@@ -32,23 +32,27 @@ OF_MODELS = ("source", "output", "reading", "generation")
 class ScoringConfig:
     """How models score."""
 
-    unnormalized: bool = option(False, "scores are sums of log-probabilities rather than means")
-    ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
-    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
-    batch_size: int = option(64, "sentences in a batch", minimum=1)
+    unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
+    ensemble_average: str = option(
+        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
+    )
+    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
+    batch_size: int = option(64, "sentences per batch", minimum=1)
 
 
 @dataclass
 class ScoreConfig:
-    """Everything that ``seqgen-score`` is told."""
+    """The configuration of ``seqgen-score``."""
 
-    hypothesis: str = option("", "text file to score, one sentence a line")
-    reference: str = option("", "text file with the right answers")
-    lowercase: bool = option(False, "upper and lower case count as equal")
+    hypothesis: str = option("", "text file to score, one sentence per line")
+    reference: str = option("", "text file with the references, one per line")
+    lowercase: bool = option(False, "ignore case")
     tokenize: str = option("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "char", "none", "zh"))
-    path: list[str] = option([], "run folders or checkpoints whose probabilities are wanted")
-    source: str = option("", "text file that the references translate")
-    output: str = option("-", "file for the probabilities, one JSON object a line; - for standard output")
+    path: list[str] = option(
+        [], "run folder or checkpoint of the model that scores the references; several for an ensemble"
+    )
+    source: str = option("", "text file with the sources of the references")
+    output: str = option("-", "output file for the log-probabilities, one JSON object per line; - for standard output")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
@@ -87,7 +91,7 @@ def score(cfg: ScoreConfig) -> int:
 
 def _score_by_model(cfg: ScoreConfig) -> int:
     if not cfg.source:
-        raise ConfigError("source is missing: give source=FILE, the text that the references translate")
+        raise ConfigError("source is missing: give source=FILE, the text with the sources of the references")
     check_output("output", cfg.output, cfg.source, cfg.reference)
     sources, references = _parallel(cfg.source, cfg.reference)
     device = set_up_device(cfg.common)
@@ -119,7 +123,7 @@ def _check_keys(cfg: ScoreConfig) -> None:
     for key in OF_TEXT if cfg.path else OF_MODELS:
         if getattr(cfg, key) != getattr(neutral, key):
             given, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
-            raise ConfigError(f"{key} is for scoring with {other}=, and has no effect with {given}=; leave it out")
+            raise ConfigError(f"{key} is for scoring with {other}= and has no effect with {given}=; remove it")
 
 
 def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
@@ -127,7 +131,7 @@ def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
     if len(left) != len(right):
         raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
     if not left:
-        log(f"{first} and {second} have no lines, so that there is nothing to score")
+        log(f"{first} and {second} have no lines; there is nothing to score")
     return left, right
 
 

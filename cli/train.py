@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
+from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.processes import end_with
-from seqgen.training.checkpoints import run_lock
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
-from seqgen.training.training_loop import train
+from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
 """How long processes under ``torchrun`` wait for the first one to encode the text."""
@@ -59,7 +59,7 @@ def train_sweep(overrides: list[str]) -> int:
 
 
 def train_run(cfg: TrainConfig, folder: Path) -> int:
-    """Train into a run folder, or go on with what is in it.
+    """Train into a run folder, or continue the run in it.
 
     Args:
         cfg: the whole configuration.
@@ -86,7 +86,7 @@ def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peer
     if asked not in (1, peers.world_size):
         raise ConfigError(
             f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
-            "processes; leave the key out"
+            "processes; remove the key"
         )
     cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
     join(peers, cfg.distributed_training, device)

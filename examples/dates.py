@@ -16,7 +16,7 @@ from typing import Any, Self
 from seqgen.config import option
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.parallel_text import ParallelFiles
-from seqgen.data.tokenizer import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
 from seqgen.files import new_folder
 from seqgen.registry import register_task
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, cache_folder, check_split
@@ -55,9 +55,9 @@ class LetterTokenizer(Tokenizer):
 class DatesConfig(ParallelTextConfig):
     """Which dates."""
 
-    first_year: int = option(1900, "first year that occurs", minimum=1, maximum=9999)
-    last_year: int = option(2099, "last year that occurs", minimum=1, maximum=9999)
-    workers: int = option(1, "processes that encode text; 0 takes one for each core", minimum=0)
+    first_year: int = option(1900, "first year of the dates", minimum=1, maximum=9999)
+    last_year: int = option(2099, "last year of the dates", minimum=1, maximum=9999)
+    workers: int = option(1, "number of processes that encode text; 0 for one per core", minimum=0)
 
 
 @register_task("dates", config=DatesConfig)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class LSTMConfig:
     """Configuration of the recurrent model."""
 
-    embed_dim: int = option(256, "channels of the embeddings", minimum=1)
+    embed_dim: int = option(256, "dimension of the embeddings", minimum=1)
     hidden_size: int = option(
         512, "channels of the decoder's state; the encoder has half of them a direction", minimum=2
     )
-    layers: int = option(1, "layers of the encoder and of the decoder", minimum=1)
-    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
-    max_positions: int = option(1024, "longest source and target, in tokens with end-of-sentence", minimum=2)
+    layers: int = option(1, "number of layers of the encoder, and of the decoder", minimum=1)
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    max_positions: int = option(1024, "maximum source and target length, in tokens with end-of-sentence", minimum=2)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The built-in models; each file registers one, and is imported when one of its names is asked for."""
 
-from seqgen.loading import declare_reader
+from seqgen.checkpoints.loading import declare_reader
 from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":

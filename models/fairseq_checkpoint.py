@@ -15,20 +15,20 @@ from typing import Any
 
 from torch import Tensor
 
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
 from seqgen.models.transformer import TransformerConfig
-from seqgen.training.checkpoints import fit
-from seqgen.training.model_size import build_real, check_size
 
 # Objects of these become inert: options (in some versions) and the averages of training.
 _PACKAGES = ("omegaconf.", "fairseq.")
@@ -51,7 +51,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     Args:
         path: the checkpoint.
         reading: files that are not beside it, and what it does not say.
-        placement: not heeded here; such checkpoints are small.
+        placement: ignored; such checkpoints are small.
 
     Returns:
         The model, with a task that decodes.
@@ -62,7 +62,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     """
     content = read_torch_file(path, _PACKAGES)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise CheckpointError(f"{path} is no checkpoint of fairseq: it has no weights under 'model'")
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no weights under 'model'")
     try:
         described = {key: plain(content.get(key)) for key in ("args", "cfg")}
     except ValueError as error:
@@ -107,7 +107,7 @@ def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: P
         wanted = getattr(config, f"{side}_layers")
         if wanted > len(layers):
             raise CheckpointError(
-                f"{path}: its options and its weights differ: {side}_layers is {wanted}, but {side}.layers."
+                f"{path}: its options do not match its weights: {side}_layers is {wanted}, but {side}.layers."
                 f"{len(layers)} is missing; copy it again"
             )
     for side in ("source", "target"):
@@ -137,7 +137,7 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     dictionary = Path(given) if given else _beside(path, names)
     if dictionary is None:
         raise DataError(
-            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} beside it; put it there, or give "
+            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} beside it; copy it there, or give "
             f"reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
     chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
@@ -156,8 +156,8 @@ def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> 
         size = len(Dictionary.load(side.dictionary))
         if embedding is not None and embedding.size(0) != size:
             raise DataError(
-                f"{side.dictionary} does not belong to {path}: with the 4 special symbols it has {size}, but the "
-                f"{name} was trained with {embedding.size(0)}; give the dictionary of its training data"
+                f"{side.dictionary} does not belong to {path}: with the 4 special tokens it has {size} tokens, but "
+                f"the {name} was trained with {embedding.size(0)}; give the dictionary of its training data"
             )
 
 
@@ -187,4 +187,6 @@ def _task_values(
 def _notes(path: Path, sides: list[_Side]) -> list[str]:
     if all(side.sentencepiece for side in sides):
         return []
-    return [f"{path}: no SentencePiece model is given or beside it, so text is read and written as tokens"]
+    return [
+        f"{path}: there is no SentencePiece model beside it and none is given, so input and output are tokenized text"
+    ]

@@ -1,8 +1,8 @@
 """From the options that fairseq saves in a checkpoint to the configuration of a model.
 
-Every option falls into one of four kinds: it has a counterpart in the model's configuration; it changes what the model
-computes in a way that seqgen does not have, and must be off; it is known to play no part in that; or it is unknown, and
-refused. Nothing is guessed.
+Every option is of one of four kinds: it has a counterpart in the model's configuration; it changes the computation in a
+way that seqgen does not support, and must be off; it is known not to change the computation; or it is unknown, and the
+checkpoint is refused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "tie_adaptive_weights": (False,),
     "use_factorized_embedding": (False,),
 }
-"""Options that change what a model computes in ways that seqgen does not have, and their values, besides ``None``, that
+"""Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
 leave them off."""
 
 _PLAY_NO_PART = frozenset(
@@ -181,7 +181,7 @@ def read_options(
         checkpoint: its content, as plain values: options under ``args`` (old) or ``cfg``.
         path: the file, for messages.
         architecture: a known architecture that the checkpoint's own is a variant of; empty for what it says itself.
-        ignore: options that are passed over however unknown they are, because the user says that they play no part.
+        ignore: unknown options to ignore, because the user states that they do not change the computation.
 
     Raises:
         CheckpointError: it holds another architecture or task, or an option that is unknown or not supported.
@@ -190,8 +190,8 @@ def read_options(
     name = str(task.get("_name") or task.get("task") or "translation")
     if name != "translation" and "task" not in ignore:
         raise CheckpointError(
-            f"{path} was trained for the task {name!r}; only 'translation' is known. If {name!r} reads and writes text "
-            "as that does, say reading.ignore=[task]"
+            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and writes "
+            "text in the same way, set reading.ignore=[task]"
         )
     family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
     config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)
@@ -207,7 +207,7 @@ def _groups(checkpoint: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], 
         return model, dict(task) if isinstance(task, Mapping) else {}
     if isinstance(args, Mapping):
         return dict(args), dict(args)
-    raise CheckpointError(f"{path} has no options ('args' or 'cfg'), so it does not say which model it holds")
+    raise CheckpointError(f"{path} has no options ('args' or 'cfg'), so its architecture is unknown")
 
 
 def _flat(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _architecture(name: str, path: Path) -> tuple[str, dict[str, Any]]:
     known = [name for architectures in ARCHITECTURES.values() for name in architectures]
     raise CheckpointError(
         f"{path} holds a model of the architecture {name!r}, which seqgen does not have{nearest(name, known)}; there "
-        f"are: {', '.join(known)}. If it is one of these with other sizes, say reading.architecture=NAME"
+        f"are: {', '.join(known)}. If it is one of these with other sizes, set reading.architecture=NAME"
     )
 
 
@@ -252,19 +252,21 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
     for key, value in sorted(options.items()):
         if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
             raise CheckpointError(
-                f"{path} is damaged: its option {key} is a number beyond {_LARGEST}, which no model has"
+                f"{path} is damaged: its option {key} is a number above {_LARGEST}, which no model has"
             )
         if key in _MUST_BE and value is not None and value not in _MUST_BE[key]:
-            raise CheckpointError(f"{path} was trained with {key}={value!r}, which seqgen does not have")
+            raise CheckpointError(f"{path} was trained with {key}={value!r}, which seqgen does not support")
     unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})
     if unknown:
         raise CheckpointError(
-            f"{path} was trained with options that are not known: {', '.join(unknown[:8])}. If they play no part in "
-            f"what the model computes, say reading.ignore=[{','.join(unknown)}]"
+            f"{path} was trained with unknown options: {', '.join(unknown[:8])}. If they do not change "
+            f"what the model computes, set reading.ignore=[{','.join(unknown)}]"
         )
     for key in ("decoder_input_dim", "decoder_output_dim"):
         if options.get(key, options.get("decoder_embed_dim")) != options.get("decoder_embed_dim"):
-            raise CheckpointError(f"{path} was trained with {key} unlike decoder_embed_dim, which seqgen does not have")
+            raise CheckpointError(
+                f"{path} was trained with {key} unlike decoder_embed_dim, which seqgen does not support"
+            )
     # text is what seqgen reads where fairseq evaluates an expression; some versions save the list that it stands for
     values = {
         key: str(options[key]) if field.type == "str" else options[key]
@@ -274,7 +276,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
     try:
         return from_dict(schema, values, "its options")
     except ConfigError as error:
-        raise CheckpointError(f"{path} was trained with something that seqgen does not have: {error}") from None
+        raise CheckpointError(f"{path} was trained with a setting that seqgen does not support: {error}") from None
 
 
 def _fill_in_transformer(options: dict[str, Any]) -> None:

@@ -29,12 +29,12 @@ _RENAMED = [
 
 
 def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str, str]) -> dict[str, Tensor]:
-    """Bring a model's weights under seqgen's names.
+    """Rename a model's weights to seqgen's names.
 
     Args:
         weights: the checkpoint's ``model``.
         path: the file, for messages.
-        ties: seqgen's names of weights that are one and the same as others, which old versions saved only once.
+        ties: seqgen's names of weights that are tied to others, which old versions saved only once.
 
     Returns:
         Weights by seqgen's names, in float32.
@@ -45,7 +45,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     result: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
+            raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         if not _NO_WEIGHTS.fullmatch(name):
             for pattern, replacement in _RENAMED:
                 name = re.sub(pattern, replacement, name)
@@ -54,7 +54,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
     _normalize_over_outputs(result)
     for name, original in ties.items():
         if original in result and not torch.equal(result.setdefault(name, result[original]), result[original]):
-            raise CheckpointError(f"{path} says that {name} is {original}, but holds two different ones")
+            raise CheckpointError(f"{path} ties {name} to {original}, but contains two different tensors")
     return result
 
 

@@ -15,7 +15,7 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules.conv_tbc import ConvTBC, weight_norm_conv
 from seqgen.modules.convolution_spec import ConvolutionSpec, parse_choices, parse_convolutions
 from seqgen.modules.dropout import Dropout
@@ -30,7 +30,7 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 _EMBEDDING_STD = 0.1
 
@@ -39,21 +39,21 @@ _EMBEDDING_STD = 0.1
 class FConvConfig:
     """Configuration of the convolutional model, with fairseq's names."""
 
-    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
-    encoder_embed_dim: int = option(512, "channels of the encoder's embeddings and output", minimum=1)
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    encoder_embed_dim: int = option(512, "dimension of the encoder's embeddings and output", minimum=1)
     encoder_layers: str = option(
-        "[(512, 3)] * 20", "encoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+        "[(512, 3)] * 20", "encoder layers: a list of (dimension, kernel width) or (dimension, kernel width, residual)"
     )
-    decoder_embed_dim: int = option(512, "channels of the decoder's embeddings", minimum=1)
+    decoder_embed_dim: int = option(512, "dimension of the decoder's embeddings", minimum=1)
     decoder_layers: str = option(
-        "[(512, 3)] * 20", "decoder layers, a list of (channels, kernel width) or (channels, kernel width, residual)"
+        "[(512, 3)] * 20", "decoder layers: a list of (dimension, kernel width) or (dimension, kernel width, residual)"
     )
-    decoder_out_embed_dim: int = option(256, "channels before the output projection", minimum=1)
+    decoder_out_embed_dim: int = option(256, "dimension of the features before the output projection", minimum=1)
     decoder_attention: str = option(
-        "True", "whether decoder layers attend to the source: True, or a list such as [True, False] * 10"
+        "True", "which decoder layers attend to the source: True for all, or a list such as [True, False] * 10"
     )
     share_input_output_embed: bool = option(
-        False, "whether the decoder's input embedding is its output projection as well"
+        False, "use the decoder's input embedding as its output projection (tied weights)"
     )
     max_source_positions: int = option(
         1024,
@@ -80,7 +80,7 @@ class FConvEncoderOut(EncoderOut):
 
 
 class FConvEncoder(Encoder):
-    """Reads the source by gated convolutions.
+    """Convolutional encoder: layers of gated convolutions.
 
     Args:
         embed_tokens: embedding of the source vocabulary; its ``padding_idx`` is the id of padding.
@@ -139,7 +139,7 @@ class FConvEncoder(Encoder):
 
 
 class FConvDecoder(IncrementalDecoder):
-    """Writes the target by gated causal convolutions, with attention to the source in chosen layers.
+    """Convolutional decoder: gated causal convolutions, with attention to the source in chosen layers.
 
     Args:
         embed_tokens: embedding of the target vocabulary.
@@ -286,7 +286,7 @@ def _not_begun(seen: int, new: int, starts: Tensor | None) -> Tensor | None:
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:
-    """A configuration with equal embeddings and, where nothing else is said, equal layers on both sides."""
+    """A configuration with equal embeddings on both sides and, by default, equal layers."""
     return FConvConfig(
         encoder_embed_dim=embed_dim,
         encoder_layers=encoder,
@@ -312,7 +312,7 @@ class FConvModel(EncoderDecoderModel):
     """The convolutional model."""
 
     @classmethod
-    def build_model(cls, cfg: FConvConfig, task: Task) -> Self:
+    def build_model(cls, cfg: FConvConfig, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:
@@ -351,10 +351,10 @@ def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
 
 def _check(cfg: FConvConfig, attention: list[bool]) -> None:
     if not any(attention):
-        raise ConfigError("model.decoder_attention: at least one layer must attend, or the source would not be read")
+        raise ConfigError("model.decoder_attention: at least one decoder layer must attend to the source")
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ConfigError(
-            "model.encoder_embed_dim and model.decoder_embed_dim must be the same, since attention adds them, but they "
+            "model.encoder_embed_dim and model.decoder_embed_dim must be equal, because attention adds them, but they "
             f"are {cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
         )
     if cfg.share_input_output_embed and cfg.decoder_out_embed_dim != cfg.decoder_embed_dim:

@@ -18,19 +18,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.serialization import write_json
 from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
-from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.files import new_folder
-from seqgen.loading import DecodingTask, LoadedModel, Placement, register_reader
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
 from seqgen.models.huggingface_generation import read_generation, write_generation
 from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
-from seqgen.training.serialization import write_json
 
 ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
@@ -42,7 +42,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 class Architecture(Protocol):
-    """What a module says of an architecture in Hugging Face's layout."""
+    """The interface of a module that converts an architecture from and to Hugging Face's layout."""
 
     MODEL: type[EncoderDecoderModel]
 
@@ -51,11 +51,11 @@ class Architecture(Protocol):
         ...
 
     def write_config(self, model: Any) -> dict[str, Any]:
-        """What a ``config.json`` says of a model, its special ids aside."""
+        """The values of a model's ``config.json``, without its special ids."""
         ...
 
     def layout(self, cfg: Any) -> Layout:
-        """What the weights of a model of this configuration are called."""
+        """The names of the weights of a model of this configuration."""
         ...
 
     def weights(self, model: Any) -> Mapping[str, Tensor]:
@@ -63,11 +63,11 @@ class Architecture(Protocol):
         ...
 
     def notes(self, model: Any) -> list[str]:
-        """What the user should know of a folder written from a model."""
+        """Notes for the user about a folder written from a model."""
         ...
 
     def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Give a model those weights that its configuration takes for others; see ``Layout.tied``."""
+        """Untie weights that differ in the files although the configuration ties them; see ``Layout.tied``."""
         ...
 
 
@@ -83,9 +83,9 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in ARCHITECTURES:
         named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "one that it does not name"
+        what = named[0] if isinstance(named, list) and named else kind or "unnamed"
         raise CheckpointError(
-            f"{config.path}: its architecture is {what}, which seqgen does not have; it reads models of the types "
+            f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
             f"{', '.join(ARCHITECTURES)}"
         )
     module: Any = importlib.import_module(ARCHITECTURES[kind])
@@ -99,11 +99,11 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
 
     Args:
         path: the folder.
-        reading: nothing of it is for such folders, which a note then says.
-        placement: where the weights are put, and in which number format; by default the one that the folder names.
+        reading: ignored with a note, because such folders need none of its values.
+        placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
 
     Returns:
-        The model, with a task that decodes, and how it wants to be decoded.
+        The model, with a task that decodes, and the model's decoding settings.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the architecture is unknown.
@@ -117,7 +117,8 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     generation, notes = read_generation(path, tokenizer)
     given = [key for key, value in to_dict(reading).items() if value]
     notes += [
-        f"{path}: reading.{key} plays no part here; all that such a model needs is in its folder" for key in given
+        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
+        for key in given
     ]
     _take_start(cfg, path, tokenizer)
     task = DecodingTask(None, tokenizer, tokenizer)
@@ -138,7 +139,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         architecture.untie(model, untied)
         if not config.string("transformers_version").startswith("5."):  # which writes all folders so
             notes.append(
-                f"{path}: its config.json says tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
+                f"{path}: its config.json sets tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
                 "and is used as the output projection"
             )
     return LoadedModel(
@@ -157,13 +158,13 @@ def _check_size(cfg: Any, path: Path) -> None:
     size = sum(file.stat().st_size for file in weight_files(path))
     if cfg.num_parameters > size or cfg.total_layers * LAYER_BYTES > size:
         raise CheckpointError(
-            f"{path}: the weights are not those that its config.json describes: that has {cfg.total_layers:,} layers "
-            f"and {cfg.num_parameters:,} parameters, for which {size:,} bytes are too few; copy all files of one model"
+            f"{path}: the weights do not match its config.json, which describes {cfg.total_layers:,} layers "
+            f"and {cfg.num_parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
         )
 
 
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
-    """Let outputs start from what ``generation_config.json`` says, which goes before what ``config.json`` says.
+    """Set the first decoder input from ``generation_config.json``, or else from ``config.json``.
 
     In each of them ``bos_token_id`` stands in where there is no ``decoder_start_token_id``.
     """
@@ -195,7 +196,7 @@ def save_pretrained(
         model: a model of an architecture that this layout has, such as T5.
         folder: the folder to write, whole or not at all; there must be none yet.
         tokenizer: its tokenizer, which is then written as well.
-        generation: how the model wants to be decoded.
+        generation: the model's decoding settings.
         shard_bytes: weights of more bytes are written in several files.
 
     Returns:
@@ -208,7 +209,7 @@ def save_pretrained(
     folder = Path(folder)
     architecture = _architecture_of_model(model)
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; give the name of a new folder")
+        raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
     ids = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.serialization import read_json
 from seqgen.errors import CheckpointError, shown
-from seqgen.training.serialization import read_json
 
 LARGEST = 2**31 - 1
 """The largest whole number that a file may have; no size or count of a model is larger."""
@@ -36,7 +36,7 @@ class JSONConfig:
         """
         values = read_json(path)
         if not isinstance(values, dict):
-            raise CheckpointError(f"{path} is damaged: it holds no keys and values")
+            raise CheckpointError(f"{path} is damaged: it must contain keys and values")
         return cls(path, values)
 
     def integer(self, name: str, default: int, minimum: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""How a Hugging Face folder wants to be decoded: ``generation_config.json`` in seqgen's words, and back.
+"""Conversion between ``generation_config.json`` of a Hugging Face folder and seqgen's ``GenerationConfig``.
 
-What there is under one name here and another there stands in tables; the rest has a line of its own with its reason.
-Where nothing is said, what transformers takes then is said, since seqgen's own defaults differ (a beam of 5, not 1).
+Keys that differ only in their names are listed in tables; every other key has its own code and comment. Keys that the
+file does not have get the default of transformers, because seqgen's defaults differ (beam=5 instead of 1).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
+from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface_config import LARGEST, JSONConfig
 
 FILE = "generation_config.json"
@@ -52,7 +53,7 @@ _ELSEWHERE = frozenset(
         *("epsilon_cutoff", "eta_cutoff"),
     }
 )
-"""What is read by name below, or plays no part where nothing is drawn at random."""
+"""Keys that are read by name below, or that have no effect without sampling."""
 
 _NO_PART = frozenset(
     {
@@ -63,19 +64,19 @@ _NO_PART = frozenset(
         *("assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_temperature"),
     }
 )
-"""What changes no output."""
+"""Keys that do not change outputs."""
 
 _UNLIMITED = 1 << 20
-"""Stands in ``max_len_b``, so that ``max_len`` alone says how long outputs get."""
+"""Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
 def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], list[str]]:
-    """Read how a folder wants to be decoded.
+    """Read the decoding settings of a folder.
 
     Args:
         folder: the folder; where it has no ``generation_config.json``, the keys that old versions wrote into
             ``config.json`` are read.
-        tokenizer: turns ids into symbols and texts.
+        tokenizer: turns ids into tokens and texts.
 
     Returns:
         Values by the names of ``GenerationConfig``'s fields, and what the user should know.
@@ -86,17 +87,19 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     has_file = (folder / FILE).is_file()
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
     reader = _Reader(config, tokenizer)
-    values = {"semantics": "huggingface", **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.symbols() | reader.texts() | reader.ends()
     try:
-        from_dict(TrainConfig, {"generation": values}, str(config.path))  # only to see that all are in their ranges
+        from_dict(
+            TrainConfig, {"generation": values}, str(config.path)
+        )  # only to check that all values are in their ranges
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
         known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
         for name, value in config.values.items():
             if name not in known and not name.startswith("_") and value not in (None, False, 0, [], ""):
-                reader.notes.append(f"{config.path}: {name}={value!r} has no counterpart here and is ignored")
+                reader.notes.append(f"{config.path}: {name}={value!r} is not supported and is ignored")
     return values, reader.notes
 
 
@@ -109,7 +112,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
-        """Values that have but another name."""
+        """Values that differ only in their names."""
         return {ours: self._typed(theirs, default) for theirs, ours, default in table}
 
     def _typed(self, name: str, default: Any) -> Any:
@@ -120,7 +123,7 @@ class _Reader:
     def lengths(self) -> dict[str, Any]:
         """Limits of the length, which there count the start symbol unless they speak of new tokens."""
         longest = self.config.integer("max_length", 20, minimum=1)
-        # A limit of 20 is the default, said or not, and then means 20 new tokens.
+        # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
         shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
@@ -157,7 +160,7 @@ class _Reader:
             if ids := self._ids(theirs):
                 values[ours] = self._symbol(theirs, ids[0])
                 if len(ids) > 1:
-                    self.notes.append(f"{self.config.path}: of {theirs} only the first, {ids[0]}, is forced")
+                    self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
         return values
 
     def ends(self) -> dict[str, Any]:
@@ -166,7 +169,8 @@ class _Reader:
         ids = self._ids("eos_token_id") or [eos]
         if eos not in ids:
             self.notes.append(
-                f"{self.config.path}: outputs end at {ids} there; here they end at the tokenizer's {eos} as well"
+                f"{self.config.path}: eos_token_id is {ids}; in seqgen, outputs also end at the tokenizer's "
+                f"end-of-sentence, {eos}"
             )
         others = [self._symbol("eos_token_id", index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}
@@ -216,7 +220,10 @@ class _Reader:
             if text and list(self.tokenizer.encode(text)) == ids:
                 texts.append(text)
             else:
-                self.notes.append(f"{self.config.path}: of {name}, {ids} is no text of its own and is ignored")
+                self.notes.append(
+                    f"{self.config.path}: the ids {ids} of {name} are ignored, because no text is encoded as exactly "
+                    "these ids"
+                )
         return texts
 
     def _list(self, name: str) -> list[Any]:
@@ -235,7 +242,9 @@ class _Reader:
     def _symbol(self, name: str, index: int) -> str:
         if not 0 <= index < len(self.tokenizer.dictionary):
             size = len(self.tokenizer.dictionary)
-            raise CheckpointError(f"{self.config.path}: {name} has the id {index}, but there are only {size} ids")
+            raise CheckpointError(
+                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {size} ids"
+            )
         return self.tokenizer.dictionary.symbol(index)
 
 
@@ -244,7 +253,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict
 
     Args:
         cfg: how to decode; what has no counterpart there is left out.
-        tokenizer: turns symbols and texts into ids; without one, these are left out.
+        tokenizer: turns tokens and texts into ids; without one, these settings are not written.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
@@ -269,7 +278,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict
 
 
 def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The values that are ids there and symbols or texts here."""
+    """The settings that are ids in the file and tokens or texts in seqgen."""
     index = tokenizer.dictionary.index
     values: Mapping[str, Any] = {
         "suppress_tokens": [index(symbol) for symbol in cfg.suppress],

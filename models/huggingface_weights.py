@@ -18,10 +18,10 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from seqgen.checkpoints.serialization import read_json, write_json, write_tensors
 from seqgen.errors import CheckpointError
 from seqgen.models.torch_file import read_torch_file
 from seqgen.modules.inspection import memory_footprint
-from seqgen.training.serialization import read_json, write_json, write_tensors
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -90,10 +90,10 @@ def _shards(index: Path) -> list[Path]:
     content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise CheckpointError(f"{index} is damaged: it does not say which weight is in which file")
+        raise CheckpointError(f"{index} is damaged: it does not map weights to files")
     names = sorted(set(places.values()))
     if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{index} names files outside its folder, which are not read")
+        raise CheckpointError(f"{index} names files outside its folder, which is not allowed")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -119,7 +119,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{path} is no readable safetensors file ({error}); it may be truncated: download it again"
+                f"{path} cannot be read as a safetensors file ({error}); it may be truncated: download it again"
             ) from None
         return
     content = read_torch_file(path)
@@ -127,7 +127,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointError(f"{path} holds no weights by name")
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} is damaged: its weight {name} is no tensor")
+            raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         yield name, tensor
 
 
@@ -137,7 +137,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
     At no time is more in memory than the model and one file, or one tensor of a ``safetensors`` file.
 
     Args:
-        model: a model on the ``meta`` device, in the number format that is wanted.
+        model: a model on the ``meta`` device, in the wanted dtype.
         layout: what the weights are called.
         folder: the folder.
         device: where to put the model.
@@ -165,7 +165,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
                 continue
             place = layout.pieces[target].of(parameters[layout.pieces[target].parameter]).detach()
             if tensor.shape != place.shape:
-                misshapen.append(f"{name} ({tuple(tensor.shape)}, its config.json says {tuple(place.shape)})")
+                misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
             elif not tensor.is_floating_point():
                 raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
             elif target not in filled:
@@ -186,11 +186,11 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         "missing": sorted(set(layout.pieces) - set(filled)),
         "unknown to the model": sorted(unknown),
         "of another shape": misshapen,
-        "unlike the tensors that they should be": sorted(set(different) - set(layout.tied)),
+        "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
     }
     if any(faults.values()):
         listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
-        raise CheckpointError(f"{folder}: the weights are not those that its config.json describes: {listed}")
+        raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
     return different
 
 
@@ -213,7 +213,7 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     except (RuntimeError, MemoryError):
         size = memory_footprint(model) / 1e9
         raise CheckpointError(
-            f"the model takes {size:.1f} GB, for which {device} has no room; take a smaller number format or model"
+            f"the model needs {size:.1f} GB, more than {device} has free; choose a smaller dtype or model"
         ) from None
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):

@@ -62,7 +62,9 @@ class Objects:
         """
         self.opcodes += 1
         if self.opcodes > MAX_OPCODES:
-            raise CheckpointError(f"{self.path} has more than {MAX_OPCODES} instructions, more than any checkpoint")
+            raise CheckpointError(
+                f"{self.path} has more than {MAX_OPCODES} pickle instructions, more than any checkpoint needs"
+            )
         name, stack = opcode.name, self.stack
         if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             self.memo[len(self.memo) if argument is None else argument] = stack[-1]
@@ -140,6 +142,6 @@ class Objects:
                 continue
             self.work += item if isinstance(item, int) and item > 0 else 1
             if self.work > MAX_WORK:
-                raise CheckpointError(f"{self.path}: its shared objects expand to more than {MAX_WORK}")
+                raise CheckpointError(f"{self.path}: its shared objects expand to more than {MAX_WORK} values")
             if isinstance(item, tuple):
                 todo.append(iter(item))

@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text transformer").
 
-One class is all of its variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ in their configurations alone.
+One class covers all variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ only in their configurations.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.t5_config import PRESETS, T5Config
 from seqgen.models.t5_layers import T5DecoderLayer, T5EncoderLayer, checkpointed
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.relative_positions import RelativePositionBias
 from seqgen.modules.rms_norm import RMSNorm
 from seqgen.modules.segments import segment_mask
@@ -28,11 +28,11 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 
 class T5Encoder(Encoder):
-    """Reads the source by layers of self-attention that know how far apart positions are.
+    """T5 encoder: layers of self-attention with relative position biases.
 
     Args:
         cfg: the configuration.
@@ -52,19 +52,23 @@ class T5Encoder(Encoder):
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, segments: Segments | None = None) -> EncoderOut:
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
-        length = src_tokens.size(1)
         padding_mask = padding_mask_of(src_tokens, self.padding_idx) if segments is None else None
-        allowed = None if padding_mask is None else ~padding_mask[:, None, None, :]
-        if segments is not None:  # distances within an example are the same wherever in the row it stands
-            allowed = segment_mask(segments.source, segments.source)
+        queries = QueryPositions.of_source(src_tokens, segments, padding_mask)
         x = self.dropout(_residual(self.embed_tokens(src_tokens)))
         recompute = self.cfg.checkpoint_activations and self.training
-        bias = x.new_empty(0)
         for index, layer in enumerate(self.layers):
-            if index < len(self.position_biases):
-                bias = _hide(self.position_biases[index](0, length, length), allowed)
+            bias = self.self_attention_mask(queries, index)
             x = checkpointed(layer, x, bias) if recompute else layer(x, bias)
         return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        """What is added to the scores of self-attention in one layer, ``(1 or N, H, S, S)``; padding is hidden by it.
+
+        Args:
+            queries: the positions of the source.
+            layer: index of the layer.
+        """
+        return _biased(self.position_biases, queries, layer)
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -111,27 +115,30 @@ class T5Decoder(IncrementalDecoder):
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        rows, new = tokens.shape
-        # Distances do not change with the position at which a row starts; only what it may see does.
-        allowed = step_mask(seen, new, starts_of_rows(incremental_state, rows), tokens.device)
-        encoder_mask = None
-        if segments is not None:
-            allowed = segment_mask(segments.target, segments.target, causal=True)
-            encoder_mask = segment_mask(segments.target, segments.source)
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
+        encoder_mask = None if segments is None else segment_mask(segments.target, segments.source)
         x = self.dropout(_residual(self.embed_tokens(tokens)))
         recompute = self.cfg.checkpoint_activations and self.training and incremental_state is None
-        bias, attention = x.new_empty(0), None
+        attention = None
         for index, layer in enumerate(self.layers):
-            if index < len(self.position_biases):
-                bias = _hide(self.position_biases[index](seen, new, seen + new), allowed)
+            bias = self.self_attention_mask(queries, index)
             need_weights = need_attention and index == len(self.layers) - 1
             memory = (encoder_out.encoder_out, encoder_out.encoder_padding_mask)
             if recompute:
                 x, attention = checkpointed(layer, x, bias, *memory, None, need_weights, encoder_mask)
             else:
                 x, attention = layer(x, bias, *memory, incremental_state, need_weights, encoder_mask)
-        self.advance(incremental_state, new)
+        self.advance(incremental_state, tokens.size(1))
         return self.dropout(self.layer_norm(x)), attention
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        """What is added to the scores of self-attention in one layer, ``(1 or N, H, new, K)``, causality included.
+
+        Args:
+            queries: the new positions.
+            layer: index of the layer.
+        """
+        return _biased(self.position_biases, queries, layer)
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to logits ``(..., V)``."""
@@ -143,7 +150,7 @@ class T5Decoder(IncrementalDecoder):
         return self._scaled(features), self.output_projection.matrix()
 
     def _scaled(self, features: Tensor) -> Tensor:
-        # The tied embedding's rows have a variance of one, which would make the logits' that of the channels' number.
+        # The rows of the tied embedding have variance one; without the scale, the variance of logits would be d_model.
         return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
 
     def max_positions(self) -> int:
@@ -172,7 +179,7 @@ class T5Model(EncoderDecoderModel):
         self.padding_idx = padding_idx
 
     @classmethod
-    def build_model(cls, cfg: T5Config, task: Task) -> Self:
+    def build_model(cls, cfg: T5Config, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:
@@ -186,18 +193,18 @@ class T5Model(EncoderDecoderModel):
         source, target = task.source_dictionary, task.target_dictionary
         if not (source is target or source == target):
             raise ConfigError(
-                "model=t5 has one embedding for source and target and needs one vocabulary for both; give "
-                "task.joined_dictionary=true, or take another model"
+                "model=t5 has one embedding for source and target and needs one vocabulary for both; set "
+                "task.joined_dictionary=true, or choose another model"
             )
         if cfg.vocab_size and cfg.vocab_size < len(target):
             raise ConfigError(
-                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} symbols; give at "
-                f"least {len(target)}, or 0 for just as many"
+                f"model.vocab_size={cfg.vocab_size} is too small for a vocabulary of {len(target)} tokens; set at "
+                f"least {len(target)}, or 0 for the size of the vocabulary"
             )
         if cfg.decoder_start_token_id >= (cfg.vocab_size or len(target)):
             raise ConfigError(
                 f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of "
-                f"{cfg.vocab_size or len(target)} symbols"
+                f"{cfg.vocab_size or len(target)} tokens"
             )
         return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
 
@@ -217,7 +224,9 @@ class T5Model(EncoderDecoderModel):
         """
         highest = max(self.padding_idx, self.cfg.decoder_start_token_id)
         if num_embeddings <= highest:
-            raise ValueError(f"{num_embeddings} rows are too few: padding or the start of outputs has the id {highest}")
+            raise ValueError(
+                f"{num_embeddings} rows are too few: the id of padding or of the first decoder input is {highest}"
+            )
         embedding, projection = self.decoder.embed_tokens, self.decoder.output_projection
         embedding.weight = _resized(embedding.weight, num_embeddings)
         projection.weight = (
@@ -270,12 +279,14 @@ def _resized(weight: Tensor, rows: int) -> nn.Parameter:
 
 
 def _residual(embedded: Tensor) -> Tensor:
-    """What the layers add to: in float32 where the model is float16, beyond whose range sums of many layers get."""
+    """The residual stream: float32 in a float16 model, because sums over many layers exceed the range of float16."""
     return embedded.float() if embedded.dtype == torch.float16 else embedded
 
 
-def _hide(bias: Tensor, allowed: Tensor | None) -> Tensor:
-    """Put a large negative number where attention is not allowed, half of the largest so that sums stay finite."""
-    if allowed is None:
-        return bias
-    return bias.masked_fill(~allowed, torch.finfo(bias.dtype).min / 2)
+def _biased(biases: nn.ModuleList, queries: QueryPositions, layer: int) -> Tensor:
+    """The relative position bias of a layer, with a large negative number where attention is not allowed.
+
+    Distances depend neither on the start offset of a row nor on where in a row an example of several stands.
+    """
+    bias = biases[min(layer, len(biases) - 1)]
+    return queries.once(bias, lambda: queries.restrict(bias(queries.seen, queries.new, queries.seen + queries.new)))

@@ -31,29 +31,35 @@ FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 class T5Config:
     """Configuration of T5, with the names of Hugging Face's ``config.json``; the defaults are those of t5-small."""
 
-    vocab_size: int = option(0, "rows of the embedding; 0 for as many as the vocabulary has symbols", minimum=0)
+    vocab_size: int = option(0, "rows of the embedding; 0 for the size of the vocabulary", minimum=0)
     d_model: int = option(512, "channels", minimum=1)
-    d_kv: int = option(64, "channels of an attention head", minimum=1)
-    d_ff: int = option(2048, "channels inside the feed-forward part", minimum=1)
-    num_layers: int = option(6, "layers of the encoder", minimum=1)
-    num_decoder_layers: int = option(0, "layers of the decoder; 0 for as many as the encoder has", minimum=0)
+    d_kv: int = option(64, "dimension of an attention head", minimum=1)
+    d_ff: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
+    num_layers: int = option(6, "number of encoder layers", minimum=1)
+    num_decoder_layers: int = option(0, "number of decoder layers; 0 for as many as the encoder has", minimum=0)
     num_heads: int = option(8, "attention heads", minimum=1)
-    relative_attention_num_buckets: int = option(32, "ranges of distances that attention tells apart", minimum=4)
-    relative_attention_max_distance: int = option(128, "distance beyond which all are alike", minimum=3)
-    per_layer_bias: bool = option(False, "whether each layer has position biases of its own (umT5)")
-    feed_forward_proj: str = option("relu", "activation of the feed-forward part", choices=tuple(FEED_FORWARDS))
-    tie_word_embeddings: bool = option(True, "whether the embedding is the output projection as well")
+    relative_attention_num_buckets: int = option(32, "number of buckets of relative positions", minimum=4)
+    relative_attention_max_distance: int = option(
+        128, "distance from which all relative positions share one bucket", minimum=3
+    )
+    per_layer_bias: bool = option(
+        False, "every layer has its own relative position bias (umT5), else the first layer's is shared"
+    )
+    feed_forward_proj: str = option(
+        "relu", "activation function of the feed-forward layers", choices=tuple(FEED_FORWARDS)
+    )
+    tie_word_embeddings: bool = option(True, "use the embedding as the output projection (tied weights)")
     scale_decoder_outputs: bool | None = option(
-        None, "whether the output projection reads features times d_model ** -0.5; null where the embedding is tied"
+        None, "multiply features by d_model ** -0.5 before the output projection; null for true if tied"
     )
-    dropout_rate: float = option(0.1, "probability of dropping a feature or attention weight", minimum=0, maximum=0.99)
-    layer_norm_epsilon: float = option(1e-6, "added to the mean square in normalization", minimum=0)
-    decoder_start_token_id: int = option(-1, "id that outputs start from; -1 for that of padding", minimum=-1)
+    dropout_rate: float = option(0.1, "dropout probability of features and attention weights", minimum=0, maximum=0.99)
+    layer_norm_epsilon: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
+    decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for padding", minimum=-1)
     checkpoint_activations: bool = option(
-        False, "whether training computes each layer a second time rather than keep its activations"
+        False, "recompute each layer's activations in the backward pass instead of storing them"
     )
-    max_source_positions: int = option(65536, "longest source, in tokens with end-of-sentence", minimum=1)
-    max_target_positions: int = option(65536, "longest target, in tokens with end-of-sentence", minimum=1)
+    max_source_positions: int = option(65536, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(65536, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
     @property
     def decoder_layers(self) -> int:

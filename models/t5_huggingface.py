@@ -1,4 +1,4 @@
-"""T5 in Hugging Face's words: its ``config.json`` and the names of its weights."""
+"""T5 in Hugging Face's layout: its ``config.json`` and the names of its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULTS = {
     "t5": {"vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
     "mt5": {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
 }
-"""What transformers takes where a ``config.json`` says nothing, as far as the model types differ."""
+"""Defaults of transformers for keys missing in a ``config.json``, where the model types differ."""
 
 # Their names for one function; "gelu" after a gate, which they read as "gelu_new", is the exception.
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
@@ -96,8 +96,8 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     result = _GATED.get(known, "") if gated else known
     if not result:
         raise CheckpointError(
-            f"{config.path}: its feed-forward part is {projection!r} with activation {activation!r}, which seqgen does "
-            f"not have; it has {', '.join(sorted(_ACTIVATIONS))}, and all but gelu with a gate"
+            f"{config.path}: feed_forward_proj={projection!r} with activation {activation!r} is not supported; seqgen "
+            f"supports {', '.join(sorted(_ACTIVATIONS))}, and all but gelu also gated"
         )
     return result
 
@@ -167,8 +167,8 @@ def notes(model: T5Model) -> list[str]:
         return []
     right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
     return [
-        f"umT5 with an output projection of its own: transformers {right} computes the same from this folder, "
-        f"transformers {wrong} does not (it scales the features differently)"
+        f"umT5 with an untied output projection: transformers {right} computes the same logits from this folder, "
+        f"transformers {wrong} does not, because it scales the features differently"
     ]
 
 

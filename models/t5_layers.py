@@ -53,7 +53,7 @@ class WideLinear(Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map ``(..., in_features)`` to ``(..., out_features)``, in the number format of the weight."""
+        """Map ``(..., in_features)`` to ``(..., out_features)``, in the dtype of the weight."""
         device = input.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16:
             with torch.autocast(device, enabled=False):
@@ -124,7 +124,7 @@ class T5EncoderLayer(nn.Module):
             bias: what is added to the scores, broadcastable to ``(N, H, S, S)``.
 
         Returns:
-            ``(N, S, C)``; padded positions hold nothing of meaning.
+            ``(N, S, C)``; values at padded positions are undefined.
         """
         attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias)
         x = x + self.dropout(attended)
@@ -166,7 +166,7 @@ class T5DecoderLayer(nn.Module):
             bias: what is added to the scores of self-attention, broadcastable to ``(N, H, T, K)``.
             encoder_out: ``(N or sentences, S, C)``.
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
-            incremental_state: what was seen before.
+            incremental_state: the state of earlier positions.
             need_weights: whether the weights over the source are wanted.
             encoder_attn_mask: which source positions each may attend to, see ``MultiheadAttention``.
 

@@ -83,7 +83,7 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         CheckpointError: the file is damaged, or holds something that would have to be run.
     """
     try:
-        # Each name is judged when it is found, so that code is noticed even where the file breaks off after it.
+        # Each name is checked when it is found, so that code is detected even in a truncated file.
         stand_ins = {name: _stand_in(name) for name in _names(path) if _is_harmless(path, name, packages)}
         allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
         with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
@@ -100,7 +100,7 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # what a broken file makes of a reader is not foreseeable
+    except Exception as error:  # a damaged file can raise any exception
         raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
 
 
@@ -141,7 +141,7 @@ def _text(key: Any) -> str:
 
 
 def _check_tensors(content: Any, path: Path) -> None:
-    """Check that the weights are no more than the file: a view can repeat one number a billion times.
+    """Check that no weight is larger than the file: a view can repeat one number a billion times.
 
     Raises:
         CheckpointError: they are.
@@ -166,7 +166,7 @@ def _names(path: Path) -> Iterator[str]:
                 _check_archive(archive, path)
                 entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
                 if len(entries) != 1:
-                    raise CheckpointError(f"{path} is a zip archive, but none that torch.save wrote")
+                    raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
                 with archive.open(entries[0]) as content:
                     yield from _names_in_pickle(content, objects)
         else:
@@ -214,7 +214,7 @@ def _present_name(module: str, name: str) -> str:
 
 
 def _is_harmless(path: Path, name: str, packages: Sequence[str]) -> bool:
-    """Whether a name gets a stand-in; those of PyTorch are judged by its own reader.
+    """Whether a name gets a stand-in; those of PyTorch are checked by its own reader.
 
     Raises:
         CheckpointError: it is neither.
@@ -237,4 +237,4 @@ def _plain_dict(*args: Any) -> dict[Any, Any]:
 
 
 def _code(path: Path, name: str) -> CheckpointError:
-    return CheckpointError(f"{path} holds code: reading it would run {name}, so it is refused; nothing of it was run")
+    return CheckpointError(f"{path} contains code: reading it would run {name}, so it is refused; no code was run")

@@ -14,12 +14,12 @@ from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.embedding import token_embedding
 from seqgen.modules.layer_drop import LayerDropList
 from seqgen.modules.linear import Linear
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of
 from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
 from seqgen.modules.segments import segment_mask
 from seqgen.modules.transformer_layer import (
@@ -32,47 +32,51 @@ from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
 if TYPE_CHECKING:
-    from seqgen.task import Task
+    pass
 
 
 @dataclass
 class TransformerConfig:
     """Configuration of the transformer, with fairseq's names; the defaults are the base model of the paper."""
 
-    dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=0.99)
-    attention_dropout: float = option(0.0, "probability of dropping an attention weight", minimum=0, maximum=0.99)
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
     activation_dropout: float = option(
-        0.0, "probability of dropping a feature inside the feed-forward part", minimum=0, maximum=0.99
+        0.0, "dropout probability between the two feed-forward layers", minimum=0, maximum=0.99
     )
-    activation_fn: str = option("relu", "activation of the feed-forward part", choices=sorted(ACTIVATIONS))
-    encoder_embed_dim: int = option(512, "channels of the encoder", minimum=1)
-    encoder_ffn_embed_dim: int = option(2048, "channels inside the encoder's feed-forward part", minimum=1)
-    encoder_layers: int = option(6, "layers of the encoder", minimum=1)
-    encoder_attention_heads: int = option(8, "attention heads of the encoder", minimum=1)
-    encoder_normalize_before: bool = option(False, "whether the encoder normalizes before each part (pre-norm)")
-    encoder_learned_pos: bool = option(False, "whether the encoder's positions are learned rather than sinusoidal")
+    activation_fn: str = option("relu", "activation function of the feed-forward layers", choices=sorted(ACTIVATIONS))
+    encoder_embed_dim: int = option(512, "hidden size of the encoder", minimum=1)
+    encoder_ffn_embed_dim: int = option(2048, "hidden size of the encoder's feed-forward layers", minimum=1)
+    encoder_layers: int = option(6, "number of encoder layers", minimum=1)
+    encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
+    encoder_normalize_before: bool = option(
+        False, "apply layer normalization before each sublayer of the encoder (pre-norm), else after it"
+    )
+    encoder_learned_pos: bool = option(False, "learned position embeddings in the encoder instead of sinusoidal ones")
     encoder_layerdrop: float = option(
-        0.0, "probability of leaving out an encoder layer in training", minimum=0, maximum=0.99
+        0.0, "LayerDrop: probability of skipping an encoder layer in training", minimum=0, maximum=0.99
     )
-    decoder_embed_dim: int = option(512, "channels of the decoder", minimum=1)
-    decoder_ffn_embed_dim: int = option(2048, "channels inside the decoder's feed-forward part", minimum=1)
-    decoder_layers: int = option(6, "layers of the decoder", minimum=1)
-    decoder_attention_heads: int = option(8, "attention heads of the decoder", minimum=1)
-    decoder_normalize_before: bool = option(False, "whether the decoder normalizes before each part (pre-norm)")
-    decoder_learned_pos: bool = option(False, "whether the decoder's positions are learned rather than sinusoidal")
+    decoder_embed_dim: int = option(512, "hidden size of the decoder", minimum=1)
+    decoder_ffn_embed_dim: int = option(2048, "hidden size of the decoder's feed-forward layers", minimum=1)
+    decoder_layers: int = option(6, "number of decoder layers", minimum=1)
+    decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
+    decoder_normalize_before: bool = option(
+        False, "apply layer normalization before each sublayer of the decoder (pre-norm), else after it"
+    )
+    decoder_learned_pos: bool = option(False, "learned position embeddings in the decoder instead of sinusoidal ones")
     decoder_layerdrop: float = option(
-        0.0, "probability of leaving out a decoder layer in training", minimum=0, maximum=0.99
+        0.0, "LayerDrop: probability of skipping a decoder layer in training", minimum=0, maximum=0.99
     )
     share_decoder_input_output_embed: bool = option(
-        False, "whether the decoder's input embedding is its output projection as well"
+        False, "use the decoder's input embedding as its output projection (tied weights)"
     )
     share_all_embeddings: bool = option(
-        False, "whether source, target and output share one embedding (needs a joint vocabulary)"
+        False, "share one matrix for source, target and output embeddings (needs a joint vocabulary)"
     )
-    no_scale_embedding: bool = option(False, "whether embeddings are not multiplied by the square root of their size")
-    layernorm_embedding: bool = option(False, "whether embeddings are normalized")
-    max_source_positions: int = option(1024, "longest source, in tokens with end-of-sentence", minimum=1)
-    max_target_positions: int = option(1024, "longest target, in tokens with end-of-sentence", minimum=1)
+    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
+    layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    max_source_positions: int = option(1024, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(1024, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
     def encoder_options(self) -> TransformerLayerOptions:
         """What the encoder's layers have in common."""
@@ -102,7 +106,7 @@ class TransformerConfig:
 
 
 class TransformerEncoder(Encoder):
-    """Reads the source by layers of self-attention.
+    """Transformer encoder: layers of self-attention.
 
     Args:
         cfg: the configuration.
@@ -127,15 +131,28 @@ class TransformerEncoder(Encoder):
         """Encode a batch of sentences; see ``Encoder.forward`` and, for ``segments``, ``supports_packing``."""
         padding_mask = padding_mask_of(src_tokens, self.embed_tokens.padding_idx) if segments is None else None
         if segments is None:
-            positions, mask = self.embed_positions.of_source(src_tokens.size(1), padding_mask), None
+            positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
         else:
             positions = self.embed_positions.of_segments(segments.source, "source")
-            mask = segment_mask(segments.source, segments.source)
+        queries = QueryPositions.of_source(src_tokens, segments)
         x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
-        for layer in self.layers.active():
-            x = layer(x, padding_mask, mask)
+        for index in self.layers.active_indices():
+            x = self.layers[index](x, padding_mask, self.self_attention_mask(queries, index))
         return EncoderOut(self.layer_norm(x), padding_mask)
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer, apart from padding, which is always hidden.
+
+        Args:
+            queries: the positions of the source.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H, S,
+            S)``; ``None`` where each position sees all others.
+        """
+        return queries.allowed
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -186,32 +203,44 @@ class TransformerDecoder(IncrementalDecoder):
         """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        starts = starts_of_rows(incremental_state, tokens.size(0))
-        # A pass that begins at the first position is causal in the way that attention kernels know.
-        is_causal = seen == 0 and starts is None and segments is None
+        queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         if segments is None:
-            mask = None if is_causal else step_mask(seen, tokens.size(1), starts, tokens.device)
-            positions, encoder_mask = self.embed_positions.of_target(seen, tokens.size(1), starts), None
+            positions = self.embed_positions.of_target(seen, queries.new, queries.starts)
+            encoder_mask = None
         else:
-            mask = segment_mask(segments.target, segments.target, causal=True)
             positions = self.embed_positions.of_segments(segments.target, "target")
             encoder_mask = segment_mask(segments.target, segments.source)
         x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
         attention: Tensor | None = None
-        for layer in self.layers.active():
+        for index in self.layers.active_indices():
+            layer, mask = self.layers[index], self.self_attention_mask(queries, index)
             x, attention = layer(
                 x,
                 encoder_out.encoder_out,
                 encoder_out.encoder_padding_mask,
                 mask,
                 encoder_attn_mask=encoder_mask,
-                is_causal=is_causal,
+                is_causal=mask is None,
                 incremental_state=incremental_state,
                 need_weights=need_attention and layer is self.layers[-1],
             )
         self.advance(incremental_state, tokens.size(1))
         return self.layer_norm(x), attention
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer; a subclass overrides it for another one.
+
+        Args:
+            queries: the new positions.
+            layer: index of the layer.
+
+        Returns:
+            Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H,
+            new, K)`` where ``K`` counts the positions seen before too; ``None`` where each position sees all those up
+            to itself.
+        """
+        return None if queries.is_plain_causal else queries.allowed
 
     def output_layer(self, features: Tensor) -> Tensor:
         """Project features ``(..., C)`` to logits ``(..., V)``."""
@@ -267,7 +296,7 @@ class TransformerModel(EncoderDecoderModel):
     supports_packing = True
 
     @classmethod
-    def build_model(cls, cfg: TransformerConfig, task: Task) -> Self:
+    def build_model(cls, cfg: TransformerConfig, task: Vocabularies) -> Self:
         """Build the model.
 
         Args:
@@ -286,7 +315,7 @@ class TransformerModel(EncoderDecoderModel):
             target_embedding = source_embedding
         else:
             raise ConfigError(
-                "model.share_all_embeddings needs one vocabulary for source and target; use a joint one, or "
+                "model.share_all_embeddings needs one vocabulary for source and target; use a joint vocabulary, or "
                 "model.share_decoder_input_output_embed=true"
             )
         encoder = TransformerEncoder(cfg, source_embedding)

@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqgen import renamed
+
 if __name__ != "seqgen":
     raise ImportError(f"import this package as 'seqgen', not as {__name__!r}, or its components register twice")
 
@@ -14,11 +16,13 @@ _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file():
     __path__.append(str(_root))
 
+renamed.install()
+
 if TYPE_CHECKING:
+    from seqgen.checkpoints.loading import LoadedModel, load_model, load_models, save_generation
     from seqgen.config import GenerationConfig
-    from seqgen.generation.streamers import IteratorStreamer, TextStreamer
-    from seqgen.loading import LoadedModel, load_model, load_models, save_generation
-    from seqgen.translator import Translator
+    from seqgen.text.translator import Translator
+    from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
 
 __all__ = [
     "GenerationConfig",
@@ -33,13 +37,13 @@ __all__ = [
 
 _HOMES = {
     "GenerationConfig": "seqgen.config",
-    "IteratorStreamer": "seqgen.generation.streamers",
-    "LoadedModel": "seqgen.loading",
-    "TextStreamer": "seqgen.generation.streamers",
-    "Translator": "seqgen.translator",
-    "load_model": "seqgen.loading",
-    "load_models": "seqgen.loading",
-    "save_generation": "seqgen.loading",
+    "IteratorStreamer": "seqgen.text.word_streaming",
+    "LoadedModel": "seqgen.checkpoints.loading",
+    "TextStreamer": "seqgen.text.word_streaming",
+    "Translator": "seqgen.text.translator",
+    "load_model": "seqgen.checkpoints.loading",
+    "load_models": "seqgen.checkpoints.loading",
+    "save_generation": "seqgen.checkpoints.loading",
 }
 
 

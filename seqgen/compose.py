@@ -1,19 +1,20 @@
-"""From ``key=value`` arguments to a typed configuration, and between configurations and plain dicts.
+"""Build a typed configuration from ``key=value`` arguments, and convert configurations to and from plain dicts.
 
-Hydra composes the dataclasses of ``seqgen.config`` with the components that are chosen (``model=fconv_tiny``). What
-stands around it closes the gaps through which a value could be ignored or misread: every key must exist, nothing can be
-added or deleted, and the value of a string-typed key is taken literally, whatever characters are in it.
+Hydra composes the dataclasses of ``seqgen.config`` with the chosen components (``model=fconv_tiny``). The code around
+it ensures that no value is ignored or misread: every key must exist, keys cannot be added or deleted, and the value of
+a string-typed key is used literally, whatever characters it contains.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -25,15 +26,38 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config import SINGLE_COMPONENTS, GenerateConfig, GenerationConfig, TrainConfig
 from seqgen.errors import ConfigError, nearest, shown
-from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS, Registry
+from seqgen.registry import (
+    COMBINATIONS,
+    CRITERIA,
+    LOGITS_PROCESSORS,
+    LR_SCHEDULERS,
+    MODELS,
+    OBSERVERS,
+    OPTIMIZERS,
+    SEARCHES,
+    STOPPING_RULES,
+    TASKS,
+    UTILITIES,
+    Registry,
+)
 
 R = TypeVar("R")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
 }
+DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
+    "search": (SEARCHES, "search"),
+    "combination": (COMBINATIONS, "combination"),
+    "utility": (UTILITIES, "mbr"),
+    "processor": (LOGITS_PROCESSORS, "processors"),
+    "stopping": (STOPPING_RULES, "stopping_rules"),
+    "observer": (OBSERVERS, "observers"),
+}
+"""What the keys of decoding components begin with, their registry, and the key of ``generation`` that names them."""
+
 _ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
 _NAME = "_name"  # under which a chosen component's name is saved beside its values
 _ITEM = re.compile(  # of a list of texts: in quotes as a whole, or up to the next comma
@@ -60,18 +84,119 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     """
     pairs = [_split(override) for override in overrides]
     choices = [f"{key}={value}" for key, value in pairs if _is_group(schema, key)]
-    values = [(key, value) for key, value in pairs if not _is_group(schema, key)]
+    of_components = [(key, value) for key, value in pairs if _is_component_key(schema, key)]
+    values = [(key, value) for key, value in pairs if not _is_group(schema, key) and (key, value) not in of_components]
     name = _store(schema, dict(pair for pair in pairs if _is_group(schema, pair[0])))
     with initialize_config_module("seqgen.conf", version_base="1.3"):
         defaults = _run_hydra(name, choices)
+        for key, _ in values:
+            if typing.get_origin(_annotation(defaults, key)) is dict:
+                raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
         literal = [(key, value) for key, value in values if _is_text(_annotation(defaults, key))]
         typed = [f"{key}={value}" for key, value in values if (key, value) not in literal]
         config = _run_hydra(name, [*choices, *typed])
     for key, value in literal:
         owner, field = _locate(config, key)
         setattr(owner, field.name, _parse_text(value, _annotation(config, key)))
+    for key, value in of_components:
+        config.generation.components[key] = _parse_component_value(config.generation, key, value)
     check_ranges(config)
     return typing.cast(R, config)
+
+
+def component_config(registry: Registry, name: str, generation: GenerationConfig, **flat: Any) -> Any:
+    """The configuration of a decoding component: its preset or defaults, flat keys, and its own keys over them.
+
+    Args:
+        registry: has the component.
+        name: a registered name or a preset.
+        generation: has the component's own keys.
+        flat: values by field that flat keys of ``generation`` gave.
+
+    Raises:
+        ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
+    """
+    config = registry.config(name)
+    values = {**to_dict(config), **flat, **generation.component_values(registry.group, name)}
+    return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
+
+
+def check_component_keys(generation: GenerationConfig, replaced: Collection[str] = ()) -> None:
+    """Refuse keys of decoding components that are not in use.
+
+    Args:
+        generation: the configuration.
+        replaced: groups, such as ``search``, whose component is an object that is not made from the configuration.
+
+    Raises:
+        ConfigError: the first such key, and the key that names its component.
+    """
+    for key in generation.components:
+        _component_of(generation, key)
+        if key.partition(".")[0] in replaced:
+            raise ConfigError(
+                f"{key!r} has no effect on a component that is given as an object; set it there, or give its name"
+            )
+
+
+def _component_of(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
+    """The registry, name and field that ``search.FIELD`` or ``processor.NAME.FIELD`` is about."""
+    group, _, rest = key.partition(".")
+    if group not in DECODING_COMPONENTS or not rest:
+        raise ConfigError(f"unknown key {key!r}{nearest(group, DECODING_COMPONENTS)}; --help lists the keys")
+    registry, chooser = DECODING_COMPONENTS[group]
+    chosen = getattr(generation, chooser)
+    if group in SINGLE_COMPONENTS:
+        name, field = chosen or (generation.ensemble_average if group == "combination" else ""), rest
+        wanted = "NAME"
+    else:
+        wanted, _, field = rest.partition(".")
+        name = wanted if wanted in chosen else ""
+    if not name or not field:
+        raise ConfigError(
+            f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "
+            f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
+        )
+    return registry, name, field
+
+
+def _parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:
+    """The value of a component's own key, of the type that its configuration declares."""
+    registry, name, field = _component_of(generation, key)
+    config = registry.config(name)
+    known = {item.name for item in dataclasses.fields(config)}
+    if field not in known:
+        prefix = key.removesuffix(field)
+        raise ConfigError(
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, known)}; there are: "
+            f"{', '.join(prefix + item for item in sorted(known)) or 'none'}"
+        )
+    annotation = typing.get_type_hints(type(config))[field]
+    value = _parse_text(text, annotation) if _is_text(annotation) else _parse_plain(key, text)
+    if not _fits(value, annotation):
+        raise ConfigError(f"{key}={text} should be {_describe(annotation)}")
+    metadata = next(item.metadata for item in dataclasses.fields(config) if item.name == field)
+    for item in value if isinstance(value, list) else [value]:
+        _check_value(key, item, metadata)
+    return value
+
+
+def _parse_plain(key: str, text: str) -> Any:
+    """A number, a truth value or a list of these, as Hydra reads them."""
+    try:
+        return OverridesParser.create().parse_override(f"{key}={text}").value()
+    except HydraException:
+        return text
+
+
+def _is_component_key(schema: type, key: str) -> bool:
+    return "." in key and key.partition(".")[0] in DECODING_COMPONENTS and decodes(schema)
+
+
+def decodes(schema: type) -> bool:
+    """Whether a command's configuration has all keys of decoding."""
+    fields = {field.name for field in dataclasses.fields(schema)}
+    return "generation" in fields and typing.get_type_hints(schema)["generation"] is GenerationConfig
 
 
 def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -82,9 +207,24 @@ def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str,
         group: name of the group, such as ``"generation"``.
         overrides: ``key=value`` arguments.
     """
-    keys = (_split(override)[0].partition(".") for override in overrides)
+    keys = [_split(override)[0].partition(".") for override in overrides]
     names = dict.fromkeys(key for owner, _, key in keys if owner == group and key)
+    if group == "generation" and any(owner in DECODING_COMPONENTS for owner, _, _ in keys):
+        names["components"] = None
     return {name: getattr(getattr(config, group), name) for name in names}
+
+
+def text_values(overrides: Sequence[str], key: str) -> list[str]:
+    """The texts that a key is given, whose value is a text or a list of texts; the last override counts."""
+    given = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
+    found = _parse_text(given[-1], list[str]) if given else []
+    return [found] if isinstance(found, str) else found or []
+
+
+def text_list(items: Sequence[str]) -> str:
+    """Texts as the value of an override, from which they are read back as they are."""
+    escaped = (item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for item in items)
+    return "[" + ",".join(f'"{item}"' for item in escaped) + "]"
 
 
 def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
@@ -132,7 +272,7 @@ def to_dict(config: Any) -> dict[str, Any]:
             named = {_NAME: registry.of(value).name} if registry is not None and _holds_component(field) else {}
             plain[field.name] = {**named, **to_dict(value)}
         else:
-            plain[field.name] = list(value) if isinstance(value, list) else value
+            plain[field.name] = copy.copy(value) if isinstance(value, list | dict) else value
     return plain
 
 
@@ -147,6 +287,8 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     Raises:
         ConfigError: a key is unknown or a value has the wrong type.
     """
+    if schema is TrainConfig:
+        _record_user_files(plain)
     hints = typing.get_type_hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     values = {}
@@ -155,6 +297,8 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
             raise ConfigError(f"{where}: unknown key {shown(key)} of {schema.__name__}{nearest(str(key), fields)}")
         if _holds_component(fields[key]) and key in GROUPS:
             values[key] = _component_from_dict(GROUPS[key], value, where)
+        elif key == "user_dir" and isinstance(value, str):  # as older runs have it
+            values[key] = [value] if value else []
         elif dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {key} must hold keys and values, not {shown(value)}")
@@ -171,15 +315,29 @@ def from_dict(schema: type[R], plain: Mapping[str, Any], where: str) -> R:
     return config
 
 
+def _record_user_files(plain: Mapping[str, Any]) -> None:
+    """Let the registries know which files a run records for components of the user's own."""
+    registries = {**GROUPS, **{group: registry for group, (registry, _) in DECODING_COMPONENTS.items()}}
+    common = plain.get("common")
+    recorded = common.get("user_files") if isinstance(common, Mapping) else None
+    for key, file in recorded.items() if isinstance(recorded, Mapping) else ():
+        group, _, name = str(key).partition(".")
+        if group in registries and isinstance(file, str):
+            registries[group].record_file(name, file)
+
+
 def _component_from_dict(registry: Registry, value: Any, where: str) -> Any:
     if value is None:
         return None
     if not isinstance(value, Mapping) or not isinstance(value.get(_NAME), str):
-        raise ConfigError(f"{where}: {registry.group} does not say which {registry.kind} it is ({_NAME})")
+        raise ConfigError(f"{where}: {registry.group} does not name its {registry.kind} (key {_NAME})")
     try:
         entry = registry.entry(value[_NAME])
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; one of your own comes in by common.user_dir=PATH") from None
+        hint = (
+            "" if "common.user_dir=" in str(error) else "; your own components are imported with common.user_dir=PATH"
+        )
+        raise ConfigError(f"{where}: {error}{hint}") from None
     return from_dict(entry.config, {key: item for key, item in value.items() if key != _NAME}, where)
 
 
@@ -347,6 +505,8 @@ def _sweep_values(override: str) -> list[str]:
 def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(annotation, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(annotation))
+    if typing.get_origin(annotation) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if typing.get_origin(annotation) is list:
         return isinstance(value, list) and all(_fits(item, typing.get_args(annotation)[0]) for item in value)
     if annotation is type(None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ def option(
 ) -> Any:
     """Declare a configuration field::
 
-        dropout: float = option(0.1, "probability of dropping a feature", minimum=0, maximum=1)
+        dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=1)
 
     Args:
         default: the default; a list is copied for each instance.
@@ -31,50 +32,69 @@ def option(
         The dataclass field.
     """
     metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass
 class CommonConfig:
-    """What every command has in common."""
+    """Keys that every command has."""
 
-    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = option(0, "CPU threads; 0 takes one for each core", minimum=0)
-    user_dir: str = option("", "file or folder with models, tasks, ... of your own, imported first")
+    device: str = option(
+        "auto", "device to compute on; auto uses a GPU if there is one", choices=("auto", "cpu", "cuda", "mps")
+    )
+    threads: int = option(0, "CPU threads; 0 for one per core", minimum=0)
+    user_dir: list[str] = option(
+        [],
+        "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
+        "anything else; run: those that the run was trained with",
+    )
 
 
 @dataclass
 class TrainCommonConfig(CommonConfig):
-    """What training has besides."""
+    """Keys that only training has."""
 
-    seed: int = option(1, "seed of everything random", minimum=0)
-    bf16: bool = option(False, "train in bfloat16 autocast")
-    fp16: bool = option(False, "train in float16 autocast with loss scaling")
-    log_interval: int = option(50, "updates between two progress lines and log records", minimum=1)
+    seed: int = option(1, "seed of initial weights, data order, dropout and everything else that is random", minimum=0)
+    bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
+    fp16: bool = option(False, "compute in float16 (autocast) with loss scaling; weights stay in float32")
+    log_interval: int = option(50, "write a progress line and a log record every so many updates", minimum=1)
     log_format: str = option(
-        "auto", "progress: a bar on a terminal, else lines", choices=("auto", "bar", "lines", "none")
+        "auto",
+        "how progress is shown; auto shows a bar on a terminal, else lines",
+        choices=("auto", "bar", "lines", "none"),
     )
-    tensorboard: bool = option(True, "write TensorBoard events into the run folder")
+    tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
+    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
 
 
 @dataclass
 class DatasetConfig:
-    """Which data, and how they are batched."""
+    """Which splits are used, and how examples are put into batches."""
 
-    max_tokens: int | None = option(4096, "most tokens in a batch, padding included; null for no limit", minimum=1)
-    batch_size: int | None = option(None, "most sentences in a batch; null for no limit", minimum=1)
-    max_tokens_valid: int | None = option(None, "max_tokens in validation; null takes max_tokens", minimum=1)
-    batch_size_valid: int | None = option(None, "batch_size in validation; null takes batch_size", minimum=1)
-    pack: bool = option(False, "several training examples share a row, attention and positions kept apart")
-    pack_length: int = option(512, "pack: most source tokens and most target tokens of a row", minimum=2)
-    num_workers: int = option(1, "threads that prepare batches ahead; 0 prepares them in line", minimum=0)
-    train_subset: str = option("train", "split to train on")
-    valid_subset: str = option("valid", "split to validate on")
-    validate_interval: int = option(1, "epochs between two validations; 0 for never", minimum=0)
-    validate_interval_updates: int = option(0, "updates between two validations; 0 for only after epochs", minimum=0)
-    validate_decode: int = option(0, "validation sentences to decode and score; -1 for all, 0 for none", minimum=-1)
+    max_tokens: int | None = option(4096, "maximum tokens per batch, padding included; null for no limit", minimum=1)
+    batch_size: int | None = option(None, "maximum sentences per batch; null for no limit", minimum=1)
+    max_tokens_valid: int | None = option(
+        None, "max_tokens for validation; null for the value of max_tokens", minimum=1
+    )
+    batch_size_valid: int | None = option(
+        None, "batch_size for validation; null for the value of batch_size", minimum=1
+    )
+    pack: bool = option(False, "put several training examples into one row; each keeps its own attention and positions")
+    pack_length: int = option(512, "with pack: maximum source tokens and maximum target tokens per row", minimum=2)
+    num_workers: int = option(
+        1, "threads that prepare batches in advance; 0 prepares them in the main thread", minimum=0
+    )
+    train_subset: str = option("train", "split used for training")
+    valid_subset: str = option("valid", "split used for validation")
+    validate_interval: int = option(1, "validate every so many epochs; 0 for never", minimum=0)
+    validate_interval_updates: int = option(
+        0, "validate every so many updates; 0 for only at the end of epochs", minimum=0
+    )
+    validate_decode: int = option(
+        0, "number of validation sentences to decode and score (BLEU, ...); -1 for all, 0 for none", minimum=-1
+    )
 
 
 DEFAULT_MAX_UPDATE = 2000
@@ -82,24 +102,35 @@ DEFAULT_MAX_UPDATE = 2000
 
 @dataclass
 class OptimizationConfig:
-    """How long and how fast to learn."""
+    """Length of training, learning rate, gradient clipping and accumulation."""
 
     max_update: int | None = option(
-        None, "updates after which training ends; 0 for no limit; null for 2000 unless another limit is set", minimum=0
+        None,
+        "stop training after so many updates; 0 for no limit; null for 2000 unless another limit is set",
+        minimum=0,
     )
-    max_epoch: int = option(0, "epochs after which training ends; 0 for no limit", minimum=0)
-    stop_time_hours: float = option(0.0, "hours after which training ends; 0 for no limit", minimum=0)
-    lr: list[float] = option([0.005], "learning rate of each epoch; the last one goes on", minimum=0)
-    stop_min_lr: float = option(-1.0, "training ends when the learning rate falls to this; below 0 for never")
-    clip_norm: float = option(1.0, "largest gradient norm; 0 for no clipping", minimum=0)
-    update_freq: list[int] = option([1], "batches accumulated for an update, for each epoch", minimum=1)
+    max_epoch: int = option(0, "stop training after so many epochs; 0 for no limit", minimum=0)
+    stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
+    lr: list[float] = option([0.005], "learning rate per epoch; the last value is reused for later epochs", minimum=0)
+    stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
+    clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
+    update_freq: list[int] = option(
+        [1], "batches accumulated per update, per epoch; the last value is reused", minimum=1
+    )
     ema_decay: float = option(
-        0.0, "decay of the averaged weights that are validated and decoded with; 0 for none", minimum=0, maximum=1
+        0.0,
+        "decay of an exponential moving average of the weights, used to validate and decode; 0 for none",
+        minimum=0,
+        maximum=1,
     )
-    nonfinite_loss: str = option("stop", "what a loss that is NaN or infinite does", choices=("stop", "skip"))
+    nonfinite_loss: str = option(
+        "stop",
+        "what to do when the loss is NaN or infinite: stop training, or skip the update",
+        choices=("stop", "skip"),
+    )
 
     def last_update(self) -> int:
-        """The update after which training ends, 0 for no limit; without any limit given, training still ends."""
+        """The update after which training stops; 0 for no limit. If no limit is set, it is ``DEFAULT_MAX_UPDATE``."""
         if self.max_update is not None:
             return self.max_update
         return 0 if self.max_epoch or self.stop_time_hours else DEFAULT_MAX_UPDATE
@@ -107,146 +138,254 @@ class OptimizationConfig:
 
 @dataclass
 class CheckpointConfig:
-    """What is saved, when, and for how long."""
+    """When checkpoints are saved, and which ones are kept."""
 
-    save_interval: int = option(1, "epochs between two checkpoints; 0 for only at the end", minimum=0)
-    save_interval_updates: int = option(0, "updates between two checkpoints; 0 for only after epochs", minimum=0)
-    keep_last_epochs: int = option(0, "epoch checkpoints to keep besides last and best; -1 for all", minimum=-1)
-    keep_interval_updates: int = option(0, "update checkpoints to keep besides last and best; -1 for all", minimum=-1)
-    best_checkpoint_metric: str = option(
-        "loss", "validation score that chooses the best checkpoint: loss, ppl, bleu, ..."
+    save_interval: int = option(1, "save a checkpoint every so many epochs; 0 for only at the end", minimum=0)
+    save_interval_updates: int = option(
+        0, "save a checkpoint every so many updates; 0 for only at the end of epochs", minimum=0
     )
-    patience: int = option(0, "validations without a better score after which training ends; 0 for never", minimum=0)
-    finetune_from: str = option("", "checkpoint or run folder whose weights training starts from")
+    keep_last_epochs: int = option(
+        0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
+    )
+    keep_interval_updates: int = option(
+        0, "number of update checkpoints to keep in addition to last and best; -1 for all", minimum=-1
+    )
+    best_checkpoint_metric: str = option(
+        "loss", "validation metric that selects the best checkpoint: loss, ppl, bleu, ..."
+    )
+    patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
+    finetune_from: str = option("", "checkpoint or run folder that provides the initial weights")
 
 
 @dataclass
 class DistributedConfig:
-    """Several processes."""
+    """Training with several processes."""
 
-    distributed_world_size: int = option(1, "processes that train together on this machine", minimum=1)
-    distributed_backend: str = option("auto", "how they talk", choices=("auto", "gloo", "nccl"))
-    timeout: int = option(
-        600, "seconds that a process waits for the others, after which all end with an error", minimum=1
+    distributed_world_size: int = option(1, "number of processes that train together on this machine", minimum=1)
+    distributed_backend: str = option(
+        "auto", "backend of torch.distributed; auto uses nccl on GPUs, else gloo", choices=("auto", "gloo", "nccl")
     )
+    timeout: int = option(
+        600, "seconds that a process waits for the other ones; after that, all stop with an error", minimum=1
+    )
+
+
+SINGLE_COMPONENTS = ("search", "combination", "utility")
+"""Groups of decoding components of which exactly one is in use."""
 
 
 @dataclass
 class GenerationConfig:
-    """How to decode. docs/decoding.md explains every key, with the names that other toolkits give it."""
+    """How to decode. docs/decoding.md explains every key and gives its name in other toolkits."""
 
     semantics: str = option(
         "",
-        "whose rules end and rank hypotheses; empty for huggingface where the model is from there, else fairseq",
+        "toolkit whose rules finish and rank hypotheses; empty for huggingface for a model from there, else fairseq",
         choices=("", "fairseq", "huggingface"),
     )
-    beam: int = option(5, "hypotheses kept at each step; 1 is greedy", minimum=1)
-    nbest: int = option(1, "hypotheses returned for a sentence", minimum=1)
+    beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
+    nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
 
-    # how long
-    max_len_a: float = option(0.0, "longest output is max_len_a * source length + max_len_b", minimum=0)
-    max_len_b: int = option(200, "see max_len_a; end-of-sentence not counted", minimum=0)
+    # output length
+    max_len_a: float = option(0.0, "maximum output length is max_len_a * source length + max_len_b", minimum=0)
+    max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0)
     max_len: int = option(
-        0, "longest output whatever the source, end-of-sentence counted; 0 for what the model can write", minimum=0
+        0,
+        "maximum output length for every source, in tokens with end-of-sentence; 0 for the model's maximum",
+        minimum=0,
     )
-    min_len: int = option(1, "shortest output; end-of-sentence not counted", minimum=0)
-    match_source_len: bool = option(False, "every output is as long as its source")
+    min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
+    match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",
-        "when a sentence with beam finished hypotheses is done: at once (true), when the best going on looks worse "
-        "(false), or when it must be worse (never); huggingface's semantics only",
+        "when to stop once a sentence has beam finished hypotheses: immediately (true), when the best active "
+        "hypothesis is estimated to be worse (false), or when it cannot be better (never); semantics=huggingface only",
         choices=("false", "true", "never"),
     )
-    end_symbols: list[str] = option([], "further symbols that end an output as end-of-sentence does")
-    stop_strings: list[str] = option([], "texts that end an output as soon as it contains one")
-    stopping_rules: list[str] = option([], "stopping rules of your own by name")
-    max_time: float = option(0.0, "seconds after which a batch is ended with what there is; 0 for never", minimum=0)
+    end_symbols: list[str] = option([], "additional tokens that end an output, as end-of-sentence does")
+    stop_strings: list[str] = option([], "strings that end an output as soon as it contains one of them")
+    stopping_rules: list[str] = option([], "names of additional stopping rules")
+    max_time: float = option(
+        0.0, "stop a batch after so many seconds and return the hypotheses found so far; 0 for never", minimum=0
+    )
 
-    # how hypotheses rank
-    unnormalized: bool = option(False, "rank by the sum of log-probabilities rather than by a mean")
-    lenpen: float = option(1.0, "power of the length that a sum is divided by: above 1 favours longer outputs")
+    # ranking of hypotheses
+    unnormalized: bool = option(False, "rank hypotheses by the sum of log-probabilities, without a length penalty")
+    lenpen: float = option(1.0, "exponent of the length penalty; values above 1 favour longer outputs")
     length_penalty: str = option(
-        "power", "what a sum is divided by: length ** lenpen, or ((5 + length) / 6) ** lenpen", choices=("power", "wu")
+        "power",
+        "scores are divided by length ** lenpen (power) or by ((5 + length) / 6) ** lenpen (wu)",
+        choices=("power", "wu"),
     )
     coverage_penalty: float = option(
-        0.0, "weight of the penalty for source words that got little attention (Wu et al. 2016); 0 for none", minimum=0
+        0.0,
+        "weight of the penalty for source tokens with little total attention (Wu et al. 2016); 0 for none",
+        minimum=0,
     )
 
-    # which tokens
-    temperature: float = option(1.0, "logits are divided by this", minimum=1e-6)
-    unkpen: float = option(0.0, "subtracted from the score of the unknown word; below 0 rewards it")
-    suppress: list[str] = option([], "symbols of the target vocabulary that are never written")
-    suppress_at_begin: list[str] = option([], "symbols that are not written first")
-    forced_first: str = option("", "symbol that every output begins with")
-    forced_last: str = option("", "symbol that an output of the longest length ends with")
-    bad_words: list[str] = option([], "texts that are never written")
-    sequence_bias: list[str] = option([], "TEXT=BIAS: what the last token of a text gains where the text would occur")
-    no_repeat_ngram_size: int = option(0, "n-grams of this size occur at most once; 0 for any", minimum=0)
+    # scores of tokens
+    temperature: float = option(1.0, "divide logits by this value", minimum=1e-6)
+    unkpen: float = option(0.0, "penalty subtracted from the score of the unknown token; negative values reward it")
+    suppress: list[str] = option([], "tokens of the target vocabulary that are never generated")
+    suppress_at_begin: list[str] = option([], "tokens that are not generated at the first position")
+    forced_first: str = option("", "token that every output begins with")
+    forced_last: str = option("", "token that is forced when an output reaches its maximum length")
+    bad_words: list[str] = option([], "strings that are never generated")
+    sequence_bias: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+    no_repeat_ngram_size: int = option(
+        0, "n-grams of this size occur at most once in an output; 0 for no limit", minimum=0
+    )
     encoder_no_repeat_ngram_size: int = option(
-        0, "n-grams of this size that the source has are not written; 0 for any", minimum=0
+        0, "n-grams of this size that occur in the source are not generated; 0 for no limit", minimum=0
     )
-    repetition_penalty: float = option(1.0, "above 1, tokens written before lose; 1 for nothing", minimum=1e-6)
+    repetition_penalty: float = option(
+        1.0, "above 1, tokens that were already generated get lower scores; 1 for no effect", minimum=1e-6
+    )
     encoder_repetition_penalty: float = option(
-        1.0, "above 1, tokens that the source lacks lose; 1 for nothing", minimum=1e-6
+        1.0, "above 1, tokens that do not occur in the source get lower scores; 1 for no effect", minimum=1e-6
     )
-    exponential_decay_start: int = option(0, "tokens after which end-of-sentence gains more and more", minimum=0)
-    exponential_decay_factor: float = option(1.0, "base of that growth; 1 for nothing", minimum=1e-6)
+    exponential_decay_start: int = option(
+        0, "output length after which the score of end-of-sentence grows exponentially", minimum=0
+    )
+    exponential_decay_factor: float = option(1.0, "base of that exponential growth; 1 for no effect", minimum=1e-6)
     guidance_scale: float = option(
-        1.0, "above 1, classifier-free guidance away from what an empty source would give", minimum=0
+        1.0, "scale of classifier-free guidance against the scores for an empty source; 1 for none", minimum=0
     )
-    renormalize: bool = option(False, "whether changed scores are made to sum to one again")
-    remove_invalid: bool = option(False, "whether NaN and infinite scores are replaced rather than an error")
-    processors: list[str] = option([], "logits processors of your own by name, after all others")
+    renormalize: bool = option(False, "renormalize probabilities after logits processors have changed them")
+    remove_invalid: bool = option(
+        False, "replace NaN and infinite scores by finite values instead of stopping with an error"
+    )
+    processors: list[str] = option([], "names of additional logits processors, applied after all other ones")
 
-    # search strategies
-    search: str = option("", "search strategy by name, yours too; empty for what the next keys ask, or beam search")
-    diverse_beam_groups: int = option(-1, "groups of beams that avoid each other's tokens; -1 for none", minimum=-1)
-    diverse_beam_strength: float = option(0.5, "what a token loses for each use by an earlier group", minimum=0)
-    diversity_rate: float = option(-1.0, "what the i-th best child of a beam loses, times i; -1 for nothing")
+    # decoding strategy
+    search: str = option(
+        "", "name of a registered search; empty for the one that the following keys imply, by default beam search"
+    )
+    diverse_beam_groups: int = option(
+        -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
+    )
+    diverse_beam_strength: float = option(
+        0.5, "diverse beam search: penalty for a token per earlier group that chose it at this step", minimum=0
+    )
+    diversity_rate: float = option(
+        -1.0, "diverse siblings: penalty for a candidate, times its rank among those of its beam; -1 for off"
+    )
     constraints: str = option(
         "",
-        "phrases after tabs in an input line must occur, in this order or in any; a|b for one of several",
+        "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
+        "order (unordered); a|b requires one of two phrases",
         choices=("", "ordered", "unordered"),
     )
-    sampling: bool = option(False, "draw outputs at random; with search=beam_sampling, the candidates of a beam search")
-    sampling_topk: int = option(0, "draw among so many most probable tokens; 0 for all", minimum=0)
-    sampling_topp: float = option(1.0, "draw among the fewest tokens with this much probability", minimum=0, maximum=1)
-    min_p: float = option(0.0, "draw among tokens with this share of the best one's probability", minimum=0, maximum=1)
-    typical_p: float = option(1.0, "draw among the most typical tokens with this mass", minimum=1e-6, maximum=1)
-    epsilon_cutoff: float = option(0.0, "draw among tokens of at least this probability", minimum=0, maximum=1)
-    eta_cutoff: float = option(0.0, "the same, relaxed where the distribution is flat", minimum=0, maximum=1)
-    seed: int = option(1, "seed of what is drawn, which depends on it, the line and the step alone", minimum=0)
-    penalty_alpha: float = option(0.6, "contrastive search: weight of the penalty for likeness", minimum=0, maximum=1)
-    contrastive_topk: int = option(4, "contrastive search: candidates at each step", minimum=1)
-    draft: str = option("", "run or checkpoint of a smaller model that drafts for this one (speculative decoding)")
-    draft_tokens: int = option(5, "tokens drafted at a time", minimum=1)
+    sampling: bool = option(
+        False, "sample tokens at random; with search=beam_sampling, sample the candidates of beam search"
+    )
+    sampling_topk: int = option(0, "top-k: sample from the k most probable tokens; 0 for all tokens", minimum=0)
+    sampling_topp: float = option(
+        1.0, "top-p: sample from the smallest set of tokens with this total probability", minimum=0, maximum=1
+    )
+    min_p: float = option(
+        0.0, "sample from tokens with at least min_p times the highest probability", minimum=0, maximum=1
+    )
+    typical_p: float = option(
+        1.0,
+        "typical sampling: sample from the most typical tokens with this total probability",
+        minimum=1e-6,
+        maximum=1,
+    )
+    epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
+    eta_cutoff: float = option(
+        0.0, "as epsilon_cutoff, with a lower threshold where the entropy is high", minimum=0, maximum=1
+    )
+    seed: int = option(
+        1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
+    )
+    penalty_alpha: float = option(0.6, "contrastive search: weight of the similarity penalty", minimum=0, maximum=1)
+    contrastive_topk: int = option(4, "contrastive search: number of candidates per step", minimum=1)
+    draft: str = option(
+        "", "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one"
+    )
+    draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
     prompt_lookup: int = option(
-        0, "longest n-gram looked up in the source to draft what follows it; 0 for none", minimum=0
+        0, "n-gram drafter: maximum n-gram to find in the source, whose continuation is drafted; 0 for off", minimum=0
     )
-    mbr: str = option("", "choose the hypothesis that is most like the others", choices=("", "chrf", "bleu"))
-    prefix_trie: str = option("", "file with the outputs that are allowed, one on a line")
+    mbr: str = option(
+        "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
+    )
+    prefix_trie: str = option("", "file with the allowed outputs, one per line")
     replace_unknown: str = option(
-        "", "replace unknown words by the source words they attend to (source), or by FILE's lines SOURCE<tab>TARGET"
+        "",
+        "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
+        "with lines SOURCE<tab>TARGET",
     )
+
+    observers: list[str] = option([], "names of observers, which are called at every decoding step")
 
     # ensembles
-    ensemble_average: str = option("probability", "what an ensemble averages", choices=("probability", "log"))
-    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal ones", minimum=0)
+    combination: str = option(
+        "", "name of a registered combination of the members' scores; empty for the one of ensemble_average"
+    )
+    ensemble_average: str = option(
+        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
+    )
+    members: list[str] = option(
+        [], "source of each model: input, empty, or fieldN of an input line with tabs; empty for input everywhere"
+    )
+    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
-    # how fast
-    max_tokens: int = option(4096, "most source tokens in a batch, padding included", minimum=1)
-    batch_size: int = option(64, "most sentences in a batch", minimum=1)
+    # speed
+    max_tokens: int = option(4096, "maximum source tokens per batch, padding included", minimum=1)
+    batch_size: int = option(64, "maximum sentences per batch", minimum=1)
     buffer_size: int = option(
-        0, "input lines read before they are decoded; 0 takes 1 on a terminal, else 4096", minimum=0
+        0, "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096", minimum=0
     )
     dtype: str = option(
-        "", "number format to compute in; empty for float32", choices=("", "float32", "bfloat16", "float16", "int8")
+        "",
+        "dtype of weights and computation; empty for float32",
+        choices=("", "float32", "bfloat16", "float16", "int8"),
     )
+
+    components: dict[str, Any] = option(
+        {}, "keys of the decoding components themselves, set as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
+    )
+
+    def component_values(self, group: str, name: str) -> dict[str, Any]:
+        """The values that the user set for the keys of one component, by field.
+
+        Of searches, combinations and utilities one is in use at a time; their keys are ``search.FIELD``,
+        ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
+        ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+        """
+        prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
+        return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
+
+
+@dataclass
+class DebugConfig:
+    """Switches of the optimizations of decoding. None changes an output beyond rounding; without one it is slower."""
+
+    use_cache: bool = option(
+        True,
+        "keep keys and values of earlier positions (incremental state); if false, every step computes all positions",
+    )
+    beam_table: str = option(
+        "auto",
+        "cache indirection: keep keys and values in place and read them by an indirection table, or reorder them; auto "
+        "chooses the faster one",
+        choices=("auto", "on", "off"),
+    )
+    share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
+    skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
+    two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
+    prepacked_weights: bool = option(True, "use weights prepacked in the memory layout that is fastest on this CPU")
+    lazy_compaction: bool = option(
+        True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
+    )
+    continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")
 
 
 @dataclass
 class TrainConfig:
-    """Everything that ``seqgen-train`` is told."""
+    """The configuration of ``seqgen-train``."""
 
     task: Any = None
     model: Any = None
@@ -259,50 +398,53 @@ class TrainConfig:
     distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    run_dir: str = option("", "folder of the run; empty for runs/TASK-MODEL")
+    run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL")
 
 
 @dataclass
 class GenerateDatasetConfig:
-    """Which of the task's data are decoded."""
+    """Which split of the task is decoded."""
 
-    gen_subset: str = option("test", "split of the task to decode where no input is given")
+    gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
-        "", "source of a task=text_to_text run: its template is put around the input's lines, or its split is decoded"
+        "",
+        "for task=text_to_text: the mixture's source whose template formats the input lines, or whose split is decoded",
     )
 
 
 @dataclass
 class ReadingConfig:
-    """What a checkpoint of another toolkit does not say and does not have beside it."""
+    """What another toolkit's checkpoint needs but neither contains nor has in files beside it."""
 
-    dictionary: str = option("", "dict.txt of both languages; empty for the files beside the checkpoint")
-    source_dictionary: str = option("", "dict.txt of the source alone")
-    target_dictionary: str = option("", "dict.txt of the target alone")
+    dictionary: str = option("", "dict.txt shared by both languages; empty for the files beside the checkpoint")
+    source_dictionary: str = option("", "dict.txt of the source language")
+    target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
-        "", "SentencePiece model of both languages; empty for a file beside the checkpoint; none for tokenized text"
+        "",
+        "SentencePiece model of both languages; empty for one beside it; none for tokenized text",
     )
-    source_sentencepiece: str = option("", "SentencePiece model of the source alone")
-    target_sentencepiece: str = option("", "SentencePiece model of the target alone")
-    architecture: str = option("", "known architecture that the checkpoint's own one is a variant of")
-    ignore: list[str] = option([], "options of the checkpoint that are unknown but play no part in what it computes")
+    source_sentencepiece: str = option("", "SentencePiece model of the source language")
+    target_sentencepiece: str = option("", "SentencePiece model of the target language")
+    architecture: str = option("", "known architecture to use if the checkpoint names one that is unknown")
+    ignore: list[str] = option([], "unknown options of the checkpoint that do not change the model's computation")
 
 
 @dataclass
 class GenerateConfig:
-    """Everything that ``seqgen-generate`` is told."""
+    """The configuration of ``seqgen-generate``."""
 
     path: list[str] = option(
-        [], "run folder, a checkpoint inside one, a fairseq model.pt, a Hugging Face folder, or several: [A,B] or A:B"
+        [], "run folder, checkpoint in one, fairseq model.pt, or Hugging Face folder; [A,B] or A:B for an ensemble"
     )
-    input: str = option("", "text file to decode, - for standard input; empty for the split dataset.gen_subset")
-    output: str = option("-", "file to write, - for standard output")
-    reference: str = option("", "text file with the right answers, for scores")
-    prefix: str = option("", "text file whose line n is what output n begins with")
-    format: str = option("text", "what is written", choices=("text", "json", "fairseq"))
-    print_alignment: bool = option(False, "whether format=fairseq has lines with alignments (A-)")
-    stream: bool = option(False, "write words as they come; format=text, and one output for a line")
+    input: str = option("", "text file to decode; - for standard input; empty for the split dataset.gen_subset")
+    output: str = option("-", "output file; - for standard output")
+    reference: str = option("", "text file with reference outputs; outputs are then scored")
+    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    format: str = option("text", "output format", choices=("text", "json", "fairseq"))
+    print_alignment: bool = option(False, "with format=fairseq: write alignment lines (A-)")
+    stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)

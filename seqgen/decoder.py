@@ -118,8 +118,45 @@ _MOVING = (
 )
 
 
+class PositionCounter(StatefulModule):
+    """Counts the positions that a decoder has seen, so that the decoder's own state holds its tensors only."""
+
+    def count(self, incremental_state: StateDict | None) -> int:
+        """Positions so far; 0 without a state."""
+        slots = self.get_slots(incremental_state)
+        return 0 if slots is None else int(slots["positions"])
+
+    def add(self, incremental_state: StateDict | None, positions: int) -> None:
+        """Count more positions; does nothing without a state."""
+        self.set_slots(incremental_state, {"positions": self.count(incremental_state) + positions})
+
+    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+        """Keep the count, which all rows have in common."""
+        return slots
+
+    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+        """Keep the count."""
+        return slots
+
+    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+        """Keep the count."""
+        return slots
+
+    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down."""
+        return {"positions": slots["positions"] - positions}
+
+    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+        """Count the positions down."""
+        return {"positions": slots["positions"] - positions}
+
+    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+        """Count from the earlier start."""
+        return {"positions": max(slots["positions"], others["positions"])}
+
+
 class IncrementalDecoder(StatefulModule, Decoder):
-    """A decoder that can go on from where it stopped.
+    """A decoder that can continue from a state.
 
     Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
     state has not seen yet, and gives for them exactly what the parallel pass gives. A subclass asks ``positions_seen``
@@ -149,11 +186,15 @@ class IncrementalDecoder(StatefulModule, Decoder):
     put them together, and they may hold anything."""
 
     can_truncate: bool = False
-    """Whether ``truncate`` works: every module that remembers something overrides ``truncate_slots``."""
+    """Whether positions can be rolled back by ``truncate``: every module with a state overrides ``truncate_slots``."""
 
     joins: bool = False
-    """Whether ``merge`` and ``trim`` work: every module that remembers something overrides ``merge_slots`` and
-    ``trim_slots``, and the decoder heeds ``IncrementalState.starts``."""
+    """Whether continuous batching works, by ``merge`` and ``trim``: every module with a state overrides ``merge_slots``
+    and ``trim_slots``, and the decoder takes ``IncrementalState.starts`` into account."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_counter = PositionCounter()
 
     def forward(
         self,
@@ -201,12 +242,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
 
     def positions_seen(self, incremental_state: StateDict | None) -> int:
         """How many positions the state has seen; 0 without a state."""
-        slots = self.get_slots(incremental_state)
-        return 0 if slots is None else int(slots.get("positions_seen", 0))
+        return self.position_counter.count(incremental_state)
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
         """Note that ``new_positions`` more positions have been seen; does nothing without a state."""
-        self.set_slots(incremental_state, {"positions_seen": self.positions_seen(incremental_state) + new_positions})
+        self.position_counter.add(incremental_state, new_positions)
 
     def reorder_incremental_state(self, incremental_state: StateDict, new_order: Tensor) -> None:
         """Put the rows of a state into a new order, in place.
@@ -252,40 +292,41 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
 
     def truncate(self, incremental_state: StateDict, positions: int) -> None:
-        """Forget the last positions of all rows, in place, as if they had not been computed.
+        """Roll back the last positions of all rows, in place, as if they had not been computed.
 
         Args:
             incremental_state: the state of this decoder.
-            positions: how many. Decoders whose modules forget old inputs take back positions of the last step only, as
-                many as ``IncrementalState.max_truncation`` said before it.
+            positions: how many. Decoders whose modules drop old inputs roll back positions of the last step only, at
+                most the ``IncrementalState.max_truncation`` that was set before it.
 
         Raises:
-            DecodingError: the decoder does not know how, or positions are not remembered so far back.
+            DecodingError: the decoder cannot roll back, or old inputs so far back have been dropped.
         """
-        _check_can(self, self.can_truncate, "take positions back", "can_truncate")
-        if not 0 <= positions <= self.positions_seen(incremental_state):
-            raise ValueError(
-                f"of {self.positions_seen(incremental_state)} positions that were seen, {positions} cannot be forgotten"
-            )
+        _check_can(self, self.can_truncate, "roll back positions", "can_truncate")
+        seen = self.positions_seen(incremental_state)
+        if not 0 <= positions <= seen:
+            raise ValueError(f"of {seen} positions that were seen, {positions} cannot be rolled back")
         if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
-            seen, latest = self.positions_seen(incremental_state), int(incremental_state.starts.max())
+            latest = int(incremental_state.starts.max())
             if seen - positions < latest:
-                raise ValueError(f"{positions} of {seen} positions cannot be forgotten: a sentence starts at {latest}")
+                raise ValueError(
+                    f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
+                )
         if positions > 0:
             for key, slots in list(incremental_state.items()):
                 incremental_state[key] = _owner(key).truncate_slots(slots, positions)
 
     def trim(self, incremental_state: IncrementalState, positions: int) -> None:
-        """Forget the first positions of all rows, in place, where no sentence had started by then.
+        """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
-            incremental_state: the state of this decoder; its ``starts`` come down by ``positions``.
-            positions: how many, at most the smallest of ``starts``.
+            incremental_state: the state of this decoder; its start offsets decrease by ``positions``.
+            positions: how many, at most the smallest start offset.
 
         Raises:
-            DecodingError: the decoder does not know how.
+            DecodingError: the decoder cannot crop.
         """
-        _check_can(self, self.joins, "cut positions off", "joins")
+        _check_can(self, self.joins, "crop positions on the left", "joins")
         starts = incremental_state.starts
         if not 0 <= positions <= int(starts.min()):
             raise ValueError(
@@ -300,7 +341,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
 
         Positions are aligned at the last one. With 5 positions here and 2 there, the merged state has seen 5, and the
-        sentences of ``other`` start 3 positions later than they did.
+        start offsets of the sentences of ``other`` increase by 3.
 
         Args:
             incremental_state: a state of this decoder; neither it nor ``other`` is to be used any more.
@@ -310,9 +351,9 @@ class IncrementalDecoder(StatefulModule, Decoder):
             The state of all sentences.
 
         Raises:
-            DecodingError: the decoder does not know how.
+            DecodingError: the decoder cannot merge.
         """
-        _check_can(self, self.joins, "join batches", "joins")
+        _check_can(self, self.joins, "merge batches", "joins")
         if incremental_state.beam_size != other.beam_size:
             raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
         if set(incremental_state) != set(other):
@@ -326,24 +367,6 @@ class IncrementalDecoder(StatefulModule, Decoder):
             merged[key] = _owner(key).merge_slots(slots, other[key])
         return merged
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
-        if set(slots) != {"positions_seen"}:
-            return super().truncate_slots(slots, positions)
-        return {"positions_seen": slots["positions_seen"] - positions}
-
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down; a decoder that remembers more overrides this, see ``StatefulModule``."""
-        if set(slots) != {"positions_seen"}:
-            return super().trim_slots(slots, positions)
-        return {"positions_seen": slots["positions_seen"] - positions}
-
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
-        """Count positions from the earlier start; a decoder that remembers more overrides this."""
-        if set(slots) != {"positions_seen"}:
-            return super().merge_slots(slots, others)
-        return {"positions_seen": max(slots["positions_seen"], others["positions_seen"])}
-
     def set_beam_size(self, beam_size: int) -> None:
         """A hint, before a search, of how many rows each sentence will have; the built-in models need none."""
 
@@ -351,8 +374,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
 def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
     if not can:
         raise DecodingError(
-            f"{type(decoder).__name__} cannot {what} in the middle of decoding; where all of its modules can, say so "
-            f"by {attribute} = True"
+            f"{type(decoder).__name__} cannot {what} in the middle of decoding; if all of its modules can, set "
+            f"{attribute} = True in the class"
         )
 
 

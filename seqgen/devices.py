@@ -1,4 +1,4 @@
-"""Devices to compute on: which there are here, and finding the one that is named."""
+"""Devices to compute on: the available ones, and the lookup of a device by name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ def present_devices() -> list[str]:
 
 
 def find_device(device: torch.device | str, key: str = "device") -> torch.device:
-    """Find a device, and see that it can hold numbers.
+    """Find a device, and check that a tensor can be created on it.
 
     Args:
         device: its name, such as ``"cuda:1"``.
         key: what the user calls it, for the message.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not available.
     """
     try:
         found = torch.device(device)
         torch.empty(1, device=found)
     except Exception:  # which one depends on the device and on how PyTorch was built
-        raise ConfigError(f"{key}={device} is not there; there is: {', '.join(present_devices())}") from None
+        raise ConfigError(
+            f"{key}={device} is not available; available devices: {', '.join(present_devices())}"
+        ) from None
     return found

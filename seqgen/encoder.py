@@ -12,8 +12,8 @@ from seqgen.structures import EncoderOut
 class Encoder(nn.Module):
     """Reads a source sentence.
 
-    A subclass implements ``forward`` and ``max_positions``. Whatever its ``EncoderOut`` holds has the row dimension
-    first, so that ``reorder_encoder_out`` needs no thought.
+    A subclass implements ``forward`` and ``max_positions``. Every tensor in its ``EncoderOut`` must have the row
+    dimension first; then the inherited ``reorder_encoder_out`` is correct.
     """
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
         Args:
             encoder_out: what ``forward`` returned; it is not changed.
-            new_order: ``(rows,)`` int64, any number of rows, with repeats and drops.
+            new_order: ``(rows,)`` int64 indices of rows; a row may occur several times or not at all.
 
         Returns:
             A new value with the rows asked for.
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Bring weights saved by an older version up to date, in place, before they are loaded.
+        """Convert weights that an older version saved, in place, before they are loaded.
 
         Args:
             state_dict: the whole model's weights by name.

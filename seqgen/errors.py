@@ -1,4 +1,4 @@
-"""Errors that are answered by one sentence rather than by a traceback."""
+"""Errors that are reported as one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class DecodingError(UserError, ValueError):
 
 
 class ResourceError(UserError):
-    """What the machine lacks or has ended: memory that runs out, a process of a run that dies or does not answer."""
+    """A failure of the machine: out of memory, or a process of a run that died or does not answer."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known names come nearest to ``name``.
+    """Suggest the known name that is most similar to ``name``.
 
     Args:
         name: what was asked for.
@@ -55,7 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: as ``repr`` does, but short, whatever a file made of it."""
+    """A value for a message: its ``repr``, shortened, also for huge values from damaged files."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python does not print numbers of thousands of digits

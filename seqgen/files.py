@@ -1,4 +1,4 @@
-"""Writing files and folders so that a reader sees all of them or nothing."""
+"""Atomic writing of files and folders: a process that reads sees the complete content or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import portalocker
 from seqgen.errors import CheckpointError, UserError
 
 LEFTOVER_SECONDS = 24 * 3600
-"""Age from which a temporary file is removed where nobody can tell whether its process is alive."""
+"""Age from which a temporary file is removed if it is unknown whether its process is alive."""
 GRACE_SECONDS = 1.0
 """Age below which a temporary file is not removed, since its process may not have locked it yet."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
@@ -29,9 +29,10 @@ _frozen: contextvars.ContextVar[Path | None] = contextvars.ContextVar("frozen", 
 
 @contextlib.contextmanager
 def frozen(run: Path) -> Iterator[None]:
-    """Let nothing be made in a run folder but its cache: a trained model needs what it was trained with.
+    """Forbid creating files in a run folder, except in its cache, while the context is active.
 
-    Without its tokenizer, a task would make another one, with which the model's ids stand for other text.
+    If the tokenizer of a trained model is missing, the task must not train another one, whose ids would stand for
+    different text.
 
     Args:
         run: the run's folder.
@@ -44,20 +45,20 @@ def frozen(run: Path) -> Iterator[None]:
 
 
 def is_frozen(path: Path) -> bool:
-    """Whether a file or folder may not be made now; see ``frozen``."""
+    """Whether creating a file or folder is forbidden now; see ``frozen``."""
     run, place = _frozen.get(), path.resolve()
     return run is not None and place.is_relative_to(run) and not place.is_relative_to(run / CACHE)
 
 
 def check_not_frozen(path: Path) -> None:
-    """See that a file or folder may be made now.
+    """Check that a file or folder may be created now.
 
     Raises:
         CheckpointError: it may not; see ``frozen``.
     """
     if is_frozen(path):
         raise CheckpointError(
-            f"{path} is missing, which was made when the run was trained and is not made again; copy the run folder "
+            f"{path} is missing; it was made when the run was trained and cannot be made again; copy the run folder "
             "whole"
         )
 
@@ -81,7 +82,7 @@ def disk_errors(what: Path | str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """See a file, or a folder's own entries, on disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     if path.is_dir() and os.name == "nt":  # Windows opens no folders
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -126,7 +127,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         with new_folder(run / "tokenizer") as temporary:
             tokenizer.save(temporary)
 
-    Where another process has made the folder meanwhile, that one stays and this one is thrown away.
+    If another process has created the folder meanwhile, that folder is kept and this one is deleted.
 
     Args:
         folder: where the folder shall be; what stands there is assumed to hold the same.
@@ -186,7 +187,7 @@ def _remove_leftover(path: Path) -> None:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Let other processes see that this one is alive and writes into a folder."""
+    """Lock a file, so that other processes see that this one is alive and writes into a folder."""
     if os.name == "nt":  # Windows opens no folders
         yield
         return

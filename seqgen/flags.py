@@ -1,4 +1,4 @@
-"""Class flags that say what the methods of a class keep to."""
+"""Class flags that state properties of the methods of a class."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Flags: TypeAlias = Mapping[str, tuple[str, ...]]
 
 
 class Flagged:
-    """A base class whose flags hold for no other methods than those that they were stated for.
+    """A base class whose flags hold only for the methods for which they were stated.
 
-    A flag lets the engine rely on what some methods do, for instance that a search strategy remembers nothing. A
+    A flag states a property of some methods, for instance that a search strategy has no state. A
     subclass that overrides one of them and does not state the flag itself has the safe value, which is that of the
     class that declares the flag; otherwise it would inherit a promise about code that it has replaced. A flag is stated
     in the body of a class, by a value or by a property. A method can be a flag as well, where it stands in for others::

@@ -1,13 +1,13 @@
 """The decoding state: a dict that the caller owns, in which each stateful module keeps tensors under a key of its own.
 
-A module keeps nothing between two steps of decoding; everything it must remember stands in the ``incremental_state``
-that the caller passes to ``forward``. So any number of decodes may run with one model at once.
+A module itself keeps nothing between two steps of decoding; everything that the next step needs is in the
+``incremental_state`` that the caller passes to ``forward``. So any number of decodes may run with one model at once.
 
 ::
 
     incremental_state                         a plain {} works: every row is then a sentence of its own
     └── key of one module                     a StateKey; a copy of the module has another one
-        └── slots                             {"prev_key": (N, heads, T, head_dim), "prev_value": ..., ...}
+        └── slots                             {"hidden": (N, C), ...}, or {"cache": a key/value cache}
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seqgen.errors import DecodingError
 from seqgen.flags import Flagged, Flags
 
 Slots: TypeAlias = dict[str, Any]
-"""What one module remembers: named tensors with the row dimension first; anything that is no tensor stays as it is."""
+"""The state of one module: named tensors with the row dimension first; a value that is no tensor is kept as it is."""
 
 StateDict: TypeAlias = MutableMapping["StateKey", Slots]
 
@@ -55,12 +55,12 @@ class IncrementalState(dict[StateKey, Slots]):
 
     Attributes:
         beam_size: rows of each sentence; rows are sentence-major.
-        starts: ``(sentences,)`` int64, the step at which each sentence entered; what stands before it in the rows of
-            that sentence is not seen, and its positions count from there.
-        beam_table: whether modules keep the beams of a sentence in place and remember who continues whom; ``None``
-            for as long as that pays.
-        max_truncation: how many positions of a step ``truncate`` will take back at most; modules that forget old inputs
-            keep so many more.
+        starts: ``(sentences,)`` int64 start offsets: the step at which each sentence entered the batch. The rows of a
+            sentence do not see positions before it, and their positions count from it.
+        beam_table: whether self-attention keeps keys and values in place, with an indirection table; ``None`` for as
+            long as that is faster. See ``modules/kv_cache/choice.py``.
+        max_truncation: how many positions of a step will be rolled back at most; modules that drop old inputs keep so
+            many more.
         shared: what modules have in common, by name.
     """
 
@@ -90,9 +90,10 @@ class IncrementalState(dict[StateKey, Slots]):
         return self._late
 
     def reorder_starts(self, new_order: Tensor) -> None:
-        """Let ``starts`` follow rows into a new order.
+        """Reorder the start offsets with the rows.
 
-        With two beams and starts ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start at 3, 3, 0.
+        With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start
+        at 3, 3, 0.
 
         Args:
             new_order: ``(rows,)`` int64, the old row that each new row continues.
@@ -198,7 +199,7 @@ class StatefulModule(nn.Module, Flagged):
         return self.reorder_slots(slots, rows_of_sentences(keep, beam_size))
 
     def truncate_slots(self, slots: Slots, positions: int) -> Slots:
-        """Forget the last positions of all rows.
+        """Roll back the last positions of all rows.
 
         Args:
             slots: what this module remembers.
@@ -210,10 +211,10 @@ class StatefulModule(nn.Module, Flagged):
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("take positions back", "truncate_slots")
+        raise self._cannot("roll back positions", "truncate_slots")
 
     def trim_slots(self, slots: Slots, positions: int) -> Slots:
-        """Forget the first positions of all rows, which no row sees.
+        """Crop all rows on the left: remove the first positions, which no row sees.
 
         Args:
             slots: what this module remembers.
@@ -225,7 +226,7 @@ class StatefulModule(nn.Module, Flagged):
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("cut positions off", "trim_slots")
+        raise self._cannot("crop positions on the left", "trim_slots")
 
     def merge_slots(self, slots: Slots, others: Slots) -> Slots:
         """Put the rows of another state behind those of this one, their positions aligned at the last one.
@@ -235,12 +236,12 @@ class StatefulModule(nn.Module, Flagged):
             others: what it remembers in the other state, perhaps of fewer or more positions.
 
         Returns:
-            The slots of all rows; what stands before the start of a row may hold anything that is finite.
+            The slots of all rows; positions before the start offset of a row may hold any finite number.
 
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("join batches", "merge_slots")
+        raise self._cannot("merge batches", "merge_slots")
 
     def _cannot(self, what: str, method: str) -> DecodingError:
         return DecodingError(

@@ -1,4 +1,4 @@
-"""Memory that runs out."""
+"""Detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
-    """Turn memory that runs out into a sentence.
+    """Turn an out-of-memory error into an error message for the user.
 
     Args:
         rest: gives what follows "memory ran out": when, and what takes less, such as ``"in update 7; choose a smaller

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
+from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
 from seqgen.structures import DecoderOut
 
-if TYPE_CHECKING:
-    from seqgen.task import Task
+
+class Vocabularies(Protocol):
+    """What a model is built for; every ``Task`` has it."""
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The vocabulary of the source."""
+        ...
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The vocabulary of the target."""
+        ...
 
 
 class EncoderDecoderModel(nn.Module, Flagged):
@@ -38,7 +50,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
         self.decoder = decoder
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Task) -> Self:
+    def build_model(cls, cfg: Any, task: Vocabularies) -> Self:
         """Build the model from its configuration.
 
         Args:
@@ -94,6 +106,6 @@ class EncoderDecoderModel(nn.Module, Flagged):
         return self.encoder.max_positions(), self.decoder.max_positions()
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Bring weights saved by an older version up to date, in place, before they are loaded."""
+        """Convert weights that an older version saved, in place, before they are loaded."""
         self.encoder.upgrade_state_dict(state_dict, "encoder.")
         self.decoder.upgrade_state_dict(state_dict, "decoder.")

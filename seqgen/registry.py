@@ -32,6 +32,11 @@ class Entry:
     origin: str
     presets: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_user_own(self) -> bool:
+        """Whether it is registered outside seqgen."""
+        return self.component.__module__.partition(".")[0] != "seqgen"
+
 
 class Registry:
     """The components of one kind, by name.
@@ -47,6 +52,11 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._presets: dict[str, Entry] = {}
         self._modules: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}
+
+    def record_file(self, name: str, file: str) -> None:
+        """Note which file of the user's own registered a name when a run was made, for the message if it is missing."""
+        self._recorded[name] = file
 
     def declare(self, prefix: str, module: str) -> None:
         """Say which module registers the names that begin with ``prefix``, so that it is imported only when needed.
@@ -103,7 +113,8 @@ class Registry:
         self._entries[entry.name] = entry
         self._presets.update(dict.fromkeys(entry.presets, entry))
 
-    def _find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> Entry | None:
+        """The entry of a name or preset that is registered already; ``None`` where there is none."""
         return self._entries.get(name) or self._presets.get(name)
 
     def entry(self, name: str) -> Entry:
@@ -118,21 +129,28 @@ class Registry:
         Raises:
             ConfigError: there is no such name; the message lists those there are and the nearest.
         """
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             for prefix in sorted(self._modules, key=len, reverse=True):
                 if name.startswith(prefix):
                     importlib.import_module(self._modules[prefix])
                     break
-            found = self._find(name)
+            found = self.find(name)
         if found is None:
             known = self.names()
-            found = self._find(name)  # names() has imported the rest
+            found = self.find(name)  # names() has imported the rest
             if found is None:
-                raise ConfigError(
-                    f"there is no {self.kind} {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
-                )
+                raise ConfigError(self._missing(name, known))
         return found
+
+    def _missing(self, name: str, known: list[str]) -> str:
+        """What to say about a name that is not registered."""
+        if file := self._recorded.get(name):
+            return (
+                f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; give "
+                f"common.user_dir={file} or common.user_dir=run, or import that file in Python"
+            )
+        return f"there is no {self.kind} {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
 
     def names(self) -> list[str]:
         """All names and presets, every declared module imported."""
@@ -182,7 +200,11 @@ CRITERIA = Registry("criterion", "criterion")
 OPTIMIZERS = Registry("optimizer", "optimizer")
 LR_SCHEDULERS = Registry("learning-rate schedule", "lr_scheduler")
 SEARCHES = Registry("search strategy", "search")
-LOGITS_PROCESSORS = Registry("logits processor", "logits_processor")
+LOGITS_PROCESSORS = Registry("logits processor", "processor")
+COMBINATIONS = Registry("combination", "combination")
+STOPPING_RULES = Registry("stopping rule", "stopping")
+OBSERVERS = Registry("observer", "observer")
+UTILITIES = Registry("utility", "utility")
 
 register_model = MODELS.register
 register_task = TASKS.register
@@ -191,18 +213,31 @@ register_optimizer = OPTIMIZERS.register
 register_lr_scheduler = LR_SCHEDULERS.register
 register_search = SEARCHES.register
 register_logits_processor = LOGITS_PROCESSORS.register
+register_combination = COMBINATIONS.register
+register_stopping_rule = STOPPING_RULES.register
+register_observer = OBSERVERS.register
+register_utility = UTILITIES.register
 
 # The engine's own components; those of models/ and tasks/ are declared there.
 CRITERIA.declare("", "seqgen.training.criteria")
 OPTIMIZERS.declare("", "seqgen.training.optimizers")
 LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")
-SEARCHES.declare("", "seqgen.generation.search")
-SEARCHES.declare("diverse", "seqgen.generation.diverse_search")
-SEARCHES.declare("constrained", "seqgen.generation.constrained_search")
-SEARCHES.declare("greedy", "seqgen.generation.sampling")
-SEARCHES.declare("sampling", "seqgen.generation.sampling")
-SEARCHES.declare("beam_sampling", "seqgen.generation.sampling")
-SEARCHES.declare("stochastic", "seqgen.generation.sampling")
-SEARCHES.declare("contrastive", "seqgen.generation.contrastive")
-SEARCHES.declare("exact", "seqgen.generation.exact_search")
-LOGITS_PROCESSORS.declare("", "seqgen.generation.logits_processors")
+SEARCHES.declare("", "seqgen.generation.search.beam")
+SEARCHES.declare("diverse", "seqgen.generation.search.diverse")
+SEARCHES.declare("constrained", "seqgen.generation.search.constrained")
+SEARCHES.declare("greedy", "seqgen.generation.search.beam")
+SEARCHES.declare("sampling", "seqgen.generation.search.sampling")
+SEARCHES.declare("beam_sampling", "seqgen.generation.search.sampling")
+SEARCHES.declare("stochastic", "seqgen.generation.search.stochastic_beam")
+SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
+SEARCHES.declare("exact", "seqgen.generation.search.exact")
+for _prefix, _module in {
+    "": "base",
+    **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
+    **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "scaling"),
+    **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),
+}.items():
+    LOGITS_PROCESSORS.declare(_prefix, f"seqgen.generation.processors.{_module}")
+COMBINATIONS.declare("", "seqgen.generation.ensemble.combinations")
+STOPPING_RULES.declare("", "seqgen.generation.stopping")
+UTILITIES.declare("", "seqgen.text.mbr")

@@ -1,13 +1,13 @@
 """Small typed results that travel between the parts of the engine.
 
-Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` channels, ``V``
-vocabulary. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
+Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` hidden size, ``V``
+vocabulary size. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
 sentence ``i // beam``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -121,12 +121,12 @@ class DecoderOut(NamedTuple):
     attention: Tensor | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Source:
-    """The encoder's input as one model wants it.
+    """The encoder's input in the layout of one model.
 
     Attributes:
-        src_tokens: ``(N, S)`` int64 ids, padded on the side that the model asks for.
+        src_tokens: ``(N, S)`` int64 ids, padded on the side that the model requires.
         src_lengths: ``(N,)`` int64 lengths without padding, end-of-sentence included.
     """
 
@@ -134,32 +134,33 @@ class Source:
     src_lengths: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Segments:
     """Which example each token of a row belongs to, where several examples share rows.
 
     Attributes:
         source: ``(N, S)`` int64: 1, 2, ... from left to right, and 0 at padding.
-        target: ``(N, T)`` int64, likewise, but that padding behind a row's last example counts to that.
+        target: ``(N, T)`` int64, likewise, except that padding after a row's last example gets that example's number.
     """
 
     source: Tensor
     target: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
     """A collated batch of sentences.
 
     Attributes:
-        ids: ``(N,)`` int64 index of each sentence in its data set.
+        ids: ``(N,)`` int64 index of each sentence in its dataset.
         source: the encoder's input.
-        prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start symbol);
+        prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start token);
             ``None`` where there is no target.
         target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right; ``None`` likewise.
         ntokens: target tokens in the batch that are not padding (source tokens where there is no target).
         member_sources: for an ensemble whose members read the source differently, one source for each member.
         segments: where several examples share a row, which token is whose; ``ids`` then names all examples.
+        texts: the text of each source line; ``None`` where sentences were not given as text.
     """
 
     ids: Tensor
@@ -169,6 +170,7 @@ class Batch:
     ntokens: int = 0
     member_sources: list[Source] | None = None
     segments: Segments | None = None
+    texts: Sequence[str] | None = None
 
     @property
     def num_sentences(self) -> int:
@@ -181,7 +183,7 @@ class Batch:
         return moved
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hypothesis:
     """One finished output of a search.
 

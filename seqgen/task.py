@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import GenerationConfig
 from seqgen.data.collate import collate
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.pair_dataset import Dataset
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
+from seqgen.generation.component import Phrases
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import Streamer
+from seqgen.metrics import text_scores
+from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
 
-if TYPE_CHECKING:
-    from seqgen.config import GenerationConfig
-    from seqgen.data.dictionary import Dictionary
-    from seqgen.data.pair_dataset import Dataset
-    from seqgen.data.tokenizer import Tokenizer
-    from seqgen.generation.decoding import Streamer
-    from seqgen.generation.search import Phrases
-    from seqgen.generation.sequence_generator import SequenceGenerator
-    from seqgen.model import EncoderDecoderModel
-
 
 class Task:
-    """Knows the data: its files, its tokenizers, its batches, and how an output is judged.
+    """Files, tokenizers, batches and evaluation of a kind of data.
 
-    A subclass implements ``setup_task`` and ``load_dataset``; the rest has defaults that fit parallel text.
+    A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
 
     Args:
         cfg: an instance of the configuration class that the task is registered with.
@@ -60,12 +59,12 @@ class Task:
             split: name of the split.
 
         Returns:
-            The data set; the implementation also keeps it in ``self.datasets[split]``.
+            The dataset; the implementation also keeps it in ``self.datasets[split]``.
         """
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset:
-        """The data set of a split, loaded at first use."""
+        """The dataset of a split, loaded at first use."""
         if split not in self.datasets:
             self.datasets[split] = self.load_dataset(split)
         return self.datasets[split]
@@ -91,17 +90,17 @@ class Task:
         Raises:
             ConfigError: there is no such source.
         """
-        raise ConfigError(f"this task has no sources, so that there is none of the name {name!r}")
+        raise ConfigError(f"this task has no sources, so there is no source {name!r}")
 
     def input_of(self, text: str) -> str:
-        """Turn a line of text into the input that the model has learned to read; by default the same."""
+        """Turn a line of text into the input that the model was trained on; by default, the line itself."""
         return text
 
     def fixed_values(self) -> dict[str, str]:
-        """What may not change once a model has been trained, besides configuration and tokenizers.
+        """Values that may not change after training, in addition to configuration and tokenizers.
 
         Returns:
-            Values by name, of files in the run folder that people may edit; by default none.
+            Values by name, from files in the run folder that a user may edit; by default none.
         """
         return {}
 
@@ -134,7 +133,7 @@ class Task:
         """Turn target ids into text.
 
         Args:
-            tokens: ``(T,)`` int64; end-of-sentence, padding and whatever else is no text is left out.
+            tokens: ``(T,)`` int64; end-of-sentence, padding and other special tokens are skipped.
         """
         specials = {self.target_dictionary.eos(), self.target_dictionary.pad(), self.target_dictionary.bos()}
         return self.target_tokenizer.decode([token for token in tokens.tolist() if token not in specials])
@@ -152,28 +151,26 @@ class Task:
         Args:
             models: one or more models over the target vocabulary.
             cfg: how to decode.
-            further: constructor arguments of ``SequenceGenerator`` that the configuration does not have.
+            further: constructor arguments of ``SequenceGenerator`` that are not in the configuration.
 
         Raises:
-            ConfigError: the configuration contradicts itself, or asks for what the task does not have.
+            ConfigError: settings contradict each other, or need something that the task does not have.
         """
-        from seqgen.generation.sequence_generator import SequenceGenerator
-
         if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
             raise ConfigError(
-                f"generation.prompt_lookup={cfg.prompt_lookup} looks for the output's words in the source, which has "
-                "another vocabulary; leave it out, or train with one vocabulary for both"
+                f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
+                "source and target have different vocabularies; remove it, or train with a joint vocabulary"
             )
         return SequenceGenerator.from_config(
             models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further
         )
 
     def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
-        """Put examples into a batch as a model wants it.
+        """Collate examples into a batch for a model.
 
         Args:
             examples: index, source ids and target ids (or ``None``) of each, end-of-sentence included.
-            model: says the padding side and the start symbol.
+            model: defines the padding side and the start token.
         """
         return collate(
             examples,
@@ -219,7 +216,7 @@ class Task:
             sample: the batch; only its source is read.
             prefix_tokens: ``(sentences, P)`` int64 target tokens that each output begins with, padded on the right.
             constraints: for each sentence the phrases (target token ids) that its outputs must contain.
-            streamer: takes tokens as they are written.
+            streamer: receives tokens as they are generated.
 
         Returns:
             The hypotheses of each sentence, best first.
@@ -231,17 +228,15 @@ class Task:
 
         Args:
             hypotheses: the best output of each sentence.
-            references: the right answers.
+            references: the reference outputs.
 
         Returns:
             Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
         """
-        from seqgen.generation.scores import text_scores
-
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
 
     def metric_signatures(self) -> dict[str, str]:
-        """What exactly the scores of ``metrics`` are, by name: sacreBLEU's signatures, where its scores are used."""
-        from seqgen.generation.scores import signatures
+        """sacreBLEU's signatures of the scores of ``metrics``, by name; empty for other scores."""
+        from seqgen.metrics import signatures
 
         return signatures() if type(self).metrics is Task.metrics else {}

@@ -1,4 +1,4 @@
-"""Denoising: raw text in, parts of it hidden, and what is hidden out (Raffel et al. 2020, section 3)."""
+"""Denoising: the input is raw text with hidden parts, the target the hidden parts (Raffel et al. 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.data.noising import OBJECTIVES, NoiseSymbols, Objective
 from seqgen.data.noisy_text import NoisyTextDataset
-from seqgen.data.records import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
+from seqgen.data.record_lines import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.templates import Template
 from seqgen.data.text import find_files
-from seqgen.data.tokenizer import SENTINEL
+from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
@@ -25,22 +25,28 @@ from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_spli
 
 @dataclass
 class DenoisingConfig(RawTextConfig):
-    """Which text, and what is hidden of it."""
+    """The raw text, the denoising objective and its parameters."""
 
     train: list[str] = option(
-        [], "raw text to train on: files or wildcards, each plain or .gz; JSON lines where a name ends in .jsonl"
+        [], "raw training text: files or wildcards, plain or .gz; JSON lines if the name ends in .jsonl"
     )
-    valid: list[str] = option([], "raw text to validate on, likewise")
-    test: list[str] = option([], "raw text to decode, likewise")
-    text_field: str = option("text", "field of JSON lines that holds the text")
+    valid: list[str] = option([], "raw validation text, in the same form")
+    test: list[str] = option([], "raw test text, in the same form")
+    text_field: str = option("text", "field of JSON lines that contains the text")
     on_empty: str = option(
-        "error", "what is done with a document without a single token; blank lines are none", choices=("error", "skip")
+        "error",
+        "what to do with a document without tokens; blank lines of plain text are not documents",
+        choices=("error", "skip"),
     )
-    concatenate: bool = option(True, "whether documents are read as one long text, else each is cut for itself")
-    objective: str = option("span_corruption", "what is hidden, and what is written", choices=tuple(OBJECTIVES))
-    noise_density: float = option(0.15, "share of the tokens that is hidden", minimum=0.001, maximum=0.999)
+    concatenate: bool = option(True, "concatenate documents before cutting examples, else cut each document separately")
+    objective: str = option(
+        "span_corruption",
+        "denoising objective: what is hidden from the input, and what the target is",
+        choices=tuple(OBJECTIVES),
+    )
+    noise_density: float = option(0.15, "fraction of tokens that are hidden", minimum=0.001, maximum=0.999)
     mean_span_length: float = option(3.0, "mean length of a hidden span, in tokens", minimum=1)
-    input_length: int = option(512, "most tokens of an input, end-of-sentence included", minimum=4)
+    input_length: int = option(512, "maximum input length in tokens, end-of-sentence included", minimum=4)
 
 
 @register_task("denoising", config=DenoisingConfig)
@@ -89,7 +95,7 @@ class DenoisingTask(RawTextTask):
         sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
         if not sentinels:
             raise DataError(
-                f"the vocabulary has no {SENTINEL.format(0)}, which stands for what is hidden; train or give a "
+                f"the vocabulary has no {SENTINEL.format(0)}, the sentinel that replaces hidden text; train or give a "
                 "tokenizer with sentinels (task.tokenizer=t5 or bytes)"
             )
         special = {*sentinels, dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()}

@@ -11,7 +11,7 @@ from typing import Any
 from seqgen.compose import from_dict
 from seqgen.config import option
 from seqgen.data.parallel_text import find_parallel
-from seqgen.data.records import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
+from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
 from seqgen.data.templates import Template
 from seqgen.data.text import find_files
 from seqgen.errors import ConfigError, DataError, nearest
@@ -22,15 +22,17 @@ from seqgen.reading import parse_yaml
 class SourceConfig:
     """One source of a mixture, as the file has it."""
 
-    train: str | list[str] = option("", "training text: PREFIX of parallel text, or files or wildcards of records")
-    valid: str | list[str] = option("", "validation text, likewise")
-    test: str | list[str] = option("", "test text, likewise")
-    source_lang: str = option("", "ending of parallel source files; the text is the field {source}")
-    target_lang: str = option("", "ending of parallel target files; the text is the field {target}")
-    columns: list[str] = option([], "names of the columns of TSV files; empty where the first line has them")
+    train: str | list[str] = option(
+        "", "training text: PREFIX of parallel text, or files or wildcards of TSV or JSON lines"
+    )
+    valid: str | list[str] = option("", "validation text, in the same form")
+    test: str | list[str] = option("", "test text, in the same form")
+    source_lang: str = option("", "file name ending of parallel source files; their text is the field {source}")
+    target_lang: str = option("", "file name ending of parallel target files; their text is the field {target}")
+    columns: list[str] = option([], "column names of TSV files; empty if the first line has them")
     input: str = option("{source}", "template of the input")
     target: str = option("{target}", "template of the target")
-    rate: float | None = option(None, "how often it is drawn from, relative to the others (task.mixing=rates)")
+    rate: float | None = option(None, "sampling rate relative to the other sources (task.mixing=rates)")
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,8 @@ class MixtureSource:
         fields = self.input.fields
         if len(fields) != 1:
             raise ConfigError(
-                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so that a line of "
-                "text alone does not fill it; write inputs as they shall be read, and leave dataset.gen_source out"
+                f"{self.where}.input: the template {self.input.text!r} has {len(fields)} fields, so that one line "
+                "of text cannot fill it; write complete inputs, and remove dataset.gen_source"
             )
         return self.input.render({fields[0]: line})
 
@@ -134,7 +136,9 @@ class MixtureSource:
         if not json_files:
             return self._tsv_format(files)
         if len(json_files) < len(files) or self.cfg.columns:
-            raise ConfigError(f"{self.where}: {json_files[0]} holds JSON lines and the others columns; give one kind")
+            raise ConfigError(
+                f"{self.where}: {json_files[0]} contains JSON lines, the other files columns; give files of one kind"
+            )
         try:
             known = list(read_object(first_line(files[0])))
         except ValueError as error:
@@ -173,10 +177,12 @@ def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
     try:
         plain = parse_yaml(content)
     except ValueError as error:
-        raise ConfigError(f"{where} is no YAML: {error}; a template with a colon in it needs quotes") from None
+        raise ConfigError(
+            f"{where} is not valid YAML: {error}; put a template that contains a colon in quotes"
+        ) from None
     if not isinstance(plain, dict) or list(plain) != ["sources"] or not isinstance(plain["sources"], dict):
         raise ConfigError(
-            f"{where} must have one key, sources, which holds a name for each source and its keys below it"
+            f"{where} must have one key, sources, with a name for each source and that source's keys below it"
         )
     if not plain["sources"]:
         raise ConfigError(f"{where} has no source; give at least one")
@@ -188,7 +194,7 @@ def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig,
     if not isinstance(name, str) or not name or "." in name:
         raise ConfigError(f"{where}: a source's name must be text without a dot")
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} holds no keys and values")
+        raise ConfigError(f"{where} must contain keys and values")
     fields = [f.name for f in dataclasses.fields(SourceConfig)]
     for key in values:
         if key not in fields:

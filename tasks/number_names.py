@@ -37,15 +37,15 @@ LANGUAGES = ("cs", "da", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "no", "
 class NumberNamesConfig(ParallelTextConfig):
     """Which languages, and how much text."""
 
-    source_lang: str = option("en", "language that is read", choices=LANGUAGES)
-    target_lang: str = option("de", "language that is written", choices=LANGUAGES)
+    source_lang: str = option("en", "source language", choices=LANGUAGES)
+    target_lang: str = option("de", "target language", choices=LANGUAGES)
     train_size: int = option(20_000, "number of training pairs", minimum=ALWAYS_TRAIN, maximum=90_000)
-    vocab_size: int = option(200, "size of a vocabulary that is made from the training text", minimum=5)
+    vocab_size: int = option(200, "size of the vocabulary that is trained on the training text", minimum=5)
     hard_vocab_limit: bool = option(
-        False, "refuse a text that is too small for vocab_size, else make a smaller vocabulary"
+        False, "stop with an error if the text is too small for vocab_size, else train a smaller vocabulary"
     )
     spm_type: str = option("bpe", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
-    workers: int = option(1, "processes that encode text; 0 takes one for each core", minimum=0)
+    workers: int = option(1, "number of processes that encode text; 0 for one per core", minimum=0)
 
 
 @register_task("number_names", config=NumberNamesConfig)

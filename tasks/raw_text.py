@@ -1,4 +1,4 @@
-"""What tasks have in common whose source and target are text of one vocabulary."""
+"""Base class of tasks whose source and target share one vocabulary."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.config import option
-from seqgen.data.tokenizer import Tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import CACHE
 from seqgen.task import Task
@@ -23,11 +23,11 @@ class RawTextConfig(TokenizerConfig):
 
     tokenizer: str = option(
         "t5",
-        "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, or whitespace",
+        "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, whitespace",
         choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
     )
-    workers: int = option(0, "processes that encode text; 0 takes one for each core", minimum=0)
-    cache_dir: str = option("", "folder for encoded text, which runs may share; empty for the run folder")
+    workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
+    cache_dir: str = option("", "cache folder for encoded text, which several runs may share; empty for the run folder")
 
 
 class RawTextTask(Task):
@@ -51,7 +51,7 @@ class RawTextTask(Task):
             ConfigError: a key of the tokenizer does not fit such a task.
         """
         if not cfg.joined_dictionary:
-            raise ConfigError("this task has one vocabulary for source and target; give task.joined_dictionary=true")
+            raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
         if cfg.subword_sampling:
             raise ConfigError("task.subword_sampling is for tasks over parallel text; remove it")
         return cls(cfg, prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder)), folder)
@@ -73,7 +73,7 @@ class RawTextTask(Task):
 
 
 def check_split(split: str) -> None:
-    """See that a split is one of those there are.
+    """Check that a split exists.
 
     Raises:
         ConfigError: it is not.

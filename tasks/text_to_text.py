@@ -12,9 +12,9 @@ from typing import Self
 from seqgen.config import option
 from seqgen.data.mixture import MIXINGS, JoinedDataset, MixtureDataset, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.records import RecordEncoder, read_rendered
+from seqgen.data.record_lines import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, nearest
 from seqgen.files import is_frozen, write_atomically
 from seqgen.reading import read_bytes
@@ -27,18 +27,20 @@ MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 
 @dataclass
 class TextToTextConfig(RawTextConfig):
-    """Which mixture, and how its sources are mixed."""
+    """The mixture, and how sampling rates are computed."""
 
-    mixture: str = option("", "YAML file with the sources; docs/text-to-text.md explains it")
-    mixing: str = option("proportional", "how often each source is drawn from", choices=MIXINGS)
-    size_limit: int = option(0, "a source with more examples than this counts as this many; 0 for no limit", minimum=0)
-    temperature: float = option(
-        2.0, "mixing=temperature: 1 is proportional, and the higher the more equal", minimum=0.01
+    mixture: str = option("", "YAML file that lists the sources of the mixture; see docs/text-to-text.md")
+    mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
+    size_limit: int = option(
+        0, "limit on a source's number of examples when rates are computed; 0 for no limit", minimum=0
     )
-    epoch_size: int = option(0, "examples of an epoch; 0 for as many as the sources have", minimum=0)
-    max_source_positions: int = option(512, "most source tokens, end-of-sentence included", minimum=2)
-    max_target_positions: int = option(512, "most target tokens, end-of-sentence included", minimum=2)
-    on_overlong: str = option("drop", "what is done with longer examples", choices=("drop", "truncate", "error"))
+    temperature: float = option(
+        2.0, "with mixing=temperature: 1 for proportional rates; higher values make rates more equal", minimum=0.01
+    )
+    epoch_size: int = option(0, "examples per epoch; 0 for the number of examples of all sources", minimum=0)
+    max_source_positions: int = option(512, "maximum source length in tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(512, "maximum target length in tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what to do with longer examples", choices=("drop", "truncate", "error"))
 
 
 @register_task("text_to_text", config=TextToTextConfig)
@@ -64,7 +66,7 @@ class TextToTextTask(RawTextTask):
         """Make the task ready; see ``Task.setup_task``.
 
         Raises:
-            ConfigError: the mixture is missing or makes no sense.
+            ConfigError: the mixture is missing or not valid.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
         begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
@@ -102,7 +104,7 @@ class TextToTextTask(RawTextTask):
         return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
 
     def fixed_values(self) -> dict[str, str]:
-        """The templates of all sources, while their files may be moved; see ``Task.fixed_values``."""
+        """The templates of all sources, which may not change (their files may); see ``Task.fixed_values``."""
         sides = [(f"{MIXTURE_FILE}: sources.{source.name}", source.cfg) for source in self.sources]
         return {f"{name}.{side}": getattr(cfg, side) for name, cfg in sides for side in ("input", "target")}
 
@@ -151,9 +153,8 @@ class TextToTextTask(RawTextTask):
         given = Path(self.cfg.mixture)
         if self.cfg.mixture and given.exists() and (lines := list(differences(self.sources, _read(given)))):
             raise ConfigError(
-                f"this run was begun with another {given.name} than there is now; bring it back, choose another "
-                f"run_dir, or, where files have only been moved, correct {self.folder / MIXTURE_FILE}:\n"
-                + "\n".join(lines)
+                f"this run was started with another version of {given.name}; restore that version, choose another "
+                f"run_dir, or, if files were only moved, correct {self.folder / MIXTURE_FILE}:\n" + "\n".join(lines)
             )
 
     def source_lines(self, split: str) -> Iterator[str]:
@@ -196,7 +197,7 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
 
 
 def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """See that rates are given where they are asked for, and only there, and that each is above zero.
+    """Check that rates are given exactly with ``mixing=rates``, and that each is above zero.
 
     Raises:
         ConfigError: they are not.

@@ -12,8 +12,8 @@ from seqgen.data.pair_dataset import PairDataset, Side
 from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import read_lines
-from seqgen.data.tokenizer import Tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
 from seqgen.files import CACHE
 from seqgen.registry import register_task
@@ -26,22 +26,24 @@ SPLITS = ("train", "valid", "test")
 class ParallelTextConfig(TokenizerConfig):
     """What tasks over parallel text have in common."""
 
-    max_source_positions: int = option(1024, "most source tokens, end-of-sentence included", minimum=2)
-    max_target_positions: int = option(1024, "most target tokens, end-of-sentence included", minimum=2)
-    on_overlong: str = option("drop", "what is done with longer pairs", choices=("drop", "truncate", "error"))
-    workers: int = option(0, "processes that encode text; 0 takes one for each core", minimum=0)
-    cache_dir: str = option("", "folder for encoded text, which runs may share; empty for the run folder")
+    max_source_positions: int = option(1024, "maximum source length in tokens, end-of-sentence included", minimum=2)
+    max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
+    on_overlong: str = option("drop", "what to do with longer pairs", choices=("drop", "truncate", "error"))
+    workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
+    cache_dir: str = option("", "cache folder for encoded text, which several runs may share; empty for the run folder")
 
 
 @dataclass
 class TranslationConfig(ParallelTextConfig):
     """Which files to translate between."""
 
-    source_lang: str = option("", "ending of the source files, such as en")
-    target_lang: str = option("", "ending of the target files, such as de")
-    train: str = option("", "training text: path without .SRC and .TGT (each may also end in .gz); may be a wildcard")
-    valid: str = option("", "validation text, likewise")
-    test: str = option("", "test text, likewise")
+    source_lang: str = option("", "source language: file name ending of the source files, such as en")
+    target_lang: str = option("", "target language: file name ending of the target files, such as de")
+    train: str = option(
+        "", "training text: path without the endings .SRC and .TGT (files may be .gz); may be a wildcard"
+    )
+    valid: str = option("", "validation text, in the same form")
+    test: str = option("", "test text, in the same form")
 
 
 class ParallelTextTask(Task):
@@ -142,7 +144,7 @@ class TranslationTask(ParallelTextTask):
         """
         for key, example in (("source_lang", "en"), ("target_lang", "de")):
             if not getattr(cfg, key):
-                raise ConfigError(f"task.{key} is missing; give the ending of the files, such as task.{key}={example}")
+                raise ConfigError(f"task.{key} is missing; give the file name ending, such as task.{key}={example}")
         if cfg.source_lang == cfg.target_lang:
             raise ConfigError(f"task.source_lang and task.target_lang are both {cfg.source_lang!r}; they must differ")
         return super().setup_task(cfg, folder)
@@ -187,7 +189,7 @@ def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
 
 
 def check_split(split: str) -> None:
-    """See that a split is one of those there are.
+    """Check that a split exists.
 
     Raises:
         ConfigError: it is not.

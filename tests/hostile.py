@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqgen.training.serialization import CHECKSUMS, write_checksums
+from seqgen.checkpoints.serialization import CHECKSUMS, write_checksums
 from tests.commands import Outcome, command
 
 DEEP = 100_000

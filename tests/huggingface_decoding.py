@@ -15,8 +15,8 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
-from seqgen.generation.logits_processors import LogitsProcessor
-from seqgen.generation.search import Phrases
+from seqgen.generation.component import Phrases
+from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, DecoderOut, EncoderOut, Hypothesis
@@ -109,7 +109,7 @@ def decode(
     """Decode here by Hugging Face's rules, by the keys of the configuration."""
     symbols = [f"w{end}" for end in ends[1:]]
     cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": symbols, **keys})
-    generator = SequenceGenerator.from_config([model], dictionary(), cfg, logits_processors=processors)
+    generator = SequenceGenerator.from_config([model], dictionary(), cfg, processors=processors)
     found = generator.generate(source_batch(sources), prefix_tokens, phrases)
     return [pairs(hypotheses) for hypotheses in found]
 

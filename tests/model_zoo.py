@@ -192,6 +192,16 @@ def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Encod
     return model
 
 
+def sharp(name: str, seed: int = 0, factor: float = 1.5) -> EncoderDecoderModel:
+    """A model of the zoo in float64 with peaked predictions, so that hypotheses differ and end at different times."""
+    torch.manual_seed(seed)
+    model = ZOO[name].build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
 @dataclass
 class Inputs:
     """Sources of unequal length, padded on the right, and a target prefix for each."""

@@ -22,7 +22,7 @@ from benchmarks.decoding.plots import curves
 from benchmarks.decoding.process import WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
-from seqgen.loading import load_model
+from seqgen.checkpoints.loading import load_model
 from seqgen.modules.linear import Projection
 
 WORK = Work("m", sentences=2, batch=1, beam=1, source=4, length=3, semantics="huggingface")

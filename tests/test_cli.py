@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from seqgen.training.checkpoints import Checkpoints, read_training_state, read_weights, run_lock
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 UPDATES = "optimization.max_update=30"
@@ -175,7 +175,7 @@ def test_average_looks_for_checkpoints_when_it_has_the_lock(
 @pytest.mark.parametrize("name", ["", ".", "last", "best", "epoch_1", "update_30", "a/b", "..\\x", ".hidden"])
 def test_average_replaces_no_checkpoint_of_training(runs: Path, name: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")}
-    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "not a name for an average")
+    refused(command("average", f"path={runs}/fconv", "last=2", f"name={name}"), "cannot be the name of an average")
     assert {path: path.stat().st_mtime_ns for path in (runs / "fconv").rglob("*")} == before
 
 
@@ -324,9 +324,11 @@ class TestRefused:
             command("generate", model, f"input={data}/test.en", f"output={missing}"),
             command("score", model, *files, f"output={missing}"),
         ):
-            refused(outcome, f"output={missing}", f"no folder {missing.parent}", "make it")
+            refused(outcome, f"output={missing}", f"the folder {missing.parent} does not exist", "create it")
         refused(
-            command("convert", model, f"huggingface_dir={missing}"), "huggingface_dir", f"no folder {missing.parent}"
+            command("convert", model, f"huggingface_dir={missing}"),
+            "huggingface_dir",
+            f"the folder {missing.parent} does not exist",
         )
         assert not list(tmp_path.iterdir())
         refused(command("generate", model, f"input={data}/test.en", f"output={tmp_path}"), f"{tmp_path} is a folder")

@@ -85,8 +85,8 @@ def test_bad_input_is_answered_by_a_sentence(checkpoint: Path, tmp_path: Path) -
     run = f"run_dir={tmp_path / 'run'}"
     for arguments, words in (
         ([f"path={checkpoint}"], ["run_dir=RUN"]),
-        ([f"path={checkpoint}", f"run_dir={tmp_path / 'there'}"], ["there is there already"]),
-        ([f"path={tmp_path}", run], ["a run needs no conversion"]),
+        ([f"path={checkpoint}", f"run_dir={tmp_path / 'there'}"], ["there already exists"]),
+        ([f"path={tmp_path}", run], ["runs of seqgen need no conversion"]),
         ([f"path={tmp_path / 'none.pt'}", run], ["none.pt", "there is no such file"]),
         ([f"path={silent}", run], ["source_lang", "give source_lang="]),
         ([f"path={checkpoint}", run, "reading.dictionry=x"], ["did you mean 'reading.dictionary'"]),
@@ -105,4 +105,4 @@ def test_reading_keys_are_not_for_runs(checkpoint: Path, tmp_path: Path) -> None
     command("convert", f"path={checkpoint}", f"run_dir={tmp_path / 'run'}")
     outcome = command("generate", f"path={tmp_path / 'run'}", "input=-", "reading.sentencepiece=none")
     assert outcome.code == 2
-    assert "reading.sentencepiece is for checkpoints of other toolkits" in outcome.err
+    assert "reading.sentencepiece applies only to checkpoints of other toolkits" in outcome.err

@@ -45,11 +45,11 @@ def test_notes_that_say_the_same_are_on_one_line() -> None:
         r"line 12: lacks \x1b[2J\n é",
     ]
     many = summary([(i, f"note {i}") for i in range(1, 24)])
-    assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json has them all"])
+    assert (many[19], many[20:]) == ("line 20: note 20", ["... and 3 further notes; format=json writes all of them"])
 
 
 def test_hypotheses_that_a_format_does_not_write(run: Path) -> None:
-    said = "generation.nbest=3: format=text writes the best hypothesis of each line alone"
+    said = "generation.nbest=3: format=text writes only the best hypothesis of each line"
     text = generate(run, "generation.nbest=3")
     assert text.err.count(said) == 1
     assert text.out.count("\n") == 2
@@ -85,7 +85,7 @@ def test_keys_of_the_other_way_to_score(run: Path, data: Path) -> None:
         refused(command("score", *model, argument), f"{argument.split('=')[0]} is for scoring with hypothesis=")
 
 
-EMPTY = "the input has no lines, and so has the output"
+EMPTY = "the input has no lines, so the output is empty"
 
 
 @pytest.mark.parametrize("form", ["text", "json", "fairseq"])
@@ -120,7 +120,7 @@ def test_scoring_nothing(run: Path, data: Path, tmp_path: Path) -> None:
     for arguments in ((f"hypothesis={none}",), (f"path={run}", f"source={none}", f"output={out}")):
         outcome = command("score", f"reference={none}", *arguments)
         assert outcome.code == 0, outcome.err
-        assert "have no lines, so that there is nothing to score" in outcome.err
+        assert "have no lines; there is nothing to score" in outcome.err
         assert "BLEU" not in outcome.out
         refused(command("score", f"reference={data}/test.de", *arguments), "0 lines", "has 20")
     assert out.read_bytes() == b""

@@ -22,7 +22,7 @@ def test_fairseq_ids(tmp_path: Path) -> None:
     assert dictionary.index("nothing") == 3
     assert dictionary[4] == dictionary.symbol(4) == "▁the"
     assert "▁the" in dictionary
-    with pytest.raises(IndexError, match="id 7 is outside the vocabulary of 7 symbols"):
+    with pytest.raises(IndexError, match="id 7 is outside the vocabulary of 7 tokens"):
         dictionary[7]
 
 
@@ -30,12 +30,12 @@ def test_fairseq_ids(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"a 1\nb\n", "line 2: 'b' is not a symbol, a space and a count"),
+        (b"a 1\nb\n", "line 2: 'b' is not a token, a space and a count"),
         (b"a 1\nb x\n", "line 2: 'b x' is not"),
         (b"a 1\nb -3\n", "line 2"),
         (b"a 1\n\nb 1\n", "line 2: ''"),
-        (b"a 1\nb 1\na 2\n", "line 3: the symbol 'a' is there already"),
-        (b"</s> 1\n", "line 1: the symbol '</s>' is there already"),
+        (b"a 1\nb 1\na 2\n", "line 3: the token 'a' occurs twice"),
+        (b"</s> 1\n", "line 1: the token '</s>' occurs twice"),
         (b"a 1\n\xff 1\n", "line 2: byte 1 .* is not valid UTF-8"),
     ],
 )
@@ -126,5 +126,5 @@ def test_damaged_json(tmp_path: Path, content: str) -> None:
 
 
 def test_special_id_outside() -> None:
-    with pytest.raises(DataError, match="eos id 9 is outside the vocabulary of 4 symbols"):
+    with pytest.raises(DataError, match="eos id 9 is outside the vocabulary of 4 tokens"):
         Dictionary(eos=9)

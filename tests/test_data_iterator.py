@@ -167,7 +167,7 @@ def test_other_data_or_limits_are_refused_within_an_epoch() -> None:
     at_start = it.state_dict()
     next(iter(it))
     for other in (iterator(n=41), iterator(max_tokens=50)):
-        with pytest.raises(DataError, match=r"saved within an epoch of .* batches with 40 examples, but now there are"):
+        with pytest.raises(DataError, match=r"saved in an epoch of .* batches with 40 examples, but now there are"):
             other.load_state_dict(it.state_dict())
         other.load_state_dict(at_start)
 

@@ -15,10 +15,10 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset, MixtureDataset, draws, mixing_rates
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.records import JsonFormat, TsvFormat
+from seqgen.data.record_lines import JsonFormat, TsvFormat
 from seqgen.data.store_builder import TokenEncoder, build_store
 from seqgen.data.templates import Template
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError
 
 SIZES = {"a": 40, "b": 11, "c": 3}
@@ -153,7 +153,7 @@ def test_templates() -> None:
 
 @pytest.mark.parametrize("text", ["{", "}", "{}", "{0", "{a!r}", "{a:>10}", "{a} {"])
 def test_templates_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^here: .*brace that is none is doubled"):
+    with pytest.raises(ConfigError, match=r"^here: .*a literal brace twice"):
         Template(text, "here")
 
 

@@ -7,10 +7,10 @@ import torch
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import PairDataset, Side
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.sentencepiece_training import train_sentencepiece
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import train_sentencepiece
 from seqgen.errors import DataError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))  # ids 4, 5, 6
@@ -48,8 +48,8 @@ def test_empty_sides_are_left_out(sides: tuple[Side, Side]) -> None:
     assert dataset[0].source.dtype == torch.int64
     assert dataset.lengths().tolist() == [[3, 2], [5, 3], [3, 6], [2, 2]]
     assert dataset.report() == [
-        "2 pairs of train have an empty side and are left out: en, line 2; en, line 4.",
-        "1 lines of train have 1 characters or words that the vocabulary lacks: de, line 6.",
+        "2 pairs of train have an empty side and are skipped: en, line 2; en, line 4.",
+        "1 lines of train have 1 characters or words that are not in the vocabulary: de, line 6.",
     ]
 
 

@@ -13,7 +13,7 @@ from seqgen.data import store_builder
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.store_builder import LineError, TextEncoder, TokenEncoder, build_store
 from seqgen.data.token_store import META, OFFSETS, VALUES, DamagedStoreError, TokenStore
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import DataError, UserError
 
 TOKENIZER = WhitespaceTokenizer(Dictionary.from_counts({"a": 3, "b": 2, "c": 1}))

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pretrained_tokenizer import (
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.pretrained import (
     byte_files,
     load_pretrained_tokenizer,
     make_tokenizer,
     save_pretrained_tokenizer,
     t5_files,
 )
-from seqgen.data.sentencepiece_conversion import fields
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.sentencepiece_training import T5_IDS, train_sentencepiece
-from seqgen.data.special_tokens import AddedToken, AddedVocabulary
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
-from seqgen.data.tokenizer_setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.sentencepiece_conversion import fields
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
+from seqgen.data.tokenizers.special_tokens import AddedToken, AddedVocabulary
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
@@ -278,13 +278,13 @@ def test_bytes_and_pretrained_by_a_task(write: Callable[..., Path], tmp_path: Pa
     ("options", "message"),
     [
         ({"tokenizer": "pretrained"}, r"task\.pretrained_tokenizer is missing; give the folder"),
-        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer is for task\.tokenizer=pre"),
+        ({"tokenizer": "t5", "pretrained_tokenizer": "x"}, r"task\.pretrained_tokenizer needs task\.tokenizer=pre"),
         (
             {"tokenizer": "t5", "subword_sampling": True},
-            r"task\.subword_sampling is for task\.tokenizer=sentencep",
+            r"task\.subword_sampling needs task\.tokenizer=sentencep",
         ),
-        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model is for task\.tokenizer=sentencepiece or t5"),
-        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict is for task\.tokenizer=sentencepiece or whitespace"),
+        ({"tokenizer": "bytes", "spm_model": "x"}, r"task\.spm_model needs task\.tokenizer=sentencepiece or t5"),
+        ({"tokenizer": "bytes", "srcdict": "x"}, r"task\.srcdict needs task\.tokenizer=sentencepiece or whitespace"),
     ],
 )
 def test_settings_that_contradict(tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -325,7 +325,7 @@ def test_missing_files(write: Callable[..., Path], tmp_path: Path) -> None:
         ({"added_tokens_decoder": []}, "added_tokens_decoder is no object"),
         ({"added_tokens_decoder": {"x": {"content": "<a>"}}}, "'x' is no id of an added token"),
         ({"added_tokens_decoder": {"5": "<a>"}}, "the added token '5' has no flags"),
-        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen cannot follow"),
+        ({"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs, which seqgen does not support"),
     ],
 )
 def test_damaged_configuration(write: Callable[..., Path], config: dict[str, Any], message: str) -> None:
@@ -363,7 +363,9 @@ def test_damaged_model(write: Callable[..., Path], name: str, damage: str) -> No
 def test_fast_one_of_a_bpe_model(write: Callable[..., Path]) -> None:
     folder = write(SETTINGS["fast"])
     (folder / "spiece.model").write_bytes(train_sentencepiece(TEXT, vocab_size=23, model_type="bpe"))
-    with pytest.raises(DataError, match=r"spiece\.model is no unigram model, which the fast tokenizer needs; add its"):
+    with pytest.raises(
+        DataError, match=r"spiece\.model is not a unigram model, which the fast tokenizer needs; add its"
+    ):
         load_pretrained_tokenizer(folder)
 
 

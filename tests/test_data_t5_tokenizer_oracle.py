@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seqgen.data.pretrained_tokenizer import (
+from seqgen.data.tokenizers.pretrained import (
     PretrainedTokenizer,
     byte_files,
     load_pretrained_tokenizer,
@@ -19,9 +19,9 @@ from seqgen.data.pretrained_tokenizer import (
     save_pretrained_tokenizer,
     t5_files,
 )
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.sentencepiece_training import T5_IDS, train_sentencepiece
-from seqgen.data.special_tokens import AddedVocabulary
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.special_tokens import AddedVocabulary
 
 transformers = pytest.importorskip("transformers")
 

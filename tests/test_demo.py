@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.training.checkpoints import resolve
+from seqgen.checkpoints.run_checkpoints import resolve
 from tests.training_runs import everything, records
 
 ROOT = Path(__file__).parent.parent

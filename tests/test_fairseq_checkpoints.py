@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the readers
+from seqgen.checkpoints.loading import load_model, split_path
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
-from seqgen.loading import load_model, split_path
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fairseq_options import read_options
 from seqgen.models.fconv import FConvConfig
@@ -257,9 +257,9 @@ def test_code_is_named_and_not_run(zipped: bool, protocol: int, tmp_path: Path) 
         (Trap(exec, f"open({str(witness)!r}, 'w')"), "builtins.exec"),
     ):
         torch.save({"model": {}, "args": trap}, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
-        refused(path, name, "nothing of it was run")
+        refused(path, name, "no code was run")
         path.write_bytes(pickle.dumps(trap, protocol=protocol))  # without torch.save's wrapping, too
-        refused(path, name, "nothing of it was run")
+        refused(path, name, "no code was run")
     assert not witness.exists()
 
 
@@ -291,9 +291,9 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     path.write_text("not a model")
     refused(path, "damaged")
     torch.save(random_model(FCONV).state_dict(), path)
-    refused(path, "no checkpoint of fairseq")
+    refused(path, "not a fairseq checkpoint")
     torch.save({"model": {}, "args": None}, path)
-    refused(path, "does not say which model")
+    refused(path, "its architecture is unknown")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_weights_that_do_not_fit_the_options(tmp_path: Path) -> None:
     path = write(tmp_path, model, in_args({**options_of(TRANSFORMER), "encoder_layers": 3}))
     refused(path, "encoder.layers.2")
     path = write(tmp_path, model, in_args({**options_of(TRANSFORMER), "share_decoder_input_output_embed": True}))
-    refused(path, "two different ones")
+    refused(path, "two different tensors")
 
 
 @pytest.mark.parametrize("config", [TRANSFORMER, FCONV], ids=["transformer", "fconv"])
@@ -351,7 +351,7 @@ def test_sizes_that_the_weights_do_not_have(config: FConvConfig | TransformerCon
     """They are refused before anything of that size is made."""
     model = random_model(config)
     options = options_of(config)
-    beyond = "beyond 2147483647, which no model has"
+    beyond = "above 2147483647, which no model has"
     cases: list[tuple[dict[str, Any], str]] = [
         ({"max_source_positions": 10**18}, f"max_source_positions is a number {beyond}"),
         ({"dropout": 10**400}, f"dropout is a number {beyond}"),
@@ -412,7 +412,7 @@ def test_bad_input_is_answered_by_a_sentence(tmp_path: Path) -> None:
     dictionary(first="v").save(other.parent / "dict.txt")
     for given, words in (
         ([str(broken)], ["broken.pt", "damaged or truncated"]),
-        ([str(trap)], ["trap.pt", "posix.mkdir", "nothing of it was run"]),
+        ([str(trap)], ["trap.pt", "posix.mkdir", "no code was run"]),
         ([str(path), f"reading.dictionary={tmp_path}/small.txt"], ["small.txt", "it has 23", "trained with 24"]),
         ([str(path), f"reading.dictionary={tmp_path}/none.txt"], ["none.txt"]),
         ([str(lonely)], ["lonely", "dict.en.txt", "dict.txt", "reading.dictionary=FILE"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,18 +11,20 @@ from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import DecodingError
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.incremental_state import IncrementalState, Slots, rows_of_parents, rows_of_sentences
+from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules import beam_table_cache, key_value_cache
-from seqgen.modules.beam_table_cache import BeamTable
-from seqgen.modules.key_value_cache import KeysAndValues
+from seqgen.modules.kv_cache import growing, indirection
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
+from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
 from seqgen.structures import EncoderOut
+from tests.generators import make_generator
+from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, build, expand, inputs
 from tests.scripted_model import batch_of, dictionary
-from tests.test_generation_rolling import queue
-from tests.test_laws_generation import assert_same
+from tests.waiting_sentences import queue
 
 BEAM = 3
 LENGTHS = [5, 3, 8, 1]
@@ -41,8 +42,8 @@ def _no_grad() -> Any:
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With much room, and with so little that slots are collected and memories grow all the time."""
     if request.param == "tight":
-        monkeypatch.setattr(beam_table_cache, "_BLOCK", 2)
-        monkeypatch.setattr(key_value_cache, "_BLOCK", 1)
+        monkeypatch.setattr(indirection, "_BLOCK", 2)
+        monkeypatch.setattr(growing, "_BLOCK", 1)
 
 
 class Decode:
@@ -196,7 +197,7 @@ def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None
     decode.truncate(2)
     decode.step(new=2)
     decode.step()
-    with pytest.raises(ValueError, match="cannot be forgotten"):
+    with pytest.raises(ValueError, match="cannot be rolled back"):
         decode.decoder.truncate(decode.state, 100)
 
 
@@ -277,7 +278,7 @@ def test_refusals() -> None:
 
 def test_what_a_table_remembers() -> None:
     """The example of the module: three beams, two steps, then a collection."""
-    table = BeamTable(1, 3, torch.device("cpu"))
+    table = IndirectionTable(1, 3, torch.device("cpu"))
     table.append(0, 1)
     table.reorder(1, torch.tensor([[1, 1, 2]]))
     table.append(2, 1)
@@ -296,7 +297,7 @@ def test_what_a_table_remembers() -> None:
 
 def test_one_change_is_made_once() -> None:
     """Two layers bring the same changes; a layer that misses one is noticed."""
-    table = BeamTable(1, 2, torch.device("cpu"))
+    table = IndirectionTable(1, 2, torch.device("cpu"))
     for _ in range(2):
         table.append(0, 1)
     for _ in range(2):
@@ -319,18 +320,21 @@ def test_memory_of_long_outputs(shared: bool) -> None:
         parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
         slots = state[module.state_key]
         state[module.state_key] = module.reorder_slots_within_beams(slots, parents)
-    capacity = state[module.state_key]["keys"].size(2)
+    cache = state[module.state_key]["cache"]
+    assert isinstance(cache, IndirectionCache)
+    capacity = cache.keys.size(2)
     assert capacity < 500 * 1.25 + 4 * 256 if shared else capacity >= 2000
 
 
 def test_the_table_is_left_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam_table_cache, "_BLOCK", 1)
-    monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", 2)
+    monkeypatch.setattr(indirection, "_BLOCK", 1)
+    monkeypatch.setattr(indirection, "_MOST_SLOTS", 2)
     for beam_table, stays in ((None, False), (True, True)):
         decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS, beam_table=beam_table)
         for _ in range(12):  # no beam is given up, so that each position keeps three slots
             decode.step()
-        assert all(("beams" in decode.state[module.state_key]) == stays for module in own_attentions(decode))
+        kept = IndirectionCache if stays else GrowingCache
+        assert all(type(decode.state[module.state_key]["cache"]) is kept for module in own_attentions(decode))
 
 
 def own_attentions(decode: Decode) -> list[MultiheadAttention]:
@@ -360,64 +364,129 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
     torch.testing.assert_close(values, wanted[:, :, 2].transpose(1, 2))
 
 
-class PlainCache:
+class PlainCache(KeyValueCache):
     """Keys and values of all positions, concatenated at every step."""
 
-    def append(self, slots: Slots | None, new: KeysAndValues, rows: int) -> Slots:
+    def __init__(self) -> None:
+        self.keys = self.values = torch.zeros(0)
+
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
         assert new.padding_mask is None
-        if slots is None:
-            return {"k": new.keys, "v": new.values}
-        return {"k": torch.cat([slots["k"], new.keys], 2), "v": torch.cat([slots["v"], new.values], 2)}
+        APPENDED.append(type(self))
+        self.keys, self.values = (
+            torch.cat([old, one], dim=2) if old.numel() else one
+            for old, one in ((self.keys, new.keys), (self.values, new.values))
+        )
+        return self
 
-    def view(self, slots: Slots) -> KeysAndValues:
-        return KeysAndValues(slots["k"], slots["v"], None)
+    def view(self) -> KeysAndValues:
+        return KeysAndValues(self.keys, self.values)
 
-    def reorder(self, slots: Slots, new_order: Tensor) -> Slots:
-        return {name: tensor.index_select(0, new_order) for name, tensor in slots.items()}
+    def reorder(self, new_order: Tensor) -> KeyValueCache:
+        self.keys, self.values = (tensor.index_select(0, new_order) for tensor in (self.keys, self.values))
+        return self
 
-    def reorder_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
-        return self.reorder(slots, rows_of_parents(parents))
+    def crop_left(self, positions: int) -> KeyValueCache:
+        self.keys, self.values = (tensor[:, :, positions:] for tensor in (self.keys, self.values))
+        return self
 
-    def select(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
-        return self.reorder(slots, rows_of_sentences(keep, beam_size))
-
-    def truncate(self, slots: Slots, positions: int) -> Slots:
-        return {name: tensor[:, :, : tensor.size(2) - positions] for name, tensor in slots.items()}
-
-    def trim(self, slots: Slots, positions: int) -> Slots:
-        return {name: tensor[:, :, positions:] for name, tensor in slots.items()}
-
-    def merge(self, slots: Slots, others: Slots) -> Slots:
-        longest = max(slots["k"].size(2), others["k"].size(2))
-        pairs = [(name, [slots[name], others[name]]) for name in slots]
-        return {name: torch.cat([F.pad(one, (0, 0, longest - one.size(2), 0)) for one in two]) for name, two in pairs}
+    def merge(self, other: KeyValueCache) -> KeyValueCache:
+        longest = max(self.keys.size(2), other.view().keys.size(2))
+        self.keys, self.values = (
+            torch.cat([F.pad(one, (0, 0, longest - one.size(2), 0)) for one in two])
+            for two in zip((self.keys, self.values), other.view()[:2], strict=True)
+        )
+        return self
 
 
-@pytest.mark.parametrize("own", [PlainCache, type("Derived", (key_value_cache.GrowingCache,), {})])
+class Derived(GrowingCache):
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
+        APPENDED.append(type(self))
+        return super().append(new, rows)
+
+
+APPENDED: list[type] = []
+"""The class of the user's cache, once for each call of ``append``."""
+
+
+@pytest.mark.parametrize("own", [PlainCache, Derived])
 @pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
-def test_a_cache_of_ones_own_is_used(name: str, own: type[Any]) -> None:
-    """In greedy search and in beam search, also where sentences join; the beam table does not take its place."""
+def test_a_users_cache_is_used(name: str, own: type[KeyValueCache]) -> None:
+    """In greedy search and in beam search, also where sentences join; the indirection table does not replace it."""
     model, plain = build(name), build(name)
-    caches = []
     layers = [m for m in model.decoder.modules() if isinstance(m, MultiheadAttention) and not m.encoder_decoder]
     for layer in layers[1:]:  # the first keeps its beams in place
-        layer.cache = own()
-        layer.cache.append = Mock(wraps=layer.cache.append)
-        caches.append(layer.cache)
+        layer.cache = own
     rows = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
     for beam in (1, 4):
         found = []
+        APPENDED.clear()
         for decoded in (model, plain):
-            options = {"beam_size": beam, "max_len_b": 8, "beam_table": True}
-            generator = SequenceGenerator([decoded], dictionary(VOCAB - 4), **options)
+            options = {"beam_size": beam, "max_len_b": 8, "beam_table": "on"}
+            generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
             assert generator.joins
-            rolling = dict(generator.generate_rolling(queue(rows, 2)[0]))
+            rolling = dict(generator.generate_continuously(queue(rows, 2)[0]))
             found.append([*generator.generate(batch_of(rows)), *(rolling[number] for number in range(5))])
-        assert caches
-        for cache in caches:
-            assert cache.append.call_count > 8
-            cache.append.reset_mock()
+        assert len(APPENDED) > 8 * (len(layers) - 1) > 0
+        assert set(APPENDED) == {own}
         assert_same(*found)
+
+
+def test_errors_of_a_users_cache() -> None:
+    class NoRollBack(PlainCache):
+        pass
+
+    decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS)
+    module = own_attentions(decode)[0]
+    module.cache = NoRollBack()
+    with pytest.raises(TypeError, match="set it to the class NoRollBack"):
+        module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state={})
+    module.cache = NoRollBack
+    state: dict[Any, Any] = {}
+    module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state=state)
+    with pytest.raises(DecodingError, match="NoRollBack has no roll_back; implement it"):
+        module.truncate_slots(state[module.state_key], 1)
+
+
+class LocalMask:
+    """Attention to the last two positions, as a user would write it."""
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
+        mask = super().self_attention_mask(queries, layer)
+        near = queries.restrict(queries.distances < 2)
+        return near if mask is None or mask.dtype == torch.bool else mask.masked_fill(~near, -1e30)
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
+def test_a_mask_is_one_method(name: str, memory: None) -> None:
+    """Each layer reaches one position back; steps still equal the parallel pass."""
+    model = build(name)
+    decoder = model.decoder
+    reach = len(decoder.layers)
+    tokens = torch.randint(4, VOCAB, (3, reach + 4))
+    source = torch.randint(4, VOCAB, (3, 5))
+    out = model.encoder(source, torch.full((3,), 5))
+    changed = tokens.clone()
+    changed[:, 1] = (changed[:, 1] - 3) % (VOCAB - 4) + 4
+    seen = []
+    for own in (False, True):
+        if own:
+            decoder.__class__ = type("Local", (LocalMask, type(decoder)), {"joins": True})
+        before, after = decoder(tokens, out).logits, decoder(changed, out).logits
+        seen.append(((before - after).abs().amax((0, 2)) > 1e-12).tolist())
+    assert seen[0] == [False] + [True] * (reach + 3)
+    assert seen[1] == [False] + [True] * (reach + 1) + [False, False]
+    for beam_table in (True, False):
+        first, second = (Decode(model, name, lengths, seed=3, beam_table=beam_table) for lengths in (LENGTHS, [4]))
+        for _ in range(4):
+            first.step()
+            first.reorder_beams()
+        first.step(new=3)
+        first.step()
+        first.merge(second)
+        first.step(new=2)
+        first.reorder_beams()
+        first.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Self
 
 import pytest
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.drafting import ModelDrafter
-from seqgen.generation.logits_processors import DecodingContext, MinimumLength
-from seqgen.generation.sampling import Greedy, Sampling
-from seqgen.generation.search import BeamSearch
-from seqgen.generation.sequence_bias import BadWords, SequenceBias
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.speculative import SpeculativeDecoding
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.bias import BadWords, SequenceBias
+from seqgen.generation.processors.length import MinimumLength
+from seqgen.generation.search.beam import BeamSearch, Greedy
+from seqgen.generation.search.sampling import Sampling
+from seqgen.generation.speculative.drafters import ModelDrafter
+from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.registry import MODELS, SEARCHES
 from seqgen.structures import Hypothesis
+from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
-from tests.test_generation_rolling import queue
+from tests.waiting_sentences import queue
 
 SEARCHES.names()
 MODELS.names()
@@ -55,7 +58,7 @@ def promises() -> list[tuple[type, str, str]]:
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
     assert {flag for _, flag, _ in found} == {
-        *("additive", "joins", "independent_rows", "shift_invariant", "reads_tokens"),
+        *("additive", "joins", "independent_rows", "session_class", "shift_invariant", "keeps_single"),
         *("shares_encoder_output", "reads_history", "can_truncate", "supports_packing"),
         *("reorder_slots_within_beams", "select_slots"),
     }
@@ -74,13 +77,11 @@ def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
 
 def test_a_value_of_the_instance_counts_for_its_own_class() -> None:
     class Own(SequenceBias):
-        def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             return lprobs
 
-    assert not SequenceBias({(5,): 1.0}).reads_tokens
-    assert BadWords([(5, 6)], [2]).reads_tokens
-    assert not BadWords([(5,)], [2]).reads_tokens
-    assert Own({(5,): 1.0}).reads_tokens
+    assert SequenceBias({(5,): 1.0}).shift_invariant
+    assert BadWords([(5, 6)], [2]).shift_invariant
     assert not Own({(5,): 1.0}).shift_invariant
 
 
@@ -91,15 +92,15 @@ def pairs(found: list[list[Hypothesis]]) -> list[list[tuple[list[int], float]]]:
 class Sure(BeamSearch):
     """Takes no token of less than one in twelve, which is no longer a question of sums alone."""
 
-    def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         assert bool((lprobs.logsumexp(-1) <= 1e-9).all())
-        return super().step(step, lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), scores)
+        return super().step(context, lprobs.masked_fill(lprobs.exp() < 1 / 12, -torch.inf), scores)
 
 
 def test_a_beam_search_of_ones_own_gets_log_probabilities_and_writes_nothing_forbidden() -> None:
     for seed in range(5):
         rule = random_rule(9, seed)
-        generator = SequenceGenerator(
+        generator = make_generator(
             [ScriptedModel(rule)], dictionary(5), beam_size=3, max_len_b=4, min_len=0, search_strategy=Sure()
         )
         batch = batch_of(SOURCES)
@@ -112,16 +113,16 @@ def test_a_beam_search_of_ones_own_gets_log_probabilities_and_writes_nothing_for
 
 def test_a_beam_search_of_ones_own_is_asked_where_sentences_wait() -> None:
     class Counting(BeamSearch):
-        def decode(self, *args, **keys):  # type: ignore[no-untyped-def]
-            calls.append(args)
-            return super().decode(*args, **keys)
+        def begin(self, batch: BatchInfo) -> Self:
+            calls.append(batch)
+            return super().begin(batch)
 
-    calls: list[object] = []
-    generator = SequenceGenerator(
+    calls: list[BatchInfo] = []
+    generator = make_generator(
         [build("transformer_tiny")], dictionary(19), beam_size=2, max_len_b=4, search_strategy=Counting()
     )
     take, _ = queue([(4, 5, 2), (6, 2), (7, 2)], 2)
-    assert len(list(generator.generate_rolling(take))) == 3
+    assert len(list(generator.generate_continuously(take))) == 3
     assert len(calls) == 2
 
 
@@ -129,15 +130,15 @@ def test_a_processor_of_ones_own_is_given_what_it_reads() -> None:
     class NoEcho(MinimumLength):
         """Nothing is written twice in a row, which the class it derives from does not look at."""
 
-        def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             if context.step:
                 lprobs.scatter_(1, context.tokens[:, -1:], -torch.inf)
             return super().__call__(lprobs, context)
 
     for semantics in ("fairseq", "huggingface"):
-        generator = SequenceGenerator(
+        generator = make_generator(
             *([ScriptedModel(random_rule(9, 2))], dictionary(5)),
-            **{"beam_size": 3, "max_len_b": 6, "logits_processors": [NoEcho(0)], "semantics": semantics},
+            **{"beam_size": 3, "max_len_b": 6, "processors": [NoEcho(0)], "semantics": semantics},
         )
         for hypotheses in generator.generate(batch_of(SOURCES)):
             for tokens in (h.tokens.tolist() for h in hypotheses):
@@ -147,11 +148,11 @@ def test_a_processor_of_ones_own_is_given_what_it_reads() -> None:
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_rows_that_are_not_known_to_be_independent_are_decoded_all_the_same(semantics: str) -> None:
     class Own(Greedy):
-        def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
-            return super().step(step, lprobs, scores)
+        def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+            return super().step(context, lprobs, scores)
 
     def decode(search: Greedy) -> list[list[Hypothesis]]:
-        return SequenceGenerator(
+        return make_generator(
             *([ScriptedModel(random_rule(9, 2))], dictionary(5)),
             **{"search_strategy": search, "max_len_b": 6, "semantics": semantics},
         ).generate(batch_of(SOURCES))
@@ -166,14 +167,14 @@ def test_sampling_of_ones_own_is_not_replaced_by_that_of_a_draft() -> None:
 
         independent_rows = True
 
-        def step(self, step: int, lprobs: Tensor, scores: Tensor) -> Candidates:
-            return Greedy().step(step, lprobs, scores)
+        def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+            return Greedy().step(context, lprobs, scores)
 
     options = {"beam_size": 3, "max_len_b": 6, "search_strategy": Surest()}
     model, draft = (ScriptedModel(random_rule(9, seed)) for seed in (1, 2))
-    alone = SequenceGenerator([model], dictionary(5), **options)
-    drafted = SequenceGenerator(
-        [model], dictionary(5), procedure=SpeculativeDecoding(ModelDrafter(draft), 3), **options
+    alone = make_generator([model], dictionary(5), **options)
+    drafted = make_generator(
+        [model], dictionary(5), **{**options, "search_strategy": SpeculativeSearch(ModelDrafter(draft), 3, Surest())}
     )
     found = drafted.generate(batch_of(SOURCES))
     assert pairs(found) == [[(h.tokens.tolist(), h.score) for h in one] for one in alone.generate(batch_of(SOURCES))]

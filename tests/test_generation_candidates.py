@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from seqgen.generation import candidates
-from seqgen.generation.candidates import best_continuations, log_normalizer
+from seqgen.generation.candidates import best_continuations, log_sum_exp
 
 
 @pytest.mark.parametrize("beam", [1, 3, 5])
@@ -45,7 +45,7 @@ def test_normalizer(monkeypatch: pytest.MonkeyPatch) -> None:
     logits[2, 7:] = -torch.inf
     for size in (1, 120, 10_000):
         monkeypatch.setattr(candidates, "_CACHED", size)
-        torch.testing.assert_close(log_normalizer(logits), logits.logsumexp(1, keepdim=True), atol=1e-12, rtol=0)
+        torch.testing.assert_close(log_sum_exp(logits), logits.logsumexp(1, keepdim=True), atol=1e-12, rtol=0)
     for damage in (torch.nan, torch.inf):
         logits[4, 3] = damage
-        assert log_normalizer(logits).isnan().squeeze(1).tolist() == [row == 4 for row in range(9)]
+        assert log_sum_exp(logits).isnan().squeeze(1).tolist() == [row == 4 for row in range(9)]

@@ -10,14 +10,16 @@ import torch
 from seqgen.config import GenerationConfig
 from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.contrastive import ContrastiveSearch
+from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
+from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.model_zoo import VOCAB, ZOO, registered
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
@@ -31,28 +33,13 @@ def has_features(name: str) -> bool:
 names = pytest.mark.parametrize("name", [name for name in ZOO if has_features(name)])
 
 
-def build(name: str, seed: int = 0) -> EncoderDecoderModel:
-    torch.manual_seed(seed)
-    model = ZOO[name].build().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    return model
-
-
 def decode(model: EncoderDecoderModel, batch: Batch, **options: object) -> list[Hypothesis]:
     search = ContrastiveSearch(**{k: options.pop(k) for k in ("penalty_alpha", "contrastive_topk") if k in options})
     options = {"max_len_b": 12, "min_len": 0, **options}
-    generator = SequenceGenerator([model], dictionary(VOCAB - 4), search_strategy=search, **options)
+    generator = make_generator([model], dictionary(VOCAB - 4), search_strategy=search, **options)
     results = generator.generate(batch)
     assert all(len(hypotheses) == 1 for hypotheses in results)
     return [hypotheses[0] for hypotheses in results]
-
-
-def assert_same(one: list[Hypothesis], two: list[Hypothesis]) -> None:
-    assert [h.tokens.tolist() for h in one] == [h.tokens.tolist() for h in two]
-    for h, k in zip(one, two, strict=True):
-        torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("variant", ["t5", "t5_v1_1", "umt5"])
@@ -118,40 +105,40 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
 
 @names
 def test_equals_the_formula(name: str) -> None:
-    model, batch = build(name), batch_of(SOURCES[:3])
+    model, batch = sharp(name), batch_of(SOURCES[:3])
     found = decode(model, batch, penalty_alpha=0.5, contrastive_topk=3, max_len_b=6)
     assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
 
 
 @names
 def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     together = decode(model, batch, need_attention=True)
-    assert_same(together, decode(model, batch, use_cache=False))
-    assert_same(together, decode(model, batch, compact_at=1000))
+    for switch in ("use_cache", "lazy_compaction"):
+        assert_same([together], [decode(model, batch, need_attention=True, **{switch: False})])
     for source, hypothesis in zip(SOURCES, together, strict=True):
         [alone] = decode(model, batch_of([source]), need_attention=True)
-        assert_same([alone], [hypothesis])
         if hypothesis.attention is not None:
-            torch.testing.assert_close(alone.attention, hypothesis.attention[:, : len(source)], atol=1e-10, rtol=0)
+            hypothesis = dataclasses.replace(hypothesis, attention=hypothesis.attention[:, : len(source)])
+        assert_same([[alone]], [[hypothesis]])
 
 
 @names
 @pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
 def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
-    model, batch = build(name), batch_of(SOURCES)
-    greedy = SequenceGenerator([model], dictionary(VOCAB - 4), max_len_b=12, min_len=0).generate(batch)
+    model, batch = sharp(name), batch_of(SOURCES)
+    greedy = make_generator([model], dictionary(VOCAB - 4), max_len_b=12, min_len=0).generate(batch)
     found = decode(model, batch, **options)
     assert [h.tokens.tolist() for h in found] == [hypotheses[0].tokens.tolist() for hypotheses in greedy]
 
 
 def test_forbidden_tokens_and_prefixes() -> None:
     """What is forbidden is not taken, though its features be the newest; a prefix is kept; all forbidden ends it."""
-    model, batch = build("transformer_tiny"), batch_of(SOURCES)
+    model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
     words = [f"w{number}" for number in range(VOCAB - 4)]
     for hypothesis in decode(model, batch, tokens_to_suppress=words[:-1], penalty_alpha=1.0, contrastive_topk=VOCAB):
         assert set(hypothesis.tokens.tolist()) <= {0, 2, 3, VOCAB - 1}
-    generator = SequenceGenerator(
+    generator = make_generator(
         [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=3, min_len=0
     )
     prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
@@ -159,7 +146,7 @@ def test_forbidden_tokens_and_prefixes() -> None:
         wanted = [token for token in row if token != 1]
         assert hypothesis.tokens.tolist()[: len(wanted)] == wanted
     everything = ["<s>", "</s>", "<unk>", *words]
-    generator = SequenceGenerator(
+    generator = make_generator(
         [model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), tokens_to_suppress=everything
     )
     assert generator.generate(batch_of([(4, 2), (5, 2)])) == [[], []]
@@ -187,8 +174,8 @@ def test_streams_what_it_writes() -> None:
             self.ended.append(sentence)
 
     collector = Collector()
-    generator = SequenceGenerator(
-        [build("fconv_tiny")], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=9, beam_size=5
+    generator = make_generator(
+        [sharp("fconv_tiny")], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch(), max_len_b=9, beam_size=5
     )
     results = generator.generate(batch_of(SOURCES), streamer=collector)
     assert [collector.tokens[i] for i in range(len(SOURCES))] == [h[0].tokens.tolist() for h in results]
@@ -196,10 +183,10 @@ def test_streams_what_it_writes() -> None:
 
 
 def test_empty_batch_and_damaged_weights() -> None:
-    model = build("t5_tiny")
+    model = sharp("t5_tiny")
     empty = batch_of(SOURCES)
     empty = Batch(empty.ids[:0], dataclasses.replace(empty.source, src_tokens=empty.source.src_tokens[:0]))
-    generator = SequenceGenerator([model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch())
+    generator = make_generator([model], dictionary(VOCAB - 4), search_strategy=ContrastiveSearch())
     assert generator.generate(empty) == []
     with torch.no_grad():
         model.decoder.layer_norm.weight[0] = torch.nan
@@ -210,17 +197,17 @@ def test_empty_batch_and_damaged_weights() -> None:
 def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     search, words = ContrastiveSearch(), dictionary(VOCAB - 4)
     batch = batch_of(SOURCES)
-    two = SequenceGenerator([build("fconv_tiny")] * 2, words, search_strategy=search)
+    two = make_generator([sharp("fconv_tiny")] * 2, words, search_strategy=search)
     with pytest.raises(ConfigError, match="features of one model, which an ensemble"):
         two.generate(batch)
-    guided = SequenceGenerator([build("fconv_tiny")], words, search_strategy=search, guidance_scale=2.0)
+    guided = make_generator([sharp("fconv_tiny")], words, search_strategy=search, guidance_scale=2.0)
     with pytest.raises(ConfigError, match="guidance"):
         guided.generate(batch)
-    scripted = SequenceGenerator([ScriptedModel(random_rule(VOCAB, 0))], words, search_strategy=search)
+    scripted = make_generator([ScriptedModel(random_rule(VOCAB, 0))], words, search_strategy=search)
     with pytest.raises(ConfigError, match="ScriptedDecoder has no extract_features"):
         scripted.generate(batch)
     with pytest.raises(ConfigError, match="constraints"):
-        SequenceGenerator([build("fconv_tiny")], words, search_strategy=search).generate(batch, constraints=[[]] * 5)
+        make_generator([sharp("fconv_tiny")], words, search_strategy=search).generate(batch, constraints=[[]] * 5)
     for wrong in ({"penalty_alpha": 1.5}, {"contrastive_topk": 0}):
         with pytest.raises(ConfigError):
             ContrastiveSearch(**wrong)
@@ -228,9 +215,9 @@ def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
 
 def test_configuration() -> None:
     cfg = GenerationConfig(search="contrastive", penalty_alpha=0.3, contrastive_topk=7)
-    generator = SequenceGenerator.from_config([build("fconv_tiny")], dictionary(VOCAB - 4), cfg)
-    assert isinstance(generator.search, ContrastiveSearch)
-    assert (generator.search.penalty_alpha, generator.search.contrastive_topk) == (0.3, 7)
+    generator = SequenceGenerator.from_config([sharp("fconv_tiny")], dictionary(VOCAB - 4), cfg)
+    assert isinstance(generator.setup.search, ContrastiveSearch)
+    assert (generator.setup.search.penalty_alpha, generator.setup.search.contrastive_topk) == (0.3, 7)
     assert generator.beam_size == 1
     with pytest.raises(ConfigError, match="nbest"):
-        SequenceGenerator.from_config([build("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2))
+        SequenceGenerator.from_config([sharp("fconv_tiny")], dictionary(VOCAB - 4), dataclasses.replace(cfg, nbest=2))

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seqgen.generation.decoding import Decoding
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation import session
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingRequest
 from seqgen.modules.multihead_attention import MultiheadAttention
+from tests.generators import make_generator
 from tests.model_zoo import VOCAB, ZOO, build
 from tests.scripted_model import batch_of, dictionary
 
@@ -51,39 +53,46 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def static_tensors(decoding: Decoding) -> Iterator[Tensor]:
+def static_tensors(decoded: Session) -> Iterator[Tensor]:
     """The encoder's outputs, and the keys and values that attention made of them."""
-    for member in decoding.members:
+    for member in decoded.members:
         yield from (tensor for tensor in vars(member.encoder_out).values() if isinstance(tensor, Tensor))
         for module in member.model.decoder.modules():
             if isinstance(module, MultiheadAttention) and module.encoder_decoder:
-                slots = module.get_slots(member.state) or {}
-                yield from (slots["prev_key"], slots["prev_value"])
+                seen = module.remembered(member.state)
+                assert seen is not None
+                yield from (seen.keys, seen.values)
 
 
-def copies(name: str, compact_at: int) -> tuple[list[str], bool]:
+def copies(name: str, lazy_compaction: bool) -> tuple[list[str], bool]:
     """The copies after the first step, and whether any sentence was compacted away."""
-    generator = SequenceGenerator(
-        [build(name)], dictionary(VOCAB - 4), beam_size=BEAM, max_len_a=0.5, max_len_b=3, compact_at=compact_at
+    generator = make_generator(
+        [build(name)],
+        dictionary(VOCAB - 4),
+        beam_size=BEAM,
+        max_len_a=0.5,
+        max_len_b=3,
+        lazy_compaction=lazy_compaction,
     )
     batch = batch_of(SOURCES)
     with torch.no_grad(), CountCopies() as counted:
-        decoding = Decoding(generator, batch)
-        assert decoding.step()
-        live = len(decoding.sentences)
-        counted.watch(static_tensors(decoding))
+        decoded = Session(generator.setup, DecodingRequest(batch))
+        assert decoded.step()
+        live = len(decoded.live)
+        counted.watch(static_tensors(decoded))
         assert len(counted.watched) >= 2
-        while decoding.step():
+        while decoded.step():
             pass
-    return counted.copies, len(decoding.sentences) < live
+    return counted.copies, len(decoded.live) < live
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if build(name).decoder.shares_encoder_output])
-def test_static_tensors_are_not_copied(name: str) -> None:
-    assert copies(name, compact_at=1) == ([], False)
+def test_static_tensors_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_LAZY", 1)  # finished sentences stay until all are done
+    assert copies(name, lazy_compaction=True) == ([], False)
 
 
 def test_the_count_sees_compaction() -> None:
-    found, compacted = copies("transformer_tiny", compact_at=1_000_000)
+    found, compacted = copies("transformer_tiny", lazy_compaction=False)
     assert compacted
     assert {"aten.index_select.default"} <= set(found)

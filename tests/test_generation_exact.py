@@ -10,25 +10,18 @@ import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.exact_search import ExactSearch
-from seqgen.generation.hypotheses import Ranking
+from seqgen.generation.finished import Ranking
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
-from tests.model_zoo import VOCAB, ZOO
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
+from tests.model_zoo import VOCAB, sharp
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
-Pairs = list[tuple[tuple[int, ...], float]]
-
-
-def as_pairs(hypotheses: list[Hypothesis]) -> Pairs:
-    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
-
-
-def assert_same(got: Pairs, wanted: Pairs) -> None:
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
-    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
 
 
 def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Ranking) -> Pairs:
@@ -49,7 +42,7 @@ def everything(rule: Rule, source: tuple[int, ...], cfg: Settings, ranking: Rank
 
 
 def generator(models: list[ScriptedModel], words: int, search: ExactSearch | None = None, **options: object):
-    return SequenceGenerator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
+    return make_generator(models, dictionary(words), search_strategy=search or ExactSearch(at_once=4), **options)
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
@@ -91,7 +84,7 @@ def test_equals_enumeration(settings: Settings, at_once: int) -> None:
     ).generate(batch_of(SOURCES), prefix_tokens=prefix)
     for source, hypotheses in zip(SOURCES, results, strict=True):
         wanted = everything(rule, source, settings, ranking)
-        assert_same(as_pairs(hypotheses), wanted[: settings.beam])
+        assert_same_pairs(as_pairs(hypotheses), wanted[: settings.beam])
 
 
 def test_wu_penalty_and_huggingface_rules() -> None:
@@ -114,7 +107,7 @@ def test_wu_penalty_and_huggingface_rules() -> None:
                 continue
             steps = [float(rule(SOURCES[0], tokens[:i]).log_softmax(-1)[token]) for i, token in enumerate(tokens)]
             wanted.append((tokens, sum(steps) / ((5 + length) / 6) ** 1.4))
-    assert_same(as_pairs(found), sorted(wanted, key=lambda pair: -pair[1])[:4])
+    assert_same_pairs(as_pairs(found), sorted(wanted, key=lambda pair: -pair[1])[:4])
 
 
 def test_finds_what_a_narrow_beam_misses_and_prunes_most() -> None:
@@ -123,7 +116,7 @@ def test_finds_what_a_narrow_beam_misses_and_prunes_most() -> None:
     model = ScriptedModel(table_rule(table, vocab=6))
     options = {"beam_size": 1, "normalize_scores": False, "max_len_b": 8}
     found = generator([model], 2, ExactSearch(expansions=4, at_once=1), **options).generate(batch_of([(4, 2)]))[0]
-    assert_same(as_pairs(found), [((5, EOS), math.log(0.36))])
+    assert_same_pairs(as_pairs(found), [((5, EOS), math.log(0.36))])
     assert found[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
 
 
@@ -131,24 +124,15 @@ def test_no_beam_is_better() -> None:
     for seed in range(3):
         model = ScriptedModel(random_rule(vocab=8, seed=seed))
         best = generator([model], 4, beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
-        beam = SequenceGenerator([model], dictionary(4), beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
+        beam = make_generator([model], dictionary(4), beam_size=3, max_len_b=4).generate(batch_of(SOURCES))
         for one, two in zip(best, beam, strict=True):
             assert all(h.score >= k.score - 1e-12 for h, k in zip(one, two, strict=True))
-
-
-def build(name: str):
-    torch.manual_seed(0)
-    model = ZOO[name].build().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2.0)
-    return model
 
 
 @pytest.mark.parametrize("name", ["fconv_shared", "transformer_shared", "lstm_tiny", "average", "t5_bias_per_layer"])
 def test_laws(name: str) -> None:
     """Cached equals uncached, alone equals batched, a model with itself is that model; attention comes along."""
-    model, sources = build(name), [(4, 9, 12, 5, 2), (6, 2), (2,)]
+    model, sources = sharp(name, factor=2.0), [(4, 9, 12, 5, 2), (6, 2), (2,)]
     options = {"beam_size": 2, "max_len_b": 2, "need_attention": True, "coverage_penalty": 0.1}
     search = ExactSearch(at_once=8)
 
@@ -164,7 +148,7 @@ def test_laws(name: str) -> None:
     ]
     for other in variants:
         for one, two in zip(together, other, strict=True):
-            assert_same(as_pairs(one), as_pairs(two))
+            assert_same_pairs(as_pairs(one), as_pairs(two))
     assert all(h.attention.size(0) == len(h.tokens) for hypotheses in together for h in hypotheses)
 
 
@@ -180,19 +164,16 @@ def test_ensembles_and_guidance() -> None:
 
     for rule, further in ((mean, {}), (guided, {"guidance_scale": 1.5, "renormalize": True})):
         processors = [Renormalized()] if further.pop("renormalize", False) else []
-        options = {"beam_size": 3, "max_len_b": 3, "logits_processors": processors, **further}
+        options = {"beam_size": 3, "max_len_b": 3, "processors": processors, **further}
         found = generator([ScriptedModel(rule) for rule in rules], 2, **options).generate(batch_of(SOURCES))
-        plain = SequenceGenerator([ScriptedModel(rule)], dictionary(2), beam_size=130, max_len_b=3)
+        plain = make_generator([ScriptedModel(rule)], dictionary(2), beam_size=130, max_len_b=3)
         if rule is guided:
-            plain.processors.append(Renormalized())
+            plain.setup.processors.append(Renormalized())
         for one, two in zip(found, plain.generate(batch_of(SOURCES)), strict=True):
-            assert_same(as_pairs(one), as_pairs(two)[:3])
+            assert_same_pairs(as_pairs(one), as_pairs(two)[:3])
 
 
-class Renormalized:
-    shift_invariant = False
-    reads_tokens = False
-
+class Renormalized(LogitsProcessor):
     def __call__(self, lprobs: torch.Tensor, context: object) -> torch.Tensor:
         return lprobs.log_softmax(-1)
 
@@ -231,5 +212,5 @@ def test_configuration() -> None:
     cfg = GenerationConfig(search="exact", beam=3, max_len_b=3)
     model = ScriptedModel(random_rule(vocab=7, seed=1))
     made = SequenceGenerator.from_config([model], dictionary(3), cfg)
-    assert isinstance(made.search, ExactSearch)
+    assert isinstance(made.setup.search, ExactSearch)
     assert [len(hypotheses) for hypotheses in made.generate(batch_of(SOURCES))] == [3] * len(SOURCES)

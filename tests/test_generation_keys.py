@@ -13,7 +13,7 @@ import pytest
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.registry import SEARCHES
-from seqgen.translator import Translator
+from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
 LINES = ["w1 w5 w8", "w2\tw3 w4\tw6", "w3 w3 w17 w3"]
@@ -110,6 +110,10 @@ ELSEWHERE = {
     "processors": "names of the user's own classes (test_generation_processors_setup.py)",
     "draft": "must not change outputs, but their speed (test_generation_speculative.py)",
     "prompt_lookup": "must not change outputs, but their speed (test_generation_speculative.py)",
+    "observers": "names of the user's own classes; they never change an output",
+    "combination": "names of registered classes (test_generation_combinations.py)",
+    "members": "what each model of an ensemble reads (test_translator_members.py)",
+    "components": "keys of components, each tested where it is defined",
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",
 }

@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from seqgen.errors import ConfigError
-from seqgen.generation.minimum_bayes_risk import UTILITIES, by_expected_utility, expected_utilities
-from seqgen.translator import Translator
+from seqgen.text.mbr import Bleu, Chrf, Utility, by_expected_utility, expected_utilities
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
 from tests.text_models import TEXTS, text_model
 
 SAMPLES = ["the dog runs", "the dog ran", "a cat", "the dog runs", "", "der Hund läuft", "the dogs run"]
 
 
+UTILITIES: dict[str, Utility] = {"chrf": Chrf(), "bleu": Bleu()}
 METRICS = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 WORDS = st.text(alphabet="ab ü.,-\u00a0'", max_size=12)
 
@@ -28,22 +30,22 @@ def test_is_the_plain_double_loop(utility: str, candidates: list[str]) -> None:
         sum(METRICS[utility].sentence_score(candidate, [other]).score for other in candidates) / len(candidates)
         for candidate in candidates
     ]
-    assert expected_utilities(candidates, utility) == pytest.approx(wanted, abs=1e-9)
+    assert expected_utilities(candidates, UTILITIES[utility]) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_by_hand() -> None:
     """Unigram and bigram BLEU of short texts: ``a b`` and ``a b`` give 100, ``a b`` and ``c d`` next to nothing."""
-    found = expected_utilities(["a b", "c d", "a b"], "bleu")
+    found = expected_utilities(["a b", "c d", "a b"], Bleu())
     assert found[0] == found[2] == pytest.approx((100 + 100) / 3, abs=15)
     assert found[1] == pytest.approx(100 / 3, abs=15)
     # chrF counts characters: "ab" has a, b, ab; of "ac" it shares a. Order 1: 1 of 2 both ways, order 2: none.
     # Its precision and recall are means over the orders there are: (1/2 + 0) / 2 = 1/4.
-    assert expected_utilities(["ab", "ac"], "chrf") == pytest.approx([(100 + 25) / 2] * 2)
+    assert expected_utilities(["ab", "ac"], Chrf()) == pytest.approx([(100 + 25) / 2] * 2)
 
 
 def test_ties_keep_the_order_of_the_search() -> None:
     assert by_expected_utility([3.0, 5.0, 3.0, 5.0]) == [1, 3, 0, 2]
-    assert expected_utilities(["only"], "chrf") == pytest.approx([100])
+    assert expected_utilities(["only"], Chrf()) == pytest.approx([100])
 
 
 @pytest.mark.parametrize("utility", UTILITIES)
@@ -53,7 +55,7 @@ def test_translations_come_by_expected_utility(utility: str) -> None:
     changed = 0
     for before, translation in zip(plain, translator.translate(TEXTS, nbest=3, mbr=utility), strict=True):
         texts = [h.text for h in before.hypotheses]
-        means = dict(zip(texts, expected_utilities(texts, utility), strict=True))
+        means = dict(zip(texts, expected_utilities(texts, UTILITIES[utility]), strict=True))
         order = sorted(texts, key=lambda text: -means[text])
         assert [h.text for h in translation.hypotheses] == order[:3]
         assert [h.utility for h in translation.hypotheses] == pytest.approx([means[text] for text in order[:3]])
@@ -64,3 +66,35 @@ def test_translations_come_by_expected_utility(utility: str) -> None:
 def test_needs_something_to_choose_from() -> None:
     with pytest.raises(ConfigError, match="mbr=chrf compares"):
         Translator(text_model(), mbr="chrf", beam=1).translate(["w1"])
+
+
+def test_utilities_have_keys() -> None:
+    """Character order 1 counts letters alone: ``ab`` and ``ba`` are then the same."""
+    assert expected_utilities(["ab", "ba"], Chrf(char_order=1)) == pytest.approx([100, 100])
+    assert Bleu(max_ngram_order=1)(["a b c", "c b a"]) == pytest.approx(100)
+    translator = Translator(text_model(sharpness=1.2), sampling=True, beam=6, max_len_b=8, mbr="chrf")
+    for key, value, utility in (
+        ("utility.char_order", 2, Chrf(char_order=2)),
+        ("utility.beta", 0.5, Chrf(beta=0.5)),
+    ):
+        by_key = translator.translate(TEXTS, nbest=6, **{key: value})
+        by_object = translator.translate(TEXTS, nbest=6, mbr=utility)
+        default = translator.translate(TEXTS, nbest=6)
+        assert _utilities(by_key) == _utilities(by_object) != _utilities(default)
+    assert _utilities(translator.translate(TEXTS, mbr="chrf3")) == _utilities(
+        translator.translate(TEXTS, mbr=Chrf(beta=3.0))
+    )
+
+
+def _utilities(translations: list[Translation]) -> list[list[float | None]]:
+    return [[hypothesis.utility for hypothesis in translation.hypotheses] for translation in translations]
+
+
+def test_what_is_wrong_is_refused() -> None:
+    translator = Translator(text_model(), beam=3)
+    with pytest.raises(ConfigError, match=r"there is no utility 'chfr'.*bleu, chrf"):
+        translator.translate(["w1"], mbr="chfr")
+    with pytest.raises(ConfigError, match=r"char_order.*below its minimum"):
+        translator.translate(["w1"], mbr="chrf", **{"utility.char_order": 0})
+    with pytest.raises(ConfigError, match=r"generation\.beam=2 or more"):
+        translator.translate(["w1"], mbr=Chrf(), beam=1)

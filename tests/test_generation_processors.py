@@ -11,24 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seqgen.generation import cutoffs
-from seqgen.generation.forced_tokens import ExponentialDecay, ForceFirst, ForceLast
-from seqgen.generation.guidance import guide
-from seqgen.generation.logits_processors import (
-    DecodingContext,
-    Forbid,
-    ForbidFirst,
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
+from seqgen.generation.processors import warpers as cutoffs
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.bias import BadWords, SequenceBias
+from seqgen.generation.processors.length import (
+    ExponentialDecay,
     ForceEndAtMaximum,
-    ForcePrefix,
-    LogitsProcessor,
+    ForceFirst,
+    ForceLast,
     MinimumLength,
-    NoRepeatNgram,
-    UnknownPenalty,
 )
-from seqgen.generation.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
-from seqgen.generation.repetition import EncoderNoRepeatNgram, EncoderRepetitionPenalty, RepetitionPenalty
-from seqgen.generation.rescaling import RemoveInvalid, Renormalize, Temperature
-from seqgen.generation.sequence_bias import BadWords, SequenceBias
+from seqgen.generation.processors.prefix import ForcePrefix
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.processors.repetition import (
+    EncoderNoRepeatNgram,
+    EncoderRepetitionPenalty,
+    NoRepeatNgram,
+    RepetitionPenalty,
+)
+from seqgen.generation.processors.scaling import RemoveInvalid, Renormalize, Temperature
+from seqgen.generation.processors.tokens import Forbid, ForbidFirst, UnknownPenalty
+from tests.step_contexts import step_context
 
 PAD, EOS, UNK, VOCAB = 0, 1, 2, 11
 SOURCE_LENGTHS = [5, 7, 2]
@@ -37,7 +42,7 @@ BEAM = 2
 
 def context(
     step: int, seed: int = 0, *, padded: bool = True, start: bool = True, maximum: int = 9, prefix: Tensor | None = None
-) -> DecodingContext:
+) -> StepContext:
     """Three sentences of two beams with random histories over few tokens, so that much is repeated."""
     generator = torch.Generator().manual_seed(seed)
     rows = len(SOURCE_LENGTHS) * BEAM
@@ -46,10 +51,10 @@ def context(
     padding = torch.arange(source.size(1)) >= torch.tensor(SOURCE_LENGTHS).unsqueeze(1)
     source = source.masked_fill(padding, PAD) if padded else source
     begun = torch.cat([torch.full((rows, 1), PAD), tokens], dim=1)
-    return DecodingContext(
+    return step_context(
         step=step,
         tokens=tokens,
-        written=begun if start else tokens,
+        generated=begun if start else tokens,
         max_lengths=torch.full((rows,), maximum),
         first_end=maximum,
         prefix_tokens=prefix,
@@ -163,7 +168,7 @@ def test_equals_transformers(name: str) -> None:
             now = context(step, seed, padded=False)
             given = scores(100 * seed + step)
             oracle = make(theirs, now.src_tokens[::BEAM])
-            wanted = oracle(now.written, given.clone())
+            wanted = oracle(now.generated, given.clone())
             got = ours(given.clone(), now)
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
             changed |= not torch.equal(got, given)
@@ -195,7 +200,7 @@ def test_padding_of_the_source_does_not_count(name: str) -> None:
         together = ours(given.clone(), now)
         for sentence, length in enumerate(SOURCE_LENGTHS):
             rows = slice(sentence * BEAM, (sentence + 1) * BEAM)
-            alone = make(theirs, now.src_tokens[rows][:1, :length])(now.written[rows], given[rows].clone())
+            alone = make(theirs, now.src_tokens[rows][:1, :length])(now.generated[rows], given[rows].clone())
             torch.testing.assert_close(together[rows], alone, atol=1e-6, rtol=0)
 
 
@@ -211,8 +216,8 @@ def test_padding_on_the_left_does_not_count_either() -> None:
     assert torch.equal(results[0], results[2])
 
 
-def _with_source(base: DecodingContext, source: Tensor, padding: Tensor) -> DecodingContext:
-    return DecodingContext(0, base.tokens[:1], base.max_lengths[:1], 9, None, EOS, PAD, None, source, padding)
+def _with_source(base: StepContext, source: Tensor, padding: Tensor) -> StepContext:
+    return step_context(0, base.tokens[:1], base.max_lengths[:1], 9, None, EOS, PAD, None, source, padding)
 
 
 def test_without_a_start_symbol_the_first_token_is_free_to_repeat_it() -> None:
@@ -221,6 +226,10 @@ def test_without_a_start_symbol_the_first_token_is_free_to_repeat_it() -> None:
     here, there = (NoRepeatNgram(1)(given.clone(), context(0, start=start)) for start in (False, True))
     assert torch.equal(here, given)
     assert (there[:, PAD] == -torch.inf).all()
+
+
+def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    return Guidance(ProbabilityMean(), scale)([conditional, unconditional], None)
 
 
 def test_guidance_equals_transformers() -> None:
@@ -236,14 +245,14 @@ def test_guidance_equals_transformers() -> None:
     for scale in (0.5, 1.5, 3.0):
         oracle = theirs.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model)
         wanted = oracle(torch.zeros(6, 1, dtype=torch.int64), conditional.clone())
-        got = guide(conditional.log_softmax(-1), unconditional.log_softmax(-1), scale)
+        got = guided(conditional.log_softmax(-1), unconditional.log_softmax(-1), scale)
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_guidance_makes_no_nan() -> None:
     conditional = torch.tensor([[0.0, -torch.inf, -1.0, -torch.inf]])
     unconditional = torch.tensor([[-1.0, -2.0, -torch.inf, -torch.inf]])
-    assert guide(conditional, unconditional, 2.0).tolist() == [[1.0, -torch.inf, -1.0, -torch.inf]]
+    assert guided(conditional, unconditional, 2.0).tolist() == [[1.0, -torch.inf, -1.0, -torch.inf]]
 
 
 def test_invalid_scores_are_replaced_but_forbidden_tokens_stay_so() -> None:
@@ -304,7 +313,7 @@ def test_trie_by_hand() -> None:
     }
     for history, wanted in histories.items():
         tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
-        now = DecodingContext(len(history), tokens, torch.tensor([9]), 9, None, EOS, PAD)
+        now = step_context(len(history), tokens, torch.tensor([9]), 9, None, EOS, PAD)
         given = scores(1, rows=1)
         got = TrieConstraint(trie)(given.clone(), now)
         assert {int(token) for token in got[0].isfinite().nonzero()} == wanted
@@ -351,7 +360,7 @@ FORCING = {"first", "last"}
 """These give a token a score of their own, also one that was forbidden."""
 
 
-def everywhere(name: str, seed: int, step: int) -> DecodingContext:
+def everywhere(name: str, seed: int, step: int) -> StepContext:
     """A context in which every processor has something to do at some step."""
     prefix = torch.tensor([[4, 5], [4, PAD], [6, 6], [PAD, PAD], [3, 3], [8, 9]])
     return context(step, seed, prefix=prefix)
@@ -371,17 +380,6 @@ def test_shift_invariance_is_as_declared(name: str) -> None:
                 torch.testing.assert_close(before, after, atol=1e-10, rtol=0)
             differs |= not torch.allclose(before, after)
     assert differs != processor.shift_invariant or name == "remove invalid"
-
-
-@pytest.mark.parametrize("name", [name for name, processor in PROCESSORS.items() if not processor.reads_tokens])
-def test_what_does_not_read_tokens_does_not_need_them(name: str) -> None:
-    for step in range(11):
-        now, given = everywhere(name, 1, step), scores(step)
-        blind = DecodingContext(
-            step, torch.zeros(0, 0, dtype=torch.int64), now.max_lengths, now.first_end, now.prefix_tokens, EOS, PAD,
-            None, now.src_tokens, now.src_padding,
-        )  # fmt: skip
-        assert torch.equal(PROCESSORS[name](given.clone(), now), PROCESSORS[name](given.clone(), blind))
 
 
 @pytest.mark.parametrize("name", list(PROCESSORS))

@@ -14,12 +14,16 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.combinations import CUTOFFS, NEEDS, check_combinations
-from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor, apply_all
-from seqgen.generation.processor_setup import end_symbols_from_config, processors_from_config, warpers_from_config
+from seqgen.generation.compatibility import CUTOFFS, NEEDS, check_compatible
+from seqgen.generation.context import StepContext
+from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
+from seqgen.generation.processors.base import LogitsProcessor, apply_all
+from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
+from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+from tests.step_contexts import step_context
 
 VOCAB, MAXIMUM = 14, 6
 
@@ -33,11 +37,11 @@ def encode(text: str) -> list[int]:
     return [words().index(letter) for letter in text]
 
 
-def context(step: int, seed: int, beam: int) -> DecodingContext:
+def context(step: int, seed: int, beam: int) -> StepContext:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, 7, (2 * beam, step), generator=generator)
     source = torch.randint(3, VOCAB - 1, (2, 4), generator=generator).repeat_interleave(beam, 0)
-    return DecodingContext(
+    return step_context(
         step, tokens, torch.full((2 * beam,), MAXIMUM), MAXIMUM, None, 1, 0,
         torch.cat([torch.zeros(2 * beam, 1, dtype=torch.int64), tokens], dim=1), source,
     )  # fmt: skip
@@ -110,12 +114,9 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
         **{"num_beams": 2, "top_k": None, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0, **theirs}
     )
     model._prepare_special_tokens(config, True, device="cpu")
-    cfg = GenerationConfig(**{"beam": 2, **ours})
-    check_combinations(cfg, "huggingface")
-    chain = [
-        *processors_from_config(cfg, words(), semantics="huggingface", encode=encode),
-        *warpers_from_config(cfg, words(), semantics="huggingface"),
-    ]
+    cfg = GenerationConfig(**{"semantics": "huggingface", "beam": 2, **ours})
+    check_compatible(cfg)
+    chain = processors_from_config(cfg, words(), HUGGINGFACE, encode)
     changed = False
     for seed in range(8):
         for step in range(MAXIMUM + 1):
@@ -124,7 +125,7 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
             original = model._get_logits_processor(
                 config, 1, now.src_tokens[:: cfg.beam], None, transformers.LogitsProcessorList(), "cpu", {}
             )
-            wanted = original(now.written, given.clone())
+            wanted = original(now.generated, given.clone())
             lowest = torch.finfo(wanted.dtype).min
             wanted = wanted.masked_fill(wanted == lowest, -torch.inf)  # what their removal of infinities leaves
             got = apply_all(chain, given.clone(), now)
@@ -134,7 +135,7 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
 
 
 def chain(semantics: str = "fairseq", **values: Any) -> list[LogitsProcessor]:
-    return processors_from_config(GenerationConfig(**values), words(), semantics=semantics, encode=encode)
+    return processors_from_config(GenerationConfig(**values), words(), rules_named(semantics), encode)
 
 
 def names(processors: list[LogitsProcessor]) -> list[str]:
@@ -146,7 +147,7 @@ def test_order_by_fairseqs_rules() -> None:
     assert names(found) == [
         "Forbid", "UnknownPenalty", "ForceEndAtMaximum", "ForcePrefix", "NoRepeatNgram", "Renormalize",
     ]  # fmt: skip
-    assert names(found[3].otherwise) == ["MinimumLength", "Forbid", "BadWords"]
+    assert names(found[3].processors) == ["MinimumLength", "Forbid", "BadWords"]
     now, given = context(0, 0, 1), torch.zeros(2, VOCAB)
     assert apply_all(chain(forced_first="c"), given, now)[0].isfinite().nonzero().flatten().tolist() == [5]
 
@@ -162,15 +163,16 @@ def test_outputs_as_long_as_their_sources() -> None:
 
 def test_temperature_belongs_to_the_cutoffs_by_hugging_faces_rules_alone() -> None:
     cfg = GenerationConfig(sampling=True, temperature=2.0, sampling_topk=3)
-    assert names(warpers_from_config(cfg, words(), semantics="fairseq")) == ["TopK"]
-    assert names(warpers_from_config(cfg, words(), semantics="huggingface")) == ["Temperature", "TopK"]
-    assert warpers_from_config(GenerationConfig(temperature=2.0), words(), semantics="huggingface") == []
+    assert names(processors_from_config(cfg, words(), FAIRSEQ))[-2:] == ["ForcePrefix", "TopK"]
+    assert names(processors_from_config(cfg, words(), HUGGINGFACE)) == ["ForcePrefix", "Temperature", "TopK"]
+    plain = processors_from_config(GenerationConfig(temperature=2.0), words(), HUGGINGFACE)
+    assert names(plain) == ["ForcePrefix"]
 
 
 def test_texts_without_a_tokenizer_are_symbols() -> None:
-    found = processors_from_config(GenerationConfig(bad_words=["a b"]), words(), semantics="fairseq")
+    found = processors_from_config(GenerationConfig(bad_words=["a b"]), words(), FAIRSEQ)
     tokens = torch.tensor([[3]])
-    now = DecodingContext(1, tokens, torch.tensor([9]), 9, None, 1, 0)
+    now = step_context(1, tokens, torch.tensor([9]), 9, None, 1, 0)
     assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().logical_not().nonzero().flatten().tolist() == [
         0,
         4,
@@ -204,9 +206,9 @@ def test_wrong_values_end_in_one_sentence(values: dict[str, Any], message: str, 
 
 
 def test_end_symbols() -> None:
-    assert end_symbols_from_config(GenerationConfig(end_symbols=["k", "</s>", "k"]), words()) == [1, 13]
+    assert end_tokens_from_config(GenerationConfig(end_symbols=["k", "</s>", "k"]), words()) == [1, 13]
     with pytest.raises(ConfigError, match=r"generation.end_symbols: 'zz'"):
-        end_symbols_from_config(GenerationConfig(end_symbols=["zz"]), words())
+        end_tokens_from_config(GenerationConfig(end_symbols=["zz"]), words())
 
 
 def test_allowed_outputs_from_a_file(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_allowed_outputs_from_a_file(tmp_path: Path) -> None:
     allowed = {(): [3], (3,): [4, 5], (3, 4): [1]}
     for history, following in allowed.items():
         tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
-        now = DecodingContext(len(history), tokens, torch.tensor([9]), 9, None, 1, 0)
+        now = step_context(len(history), tokens, torch.tensor([9]), 9, None, 1, 0)
         assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().nonzero().flatten().tolist() == following
 
 
@@ -243,7 +245,7 @@ def registered() -> Any:
         def __init__(self, gain: float):
             self.gain = gain
 
-        def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             return lprobs * self.gain
 
     @register_logits_processor("impostor")
@@ -267,21 +269,21 @@ def test_processors_of_a_users_own(registered: None, semantics: str) -> None:
 class Louder(LogitsProcessor):
     """Doubles the scores."""
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         return lprobs * 2
 
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
-    """In the constructor and beside a configuration, by either of the two names."""
+    """In the constructor and beside a configuration."""
     symbols = dictionary(5)
     model = ScriptedModel(random_rule(9, 3))
     asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
     keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
     cfg = GenerationConfig(**keys, semantics=semantics)
     scores = set()
-    for further in ({"processors": [Louder()]}, {"logits_processors": [Louder()]}):
-        plain = SequenceGenerator([model], symbols, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
+    for further in ({"processors": [Louder()]},):
+        plain = make_generator([model], symbols, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
         configured = SequenceGenerator.from_config([model], symbols, cfg, **further)
         for generator in (plain, configured):
             prefix = torch.tensor([[5], [6]])
@@ -295,13 +297,13 @@ def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: st
             scores.add(tuple(round(h.score, 9) for hypotheses in results for h in hypotheses))
     assert len(scores) == 1
     for name, value in asked.items():
-        with pytest.raises(ConfigError, match=f"takes {name} from the configuration"):
+        with pytest.raises(TypeError, match=name):
             SequenceGenerator.from_config([model], symbols, cfg, **{name: value})
 
 
 def test_the_defaults_go_together() -> None:
     for semantics in ("fairseq", "huggingface", ""):
-        check_combinations(GenerationConfig(), semantics)
+        check_compatible(GenerationConfig(semantics=semantics))
 
 
 REFUSED = [
@@ -346,15 +348,13 @@ REFUSED = [
 @pytest.mark.parametrize(("values", "message"), REFUSED, ids=lambda value: str(value)[:50])
 def test_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_combinations(GenerationConfig(**values))
+        check_compatible(GenerationConfig(**values))
 
 
 def test_every_need_is_tested() -> None:
     for need in NEEDS:
         assert any(
-            not need.met(GenerationConfig(**values), values.get("semantics", "fairseq"))
-            and set(need.keys) & set(values)
-            for values, _ in REFUSED
+            not need.met(GenerationConfig(**values)) and set(need.keys) & set(values) for values, _ in REFUSED
         ), need.keys
 
 
@@ -379,4 +379,4 @@ def test_every_need_is_tested() -> None:
     ids=str,
 )
 def test_what_does(values: dict[str, Any]) -> None:
-    check_combinations(GenerationConfig(**values))
+    check_compatible(GenerationConfig(**values))

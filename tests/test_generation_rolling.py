@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Batch, EncoderOut, Source
-from tests.model_zoo import VOCAB, ZOO, registered
+from seqgen.structures import EncoderOut
+from tests.generators import make_generator
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import batch_of, dictionary
-from tests.test_laws_generation import assert_same, build, words
+from tests.waiting_sentences import queue, sources
 
-JOINING = [name for name in ZOO if getattr(build(name).decoder, "joins", False)]
-
-
-def sources(count: int, seed: int) -> list[tuple[int, ...]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
-    return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
-
-
-def padded_on_the_left(source: Source) -> Tensor:
-    """The tokens of a source that is padded on the right, moved to the other side."""
-    rows = zip(source.src_tokens, source.src_lengths.tolist(), strict=True)
-    return torch.stack([row.roll(len(row) - length) for row, length in rows])
-
-
-def queue(
-    rows: list[tuple[int, ...]], size: int, left: bool = False
-) -> tuple[Callable[[int, int], Batch | None], list[int]]:
-    """What waits, and a record of how many were running."""
-    waiting, asked = list(enumerate(rows)), []
-
-    def take(running: int, width: int) -> Batch | None:
-        asked.append(running)
-        taken = [waiting.pop(0) for _ in range(min(size - running, len(waiting)))]
-        if not taken:
-            return None
-        batch = batch_of([row for _, row in taken])
-        batch.ids = torch.tensor([number for number, _ in taken])
-        if left:
-            batch.source.src_tokens = padded_on_the_left(batch.source)
-        return batch
-
-    return take, asked
+JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "joins", False)]
 
 
 @pytest.mark.parametrize("name", JOINING)
@@ -58,17 +24,19 @@ def queue(
         {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
         {"semantics": "huggingface", "beam_size": 1},
         {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2},
-        {"beam_table": False, "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
+        {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
     ],
     ids=str,
 )
 def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
-    model = build(name, seed=3)
+    model = sharp(name, seed=3)
     rows = sources(17, seed=len(name))
-    generator = SequenceGenerator([model], words(), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options})
+    generator = make_generator(
+        [model], dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options}
+    )
     assert generator.joins
     take, asked = queue(rows, 5)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
     for number, row in enumerate(rows):
@@ -90,12 +58,12 @@ def test_padding_of_merged_encoder_outputs() -> None:
 
 @pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny"])
 def test_sources_padded_on_the_left_join_too(name: str) -> None:
-    model = build(name, seed=3)
+    model = sharp(name, seed=3)
     model.left_pad_source = True
     rows = sources(17, seed=len(name))
-    generator = SequenceGenerator([model], words(), beam_size=4, max_len_a=1.0, max_len_b=3)
+    generator = make_generator([model], dictionary(VOCAB - 4), beam_size=4, max_len_a=1.0, max_len_b=3)
     take, asked = queue(rows, 5, left=True)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert len([running for running in asked if 0 < running < 5]) > 2
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
@@ -111,9 +79,9 @@ def test_sources_padded_on_the_left_join_too(name: str) -> None:
 )
 def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -> None:
     rows = sources(40, seed=5)
-    generator = SequenceGenerator([build("transformer_tiny")], words(), **options)
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), **options)
     take, asked = queue(rows, 6)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(40))
     assert all(0 <= running <= 6 for running in asked)
     for number, row in enumerate(rows):
@@ -123,17 +91,17 @@ def test_who_is_done_at_the_first_step_is_not_lost(options: dict[str, object]) -
 def test_dead_weight_may_outlive_the_table_of_positions() -> None:
     model = registered("transformer_tiny", max_target_positions=12)().double().eval()
     rows = sources(60, seed=6)
-    generator = SequenceGenerator([model], words(), beam_size=2, max_len_a=1.0, max_len_b=0)
-    found = dict(generator.generate_rolling(queue(rows, 24)[0]))
+    generator = make_generator([model], dictionary(VOCAB - 4), beam_size=2, max_len_a=1.0, max_len_b=0)
+    found = dict(generator.generate_continuously(queue(rows, 24)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
 
 def test_ensembles_are_joined_too() -> None:
-    models = [build(name) for name in JOINING]
+    models = [sharp(name) for name in JOINING]
     rows = sources(9, seed=1)
-    generator = SequenceGenerator(models, words(), beam_size=3, max_len_b=8)
-    found = dict(generator.generate_rolling(queue(rows, 3)[0]))
+    generator = make_generator(models, dictionary(VOCAB - 4), beam_size=3, max_len_b=8)
+    found = dict(generator.generate_continuously(queue(rows, 3)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
@@ -141,17 +109,17 @@ def test_ensembles_are_joined_too() -> None:
 @pytest.mark.parametrize("name", ["lstm_tiny", "transformer_tiny"])
 def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> None:
     """A decoder that does not know how, and a processor that looks at what was written."""
-    model = build(name)
+    model = sharp(name)
     rows = sources(7, seed=2)
-    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
+    generator = make_generator([model], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
     assert not generator.joins
     take, asked = queue(rows, 3)
-    found = dict(generator.generate_rolling(take))
+    found = dict(generator.generate_continuously(take))
     assert set(asked) == {0}
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 
 
 def test_nobody_waits() -> None:
-    generator = SequenceGenerator([build("transformer_tiny")], dictionary(VOCAB - 4))
-    assert list(generator.generate_rolling(lambda running, width: None)) == []
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
+    assert list(generator.generate_continuously(lambda running, width: None)) == []

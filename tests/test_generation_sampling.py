@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation import randomness, sampling
-from seqgen.generation.cutoffs import TopP
-from seqgen.generation.logits_processors import DecodingContext
-from seqgen.generation.randomness import draw, random_bits, uniform
-from seqgen.generation.sampling import BeamSampling, Greedy, Sampling, StochasticBeam, downwards
-from seqgen.generation.search import Search, SearchBatch
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.processors.warpers import TopP
+from seqgen.generation.search import randomness, sampling
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.search.randomness import draw, random_bits, uniform
+from seqgen.generation.search.sampling import BeamSampling, Sampling
+from seqgen.generation.search.stochastic_beam import StochasticBeam, downwards
 from seqgen.registry import SEARCHES
+from tests.generators import make_generator, resources
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.step_contexts import step_context
 
 EOS = 2
 
@@ -148,8 +152,8 @@ def test_nan_is_not_hidden() -> None:
     lprobs[1, 0, 3] = torch.nan
     for make in (Sampling, BeamSampling, StochasticBeam):
         search = begun(make(1), 2, 3)
-        search.step(0, lprobs.nan_to_num(), torch.zeros(2, 3))
-        found = search.step(1, lprobs, torch.zeros(2, 3))
+        search.step(step_context(0), lprobs.nan_to_num(), torch.zeros(2, 3))
+        found = search.step(step_context(1), lprobs, torch.zeros(2, 3))
         assert not found.scores[0].isnan().any()
         assert found.scores[1].isnan().any()
 
@@ -159,17 +163,17 @@ def test_nan_is_not_hidden() -> None:
 
 def begun(search: Search, sentences: int, beam: int, first: int = 0, ids: Tensor | None = None) -> Search:
     ids = torch.arange(first, first + sentences) if ids is None else ids
-    return search.begin(SearchBatch(len(ids), beam, EOS, torch.device("cpu"), ids=ids))
+    return search.begin(BatchInfo(len(ids), beam, EOS, torch.device("cpu"), ids=ids))
 
 
 LPROBS = torch.tensor([0.05, 0.0, 0.3, 0.1, 0.2, 0.05, 0.3]).log()
 
 
 def test_draws_are_distributed_as_the_cut_distribution() -> None:
-    context = DecodingContext(0, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
+    context = step_context(0, torch.zeros(1, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
     cut = TopP(0.75)(LPROBS.unsqueeze(0), context).log_softmax(-1)
     assert cut.exp()[0].tolist() == pytest.approx([0, 0, 0.375, 0, 0.25, 0, 0.375])
-    found = begun(Sampling(3), 20000, 2).step(4, cut.expand(20000, 2, -1), torch.zeros(20000, 2))
+    found = begun(Sampling(3), 20000, 2).step(step_context(4), cut.expand(20000, 2, -1), torch.zeros(20000, 2))
     assert found.beams.tolist()[:2] == [[0, 1], [0, 1]]
     torch.testing.assert_close(found.scores, cut[0][found.tokens])
     assert abs(chi_square(found.tokens.flatten().bincount(minlength=7), cut[0].exp())) < 4
@@ -180,12 +184,12 @@ def test_draws_are_distributed_as_the_cut_distribution() -> None:
 def test_draws_differ_by_seed_step_sentence_and_beam() -> None:
     lprobs = torch.full((200, 3, 50), 1 / 50).log()
     scores = torch.zeros(200, 3)
-    base = begun(Sampling(1), 200, 3).step(0, lprobs, scores).tokens
-    assert torch.equal(base, begun(Sampling(1), 200, 3).step(0, lprobs, scores).tokens)
+    base = begun(Sampling(1), 200, 3).step(step_context(0), lprobs, scores).tokens
+    assert torch.equal(base, begun(Sampling(1), 200, 3).step(step_context(0), lprobs, scores).tokens)
     others = [
-        begun(Sampling(2), 200, 3).step(0, lprobs, scores).tokens,
-        begun(Sampling(1), 200, 3).step(1, lprobs, scores).tokens,
-        begun(Sampling(1), 200, 3, first=200).step(0, lprobs, scores).tokens,
+        begun(Sampling(2), 200, 3).step(step_context(0), lprobs, scores).tokens,
+        begun(Sampling(1), 200, 3).step(step_context(1), lprobs, scores).tokens,
+        begun(Sampling(1), 200, 3, first=200).step(step_context(0), lprobs, scores).tokens,
         base.roll(1, 0),
         base.roll(1, 1),
     ]
@@ -196,9 +200,9 @@ def test_draws_differ_by_seed_step_sentence_and_beam() -> None:
 def test_what_is_forbidden_is_never_drawn() -> None:
     lprobs = torch.full((1000, 1, 4), -torch.inf)
     lprobs[..., 2] = -3.0  # not normalized, and alone
-    found = begun(Sampling(), 1000, 1).step(0, lprobs, torch.zeros(1000, 1))
+    found = begun(Sampling(), 1000, 1).step(step_context(0), lprobs, torch.zeros(1000, 1))
     assert (found.tokens == 2).all()
-    dead = begun(Sampling(), 2, 1).step(0, torch.full((2, 1, 4), -torch.inf), torch.zeros(2, 1))
+    dead = begun(Sampling(), 2, 1).step(step_context(0), torch.full((2, 1, 4), -torch.inf), torch.zeros(2, 1))
     assert (dead.scores == -torch.inf).all()
 
 
@@ -210,8 +214,8 @@ def test_sentences_keep_their_numbers_when_others_leave(make: type[sampling.Rand
     keep = torch.tensor([1, 3])
     some.select_sentences(keep)
     for step in range(3):
-        one = all_of_them.step(step, lprobs, scores)
-        two = some.step(step, lprobs[keep], scores[keep])
+        one = all_of_them.step(step_context(step), lprobs, scores)
+        two = some.step(step_context(step), lprobs[keep], scores[keep])
         assert torch.equal(one.tokens[keep], two.tokens)
         going = [found.gather(torch.arange(3).expand(len(found.scores), -1)) for found in (one, two)]
         all_of_them.advance(going[0])
@@ -220,7 +224,7 @@ def test_sentences_keep_their_numbers_when_others_leave(make: type[sampling.Rand
 
 def test_greedy_takes_the_best() -> None:
     found = begun(Greedy(), 2, 1).step(
-        0, torch.stack([LPROBS, LPROBS.flip(0)]).unsqueeze(1), torch.tensor([[1.0], [2.0]])
+        step_context(0), torch.stack([LPROBS, LPROBS.flip(0)]).unsqueeze(1), torch.tensor([[1.0], [2.0]])
     )
     assert found.tokens.tolist() == [[2], [0]]
     assert found.scores.flatten().tolist() == pytest.approx([1 + math.log(0.3), 2 + math.log(0.3)])
@@ -245,7 +249,7 @@ def test_candidates_are_drawn_without_replacement() -> None:
     lprobs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.5, 0.3]]).log()
     scores = torch.tensor([0.6, 0.4]).log()
     search, sentences = begun(BeamSampling(2), 30000, 2), 30000
-    found = search.step(1, lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1))
+    found = search.step(step_context(1), lprobs.expand(sentences, -1, -1), scores.expand(sentences, -1))
     entries = found.beams * 3 + found.tokens
     wanted = without_replacement([0.3, 0.3, 1e-300, 0.08, 0.2, 0.12], 4)
     counts = Counter(tuple(row) for row in entries.tolist())
@@ -261,7 +265,7 @@ def test_candidates_are_drawn_without_replacement() -> None:
 
 
 def test_at_first_all_beams_are_the_same() -> None:
-    found = begun(BeamSampling(), 100, 3).step(0, LPROBS.expand(100, 3, -1), torch.zeros(100, 3))
+    found = begun(BeamSampling(), 100, 3).step(step_context(0), LPROBS.expand(100, 3, -1), torch.zeros(100, 3))
     assert (found.beams == 0).all()
     assert found.tokens.shape == (100, 6)
     assert all(len(set(row)) == 6 for row in found.tokens.tolist())
@@ -294,7 +298,7 @@ OUTPUTS = {
 def test_outputs_are_drawn_without_replacement(beam: int, semantics: str) -> None:
     """How often each set of outputs comes, against all orders in which its members can be drawn."""
     sentences = 1500
-    generator = SequenceGenerator(
+    generator = make_generator(
         [ScriptedModel(table_rule(TABLE, 6))], dictionary(2), beam_size=beam, search_strategy=StochasticBeam(11),
         min_len=0, max_len_b=8, normalize_scores=False, semantics=semantics,
     )  # fmt: skip
@@ -316,7 +320,7 @@ def test_outputs_are_drawn_without_replacement(beam: int, semantics: str) -> Non
 
 
 def test_all_outputs_when_there_are_no_more() -> None:
-    generator = SequenceGenerator(
+    generator = make_generator(
         [ScriptedModel(table_rule(TABLE, 6))], dictionary(2), beam_size=9, search_strategy=StochasticBeam(),
         min_len=0, max_len_b=8, normalize_scores=False,
     )  # fmt: skip
@@ -356,15 +360,15 @@ SOURCES = [(4, 5, EOS), (6, EOS), (4, 4, 4, 6, EOS), (EOS,)]
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_alone_equals_batched(name: str, semantics: str) -> None:
     entry = SEARCHES.entry(name)
+    strategy = entry.component.build(entry.config(), resources(dictionary(5)))
     model = ScriptedModel(random_rule(9, seed=1))
-    generator = SequenceGenerator(
-        [model], dictionary(5), beam_size=3, search_strategy=entry.component.build(entry.config()),
+    generator = make_generator(
+        [model], dictionary(5), beam_size=3, search_strategy=strategy,
         max_len_b=7, semantics=semantics,
     )  # fmt: skip
     together = generator.generate(batch_of(SOURCES))
     for i, source in enumerate(SOURCES):
-        batch = batch_of([source])
-        batch.ids = torch.tensor([i])
+        batch = replace(batch_of([source]), ids=torch.tensor([i]))
         (alone,) = generator.generate(batch)
         assert [h.tokens.tolist() for h in alone] == [h.tokens.tolist() for h in together[i]]
         assert [h.score for h in alone] == pytest.approx([h.score for h in together[i]], abs=1e-10)
@@ -375,12 +379,12 @@ def test_seeds_give_other_outputs() -> None:
     model = ScriptedModel(random_rule(9, seed=1))
     outputs = set()
     for seed in range(4):
-        generator = SequenceGenerator([model], dictionary(5), beam_size=2, search_strategy=Sampling(seed), max_len_b=7)
+        generator = make_generator([model], dictionary(5), beam_size=2, search_strategy=Sampling(seed), max_len_b=7)
         outputs.add(str([[h.tokens.tolist() for h in found] for found in generator.generate(batch_of(SOURCES))]))
     assert len(outputs) == 4
 
 
 def test_constraints_are_refused() -> None:
-    generator = SequenceGenerator([ScriptedModel(random_rule(9, 1))], dictionary(5), search_strategy=Sampling())
+    generator = make_generator([ScriptedModel(random_rule(9, 1))], dictionary(5), search_strategy=Sampling())
     with pytest.raises(ConfigError, match="Sampling does not take constraints"):
         generator.generate(batch_of([(4, EOS)]), constraints=[[[5]]])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.repetition import RepetitionPenalty
-from seqgen.generation.sampling import Greedy, Sampling
+from seqgen.generation.processors.repetition import RepetitionPenalty
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search import Search
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.structures import Hypothesis
+from tests.generators import make_generator
+from tests.hypotheses import as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, build
 from tests.reference_search import EOS, Settings, beam_search
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
@@ -25,16 +28,7 @@ SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
 
 
 def generator(models: list[ScriptedModel], words: int, **options: object) -> SequenceGenerator:
-    return SequenceGenerator(models, dictionary(words), **options)
-
-
-def as_pairs(hypotheses: list[Hypothesis]) -> list[tuple[tuple[int, ...], float]]:
-    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
-
-
-def assert_same(got: list[tuple[tuple[int, ...], float]], wanted: list[tuple[tuple[int, ...], float]]) -> None:
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
-    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
+    return make_generator(models, dictionary(words), **options)
 
 
 def test_hand_written_table() -> None:
@@ -50,10 +44,10 @@ def test_hand_written_table() -> None:
     }
     model = ScriptedModel(table_rule(table, vocab=6))
     greedy = generator([model], 2, beam_size=1, normalize_scores=False).generate(batch_of([(4, 2)]))[0]
-    assert_same(as_pairs(greedy), [((A, A, EOS), math.log(0.6 * 0.4 * 0.5))])
+    assert_same_pairs(as_pairs(greedy), [((A, A, EOS), math.log(0.6 * 0.4 * 0.5))])
     wide = generator([model], 2, beam_size=2, normalize_scores=False).generate(batch_of([(4, 2)]))[0]
     # step 1: B </s> .36 and A A .24 lead A B .18, A </s> .18; step 2: A A </s> .12, A A A .12, A B </s> .18
-    assert_same(as_pairs(wide), [((B, EOS), math.log(0.36)), ((A, B, EOS), math.log(0.18))])
+    assert_same_pairs(as_pairs(wide), [((B, EOS), math.log(0.36)), ((A, B, EOS), math.log(0.18))])
     assert wide[0].positional_scores.tolist() == pytest.approx([math.log(0.4), math.log(0.9)])
 
 
@@ -95,7 +89,7 @@ def test_equals_reference(settings: Settings, seed: int) -> None:
         no_repeat_ngram_size=settings.no_repeat_ngram,
     ).generate(batch_of(SOURCES), prefix_tokens=prefix)
     for source, hypotheses in zip(SOURCES, results, strict=True):
-        assert_same(as_pairs(hypotheses), beam_search(rule, source, settings))
+        assert_same_pairs(as_pairs(hypotheses), beam_search(rule, source, settings))
 
 
 def test_prefixes_of_unequal_length_are_each_sentences_own() -> None:
@@ -106,7 +100,7 @@ def test_prefixes_of_unequal_length_are_each_sentences_own() -> None:
         batch_of(SOURCES), prefix_tokens=padded
     )
     for source, prefix, hypotheses in zip(SOURCES, prefixes, results, strict=True):
-        assert_same(as_pairs(hypotheses), beam_search(rule, source, Settings(min_len=2, prefix=prefix)))
+        assert_same_pairs(as_pairs(hypotheses), beam_search(rule, source, Settings(min_len=2, prefix=prefix)))
 
 
 @pytest.mark.parametrize("words", [0, 1, 2])
@@ -127,7 +121,7 @@ def test_wide_beam_equals_exhaustive_search(words: int) -> None:
     found = generator(
         [ScriptedModel(rule)], words, beam_size=beam, max_len_b=longest, min_len=0, normalize_scores=False
     ).generate(batch_of(SOURCES[:1]))[0]
-    assert_same(as_pairs(found)[: len(everything)], everything)
+    assert_same_pairs(as_pairs(found)[: len(everything)], everything)
 
 
 def test_alone_equals_batched() -> None:
@@ -135,7 +129,7 @@ def test_alone_equals_batched() -> None:
     make = generator([ScriptedModel(rule)], 5, beam_size=4, max_len_a=1.5, max_len_b=2)
     together = make.generate(batch_of(SOURCES))
     for source, hypotheses in zip(SOURCES, together, strict=True):
-        assert_same(as_pairs(make.generate(batch_of([source]))[0]), as_pairs(hypotheses))
+        assert_same_pairs(as_pairs(make.generate(batch_of([source]))[0]), as_pairs(hypotheses))
         assert all(len(h.tokens) <= int(1.5 * len(source) + 2) + 1 for h in hypotheses)
 
 
@@ -146,7 +140,7 @@ def test_cached_equals_uncached() -> None:
         for cache in (True, False)
     ]
     for with_cache, without in zip(*results, strict=True):
-        assert_same(as_pairs(with_cache), as_pairs(without))
+        assert_same_pairs(as_pairs(with_cache), as_pairs(without))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -155,7 +149,7 @@ def test_ensemble_of_the_same_model_is_that_model(average: str) -> None:
     one = generator([model], 5, beam_size=4, max_len_b=9).generate(batch_of(SOURCES))
     two = generator([model, model], 5, beam_size=4, max_len_b=9, ensemble_average=average).generate(batch_of(SOURCES))
     for single, double in zip(one, two, strict=True):
-        assert_same(as_pairs(double), as_pairs(single))
+        assert_same_pairs(as_pairs(double), as_pairs(single))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -176,7 +170,7 @@ def test_ensemble_averages_with_weights(average: str) -> None:
         [ScriptedModel(rule) for rule in rules], 5, ensemble_average=average, ensemble_weights=weights, **options
     ).generate(batch_of(SOURCES))
     for one, two in zip(averaged, ensemble, strict=True):
-        assert_same(as_pairs(two), as_pairs(one))
+        assert_same_pairs(as_pairs(two), as_pairs(one))
 
 
 def test_members_read_their_own_sources_from_their_own_start() -> None:
@@ -189,13 +183,13 @@ def test_members_read_their_own_sources_from_their_own_start() -> None:
     rule = random_rule(vocab=9, seed=4)
     batch = batch_of(SOURCES)
     other = batch_of([(9, 9, 2), (9, 2), (9, 2), (8, 8, 2)])
-    batch.member_sources = [batch.source, other.source]
+    batch = replace(batch, member_sources=[batch.source, other.source])
     both = generator(
         [ScriptedModel(rule), OtherStart(rule)], 5, beam_size=3, max_len_b=5, ensemble_weights=[0.0, 1.0]
     ).generate(batch)
     alone = generator([ScriptedModel(rule)], 5, beam_size=3, max_len_b=5).generate(other)
     for one, two in zip(alone, both, strict=True):
-        assert_same(as_pairs(two), as_pairs(one))
+        assert_same_pairs(as_pairs(two), as_pairs(one))
 
 
 def test_scorer_gives_the_generators_scores() -> None:
@@ -203,10 +197,10 @@ def test_scorer_gives_the_generators_scores() -> None:
     batch = batch_of(SOURCES)
     found = generator([model], 5, beam_size=2, max_len_b=6).generate(batch)
     longest = max(len(h[0].tokens) for h in found)
-    batch.target = torch.full((len(SOURCES), longest), 1)
+    target = torch.full((len(SOURCES), longest), 1)
     for row, hypotheses in enumerate(found):
-        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
-    batch.prev_output_tokens = batch.target.roll(1, dims=1)
+        target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    batch = replace(batch, target=target, prev_output_tokens=target.roll(1, dims=1))
     for hypotheses, scored in zip(found, SequenceScorer([model], 1, 2).generate(batch), strict=True):
         assert scored[0].tokens.tolist() == hypotheses[0].tokens.tolist()
         assert scored[0].score == pytest.approx(hypotheses[0].score, abs=1e-10)
@@ -295,7 +289,7 @@ def test_guided_scores_are_log_probabilities(semantics: str, strategy: Search) -
     """In greedy search by Hugging Face's rules and in sampling."""
     rule, longest = random_rule(9, seed=4), 5
     sources = [(4, 5, 2), (6, 2), (4, 4, 6, 2)]
-    options = {"semantics": semantics, "guidance_scale": 1.8, "logits_processors": [RepetitionPenalty(1.3)]}
+    options = {"semantics": semantics, "guidance_scale": 1.8, "processors": [RepetitionPenalty(1.3)]}
     search = generator(
         [ScriptedModel(rule)], 5, beam_size=6, max_len_b=longest, min_len=0, search_strategy=strategy, **options
     )

@@ -13,37 +13,31 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.drafting import NOTHING, LookedUp, ModelDrafter, PromptLookup
-from seqgen.generation.exact_search import ExactSearch
-from seqgen.generation.repetition import RepetitionPenalty
-from seqgen.generation.sampling import Greedy, Sampling
+from seqgen.generation.processors.repetition import RepetitionPenalty
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.search.exact import ExactSearch
+from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.speculative import Speculation, SpeculativeDecoding
+from seqgen.generation.speculative.drafters import NOTHING, ModelDrafter, NgramDraft, PromptLookup
+from seqgen.generation.speculative.verification import SpeculativeSearch, SpeculativeSession
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.task import Task
+from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary
 from tests.huggingface_decoding import sharp_model
 from tests.huggingface_t5 import seqgen_model
-from tests.model_zoo import VOCAB, ZOO, registered
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 Results = list[list[Hypothesis]]
 
 
-def build(name: str, seed: int = 0) -> EncoderDecoderModel:
-    torch.manual_seed(seed)
-    model = ZOO[name].build().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    return model
-
-
 def near(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
     """A model of nearly the same weights, which guesses well but not always."""
-    other = build(name)
+    other = sharp(name)
     torch.manual_seed(7)
     with torch.no_grad():
         for mine, its in zip(other.parameters(), model.parameters(), strict=True):
@@ -52,21 +46,14 @@ def near(model: EncoderDecoderModel, name: str) -> EncoderDecoderModel:
 
 
 def decode(
-    models: list[EncoderDecoderModel], batch: Batch, procedure: SpeculativeDecoding | None = None, **options: object
+    models: list[EncoderDecoderModel], batch: Batch, procedure: SpeculativeSearch | None = None, **options: object
 ) -> Results:
     options = {"max_len_b": 8, "min_len": 0, **options}
-    generator = SequenceGenerator(models, dictionary(VOCAB - 4), procedure=procedure, **options)
+    if procedure is not None:
+        procedure.__init__(procedure.drafter, procedure.draft_tokens, options.get("search_strategy"))  # type: ignore[misc]
+        options["search_strategy"] = procedure
+    generator = make_generator(models, dictionary(VOCAB - 4), **options)
     return generator.generate(batch, prefix_tokens=options.pop("prefix", None))
-
-
-def assert_same(one: Results, two: Results, tolerance: float = 1e-10) -> None:
-    assert len(one) == len(two)
-    for first, second in zip(one, two, strict=True):
-        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
-        for h, k in zip(first, second, strict=True):
-            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0)
-            if h.attention is not None:
-                torch.testing.assert_close(h.attention, k.attention, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +61,12 @@ def assert_same(one: Results, two: Results, tolerance: float = 1e-10) -> None:
 )
 def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
     """Whatever drafts: the model itself, one like it, one of another kind; with few and with many guesses."""
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     options = {"use_cache": cache, "need_attention": True, "max_len_a": 0.5, "max_len_b": 4}
     alone = decode([model], batch, **options)
     rates = []
-    for draft, count in ((model, 3), (near(model, name), 5), (build("fconv_tiny", 3), 2)):
-        procedure = SpeculativeDecoding(ModelDrafter(draft), count)
+    for draft, count in ((model, 3), (near(model, name), 5), (sharp("fconv_tiny", 3), 2)):
+        procedure = SpeculativeSearch(ModelDrafter(draft), count)
         assert_same(decode([model], batch, procedure, **options), alone)
         rates.append(procedure.acceptance_rate)
     assert rates[0] == 1.0
@@ -90,11 +77,11 @@ def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
     "options",
     [
         {"no_repeat_ngram_size": 2},
-        {"search_strategy": Greedy(), "semantics": "huggingface", "logits_processors": [RepetitionPenalty(1.5)]},
+        {"search_strategy": Greedy(), "semantics": "huggingface", "processors": [RepetitionPenalty(1.5)]},
         {"semantics": "huggingface", "min_len": 3, "beam_size": 1},
         {"unk_penalty": -2.0, "temperature": 0.5, "min_len": 8},
         {"guidance_scale": 2.0},
-        {"add_logits": False, "compact_at": 1000},
+        {"skip_log_softmax": False, "lazy_compaction": False},
         {"end_tokens": [2, 7, 9]},
         {"max_len": 3},
         {"max_len_b": 0},
@@ -103,24 +90,24 @@ def test_greedy_is_that_of_the_model_alone(name: str, cache: bool) -> None:
 )
 @pytest.mark.parametrize("names", [["t5_tiny"], ["average", "fconv_shared", "lstm_tiny"]], ids=str)
 def test_with_all_that_changes_scores(names: list[str], options: dict[str, object]) -> None:
-    models, batch = [build(name) for name in names], batch_of(SOURCES)
+    models, batch = [sharp(name) for name in names], batch_of(SOURCES)
     alone = decode(models, batch, **options)
     for drafter in (ModelDrafter(near(models[0], names[0])), PromptLookup(3)):
-        assert_same(decode(models, batch, SpeculativeDecoding(drafter, 4), **options), alone)
+        assert_same(decode(models, batch, SpeculativeSearch(drafter, 4), **options), alone)
 
 
 def test_alone_equals_batched_and_prefixes_are_kept() -> None:
-    model, batch = build("transformer_shared"), batch_of(SOURCES)
+    model, batch = sharp("transformer_shared"), batch_of(SOURCES)
     drafter = ModelDrafter(near(model, "transformer_shared"))
     prefix = torch.tensor([[5, 6, 7], [8, 1, 1], [1, 1, 1], [9, 9, 1], [4, 4, 4]])
     for options in ({}, {"search_strategy": Sampling(seed=3), "beam_size": 3}):
-        generator = SequenceGenerator(
+        generator = make_generator(
             [model],
             dictionary(VOCAB - 4),
             max_len_a=0.5,
             max_len_b=3,
-            procedure=SpeculativeDecoding(drafter),
-            **options,
+            search_strategy=SpeculativeSearch(drafter, inner=options.get("search_strategy")),
+            beam_size=options.get("beam_size", 1),
         )
         together = generator.generate(batch, prefix_tokens=prefix)
         for row, source in enumerate(SOURCES):
@@ -132,23 +119,23 @@ def test_alone_equals_batched_and_prefixes_are_kept() -> None:
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_sampling_depends_neither_on_the_number_of_guesses_nor_on_the_cache(semantics: str) -> None:
-    model, batch = build("fconv_shared"), batch_of(SOURCES)
+    model, batch = sharp("fconv_shared"), batch_of(SOURCES)
     draft = near(model, "fconv_shared")
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2, "semantics": semantics}
-    wanted = decode([model], batch, SpeculativeDecoding(ModelDrafter(draft), 4), **options)
+    wanted = decode([model], batch, SpeculativeSearch(ModelDrafter(draft), 4), **options)
     for count, cache in ((1, True), (9, True), (3, False)):
-        procedure = SpeculativeDecoding(ModelDrafter(draft), count)
+        procedure = SpeculativeSearch(ModelDrafter(draft), count)
         assert_same(decode([model], batch, procedure, use_cache=cache, **options), wanted)
         assert 0 < procedure.acceptance_rate < 1
-    doubled = decode([model, model], batch, SpeculativeDecoding(ModelDrafter(draft), 4), **options)
+    doubled = decode([model, model], batch, SpeculativeSearch(ModelDrafter(draft), 4), **options)
     if semantics == "fairseq":  # by the other rules the processors of an ensemble see probabilities
         assert_same(doubled, wanted)
 
 
 def test_looked_up_guesses_change_no_draw() -> None:
-    model, batch = build("t5_tiny"), batch_of(SOURCES)
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
     options = {"search_strategy": Sampling(seed=5), "beam_size": 2}
-    procedure = SpeculativeDecoding(PromptLookup(2))
+    procedure = SpeculativeSearch(PromptLookup(2))
     assert_same(decode([model], batch, procedure, **options), decode([model], batch, **options))
 
 
@@ -166,8 +153,8 @@ def test_a_guess_is_accepted_with_probability_p_over_q() -> None:
         return replacement
 
     def judged(uniforms: Tensor) -> Tensor:
-        row = SimpleNamespace(numbers=lambda purpose, step: uniforms, draw=draw)
-        return Speculation.judged(row, p.log(), guesses, q.log(), 0)  # type: ignore[arg-type]
+        row = SimpleNamespace(uniforms=lambda purpose, step: uniforms, draw=draw)
+        return SpeculativeSession.verified(row, p.log(), guesses, q.log(), 0)  # type: ignore[arg-type]
 
     below, above = ratio * (1 - 1e-6), ratio * (1 + 1e-6)
     assert torch.equal(judged(below.clamp(max=1 - 1e-9)), guesses)
@@ -183,17 +170,15 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
     target, draft = (ScriptedModel(rule) for rule in rules)
     count, longest = 1500, 2
     source = (4, 5, 2)
-    batch = batch_of([source] * 4)
-    batch.ids = torch.tensor([3, 8, 11, 40])
-    generator = SequenceGenerator(
+    batch = replace(batch_of([source] * 4), ids=torch.tensor([3, 8, 11, 40]))
+    generator = make_generator(
         [target],
         dictionary(2),
         beam_size=count // 4,
-        search_strategy=Sampling(seed=2),
         max_len_b=longest,
         min_len=0,
         semantics=semantics,
-        procedure=SpeculativeDecoding(ModelDrafter(draft), 2),
+        search_strategy=SpeculativeSearch(ModelDrafter(draft), 2, Sampling(seed=2)),
     )
     found = [tuple(h.tokens.tolist()) for hypotheses in generator.generate(batch) for h in hypotheses]
     forbidden = [1] if semantics == "fairseq" else []
@@ -226,16 +211,16 @@ def test_sampling_has_the_distribution_of_the_model(semantics: str) -> None:
 
 
 def test_members_and_draft_read_sources_of_their_own() -> None:
-    models = [build("transformer_tiny"), build("fconv_tiny")]
+    models = [sharp("transformer_tiny"), sharp("fconv_tiny")]
     batch, other = batch_of(SOURCES), batch_of([source[::-1] for source in SOURCES])
-    batch.member_sources = [batch.source, other.source]
+    batch = replace(batch, member_sources=[batch.source, other.source])
     alone = decode(models, batch)
     drafter = ModelDrafter(models[1])
     guessed = replace(batch, member_sources=[batch.source, other.source, other.source])
-    procedure = SpeculativeDecoding(drafter)
+    procedure = SpeculativeSearch(drafter)
     assert_same(decode(models, guessed, procedure), alone)
     single = decode([models[1]], replace(batch, source=other.source, member_sources=None))
-    procedure = SpeculativeDecoding(drafter)
+    procedure = SpeculativeSearch(drafter)
     exact = replace(batch, source=other.source, member_sources=[other.source, other.source])
     assert_same(decode([models[1]], exact, procedure), single)
     assert procedure.acceptance_rate == 1.0
@@ -245,13 +230,15 @@ def test_what_is_looked_up() -> None:
     """The longest match first, the source before the output, the first of several; no guess goes beyond a gap."""
 
     class Context:
-        generator = SimpleNamespace(eos=2)
-        src_tokens = torch.tensor([[4, 5, 6, 5, 7, 2], [8, 9, 2, 1, 1, 1]])
-        src_padding = torch.tensor([[False] * 6, [False] * 3 + [True] * 3])
+        setup = SimpleNamespace(eos=2)
+        sentences = SimpleNamespace(
+            src_tokens=torch.tensor([[4, 5, 6, 5, 7, 2], [8, 9, 2, 1, 1, 1]]),
+            src_padding=torch.tensor([[False] * 6, [False] * 3 + [True] * 3]),
+        )
 
     def propose(first: list[int], second: list[int], longest: int = 2, count: int = 3) -> list[list[int]]:
         written = torch.tensor([[[2, *first]], [[2, *second]]])
-        drafts = LookedUp(longest, Context()).propose(len(first), written, count)
+        drafts = NgramDraft(longest, Context()).propose(len(first), written, count)
         return drafts.tokens[:, 0].tolist()
 
     nothing = NOTHING
@@ -293,7 +280,7 @@ def test_equals_transformers(variant: str, seed: int) -> None:
             )
             # its prompt lookup may write beyond the maximum
             assert hypothesis.tokens.tolist() == wanted[0, 1:20].tolist()
-        assert generator.procedure.accepted > 0
+        assert generator.setup.search.accepted > 0
 
 
 def test_up_to_the_last_position_of_a_table() -> None:
@@ -303,7 +290,7 @@ def test_up_to_the_last_position_of_a_table() -> None:
     model = registered("transformer_tiny", max_target_positions=9, **options)().double().eval()
     draft = registered("transformer_tiny", max_target_positions=5, **options)().double().eval()
     for further in ({}, {"semantics": "huggingface"}, {"search_strategy": Sampling(), "semantics": "huggingface"}):
-        procedure = SpeculativeDecoding(ModelDrafter(draft), 4)
+        procedure = SpeculativeSearch(ModelDrafter(draft), 4)
         results = decode([model], batch_of(SOURCES), procedure, min_len=50, max_len_b=50, **further)
         assert all(len(hypotheses[0].tokens) == 9 for hypotheses in results)
         if "search_strategy" not in further:
@@ -320,17 +307,17 @@ def test_streams_what_it_writes() -> None:
         def end(self, sentence: int) -> None:
             pass
 
-    model = build("transformer_tiny")
-    generator = SequenceGenerator(
-        [model], dictionary(VOCAB - 4), max_len_b=9, procedure=SpeculativeDecoding(ModelDrafter(build("lstm_tiny")))
+    model = sharp("transformer_tiny")
+    generator = make_generator(
+        [model], dictionary(VOCAB - 4), max_len_b=9, search_strategy=SpeculativeSearch(ModelDrafter(sharp("lstm_tiny")))
     )
     results = generator.generate(batch_of(SOURCES), streamer=Collector())
     assert [written[row] for row in range(len(SOURCES))] == [hypotheses[0].tokens.tolist() for hypotheses in results]
 
 
 def test_degenerate_cases() -> None:
-    model, batch = build("t5_tiny"), batch_of(SOURCES)
-    procedure = SpeculativeDecoding(ModelDrafter(build("fconv_tiny")))
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
+    procedure = SpeculativeSearch(ModelDrafter(sharp("fconv_tiny")))
     empty = Batch(batch.ids[:0], Source(batch.source.src_tokens[:0], batch.source.src_lengths[:0]))
     assert decode([model], empty, procedure) == []
     assert math.isnan(procedure.acceptance_rate)
@@ -338,8 +325,8 @@ def test_degenerate_cases() -> None:
     for search in (None, Sampling()):
         found = decode([model], batch, procedure, search_strategy=search, tokens_to_suppress=everything)
         assert found == [[] for _ in SOURCES]
-    training = build("fconv_tiny").train()
-    decode([model], batch, SpeculativeDecoding(ModelDrafter(training)))
+    training = sharp("fconv_tiny").train()
+    decode([model], batch, SpeculativeSearch(ModelDrafter(training)))
     assert training.training
 
 
@@ -349,46 +336,46 @@ def test_damaged_weights_are_an_error() -> None:
     for search in (None, Sampling()):
         options = {"search_strategy": search, "min_len": 5}
         with pytest.raises(DecodingError, match="NaN or infinite at step 1 in sentence 0 of the batch"):
-            decode([damaged], batch_of(SOURCES), SpeculativeDecoding(PromptLookup()), **options)
+            decode([damaged], batch_of(SOURCES), SpeculativeSearch(PromptLookup()), **options)
         with pytest.raises(DecodingError, match="draft model's scores are NaN at step 1"):
-            decode([sound], batch_of(SOURCES), SpeculativeDecoding(ModelDrafter(damaged)), **options)
+            decode([sound], batch_of(SOURCES), SpeculativeSearch(ModelDrafter(damaged)), **options)
 
 
 def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
-    model, batch = build("transformer_tiny"), batch_of(SOURCES)
-    procedure = SpeculativeDecoding(ModelDrafter(model))
+    model, batch = sharp("transformer_tiny"), batch_of(SOURCES)
+    procedure = SpeculativeSearch(ModelDrafter(model))
     for options in ({"beam_size": 2}, {"search_strategy": ExactSearch()}):
-        with pytest.raises(ConfigError, match="judged token by token"):
+        with pytest.raises(ConfigError, match="verified token by token"):
             decode([model], batch, procedure, **options)
     narrow = ScriptedModel(random_rule(VOCAB - 1, 1))
     with pytest.raises(ConfigError, match="writes 22 symbols, and the models that it drafts for 23"):
-        decode([model], batch, SpeculativeDecoding(ModelDrafter(narrow)))
+        decode([model], batch, SpeculativeSearch(ModelDrafter(narrow)))
     wide = ScriptedModel(random_rule(VOCAB + 1, 1))  # for greedy search no more than a guess
-    assert_same(decode([model], batch, SpeculativeDecoding(ModelDrafter(wide))), decode([model], batch))
+    assert_same(decode([model], batch, SpeculativeSearch(ModelDrafter(wide))), decode([model], batch))
     with pytest.raises(ConfigError, match="writes 24 symbols, and the models that it drafts for 23"):
-        decode([model], batch, SpeculativeDecoding(ModelDrafter(wide)), search_strategy=Sampling())
+        decode([model], batch, SpeculativeSearch(ModelDrafter(wide)), search_strategy=Sampling())
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
     with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):
-        decode([model], batch, SpeculativeDecoding(ModelDrafter(short)))
+        decode([model], batch, SpeculativeSearch(ModelDrafter(short)))
     task = SimpleNamespace(source_dictionary=dictionary(3), target_dictionary=dictionary(4), target_tokenizer=None)
-    with pytest.raises(ConfigError, match="another vocabulary"):
+    with pytest.raises(ConfigError, match="different vocabularies"):
         Task.build_generator(task, [model], GenerationConfig(beam=1, prompt_lookup=2))
     with pytest.raises(ConfigError, match="draft_tokens=0"):
-        SpeculativeDecoding(PromptLookup(), 0)
+        SpeculativeSearch(PromptLookup(), 0)
     with pytest.raises(ConfigError, match="prompt_lookup=0"):
         PromptLookup(0)
 
 
 def test_configuration() -> None:
-    model, draft, words = build("transformer_tiny"), build("fconv_tiny"), dictionary(VOCAB - 4)
+    model, draft, words = sharp("transformer_tiny"), sharp("fconv_tiny"), dictionary(VOCAB - 4)
     cfg = GenerationConfig(beam=1, draft="runs/small", draft_tokens=3, max_len_b=9)
     generator = SequenceGenerator.from_config([model], words, cfg, draft=draft)
-    assert isinstance(generator.procedure, SpeculativeDecoding)
-    assert generator.procedure.draft_tokens == 3
+    assert isinstance(generator.setup.search, SpeculativeSearch)
+    assert generator.setup.search.draft_tokens == 3
     assert_same(generator.generate(batch_of(SOURCES)), decode([model], batch_of(SOURCES), max_len_b=9, min_len=1))
     with pytest.raises(ConfigError, match=r"generation\.draft=runs/small"):
         SequenceGenerator.from_config([model], words, cfg)
     looked_up = SequenceGenerator.from_config([model], words, replace(cfg, draft="", prompt_lookup=3))
-    assert isinstance(looked_up.procedure.drafter, PromptLookup)
+    assert isinstance(looked_up.setup.search.drafter, PromptLookup)
     plain = SequenceGenerator.from_config([model], words, GenerationConfig())
-    assert plain.procedure is plain.search
+    assert not isinstance(plain.setup.search, SpeculativeSearch)

@@ -13,21 +13,22 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
 from seqgen.generation.stopping import (
-    STOPPING_RULES,
     Custom,
     EndSymbols,
     StoppingRule,
     StopStrings,
     TimeLimit,
-    register_stopping_rule,
     stopping_from_config,
 )
+from seqgen.registry import STOPPING_RULES, register_stopping_rule
+from tests.generators import make_generator
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, table_rule
+from tests.step_contexts import step_context
 
 EOS = 2
 TEXT = """stop the stopper and stoop to the top of the step
@@ -37,8 +38,8 @@ abcdef is what the original puts before a token, to see how it is written
 """.splitlines()
 
 
-def context(step: int = 0) -> DecodingContext:
-    return DecodingContext(step, torch.zeros(0, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
+def context(step: int = 0) -> StepContext:
+    return step_context(step, torch.zeros(0, 0, dtype=torch.int64), torch.tensor([9]), 9, None, EOS, 1)
 
 
 def rows_of(*rows: Sequence[int]) -> Tensor:
@@ -144,7 +145,7 @@ def test_time_limit_counts_from_the_batch() -> None:
     now = 100.0
     limit = TimeLimit(2.0, lambda: now)
     now = 500.0
-    rule = limit.begin()
+    rule = limit.begin(BatchInfo(3, 1, EOS, torch.device("cpu")))
     tokens = torch.zeros(3, 1, dtype=torch.int64)
     now = 502.0
     assert rule(tokens, context()).tolist() == [False] * 3
@@ -154,7 +155,7 @@ def test_time_limit_counts_from_the_batch() -> None:
 
 @pytest.mark.parametrize("verdict", [None, torch.tensor([1, 0]), torch.tensor([True])], ids=str)
 def test_a_function_must_answer_for_every_row(verdict: Any) -> None:
-    def mine(tokens: Tensor, context: DecodingContext) -> Any:
+    def mine(tokens: Tensor, context: StepContext) -> Any:
         return verdict
 
     with pytest.raises(DecodingError, match=r"the stopping rule mine must return a bool tensor .* 2 rows"):
@@ -165,7 +166,7 @@ def test_a_function_must_answer_for_every_row(verdict: Any) -> None:
 def registered() -> Any:
     @register_stopping_rule("twice")
     class Twice(StoppingRule):
-        def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+        def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
             return tokens[:, -1] == tokens[:, -2] if context.step else torch.zeros(len(tokens), dtype=torch.bool)
 
     yield Twice
@@ -197,7 +198,7 @@ TABLE = {(): {4: 0.6, 5: 0.4}, (4,): {5: 0.9, EOS: 0.1}, (4, 5): {5: 1.0}, (4, 5
 
 def test_generator_ends_where_the_rules_say() -> None:
     def generate(rules: Sequence[StoppingRule]) -> list[list[int]]:
-        generator = SequenceGenerator(
+        generator = make_generator(
             [ScriptedModel(table_rule(TABLE, 6))], dictionary(2), beam_size=1, stopping=rules, max_len_b=6
         )
         return [found[0].tokens.tolist() for found in generator.generate(batch_of([(4, EOS), (5, 4, EOS)]))]

@@ -5,44 +5,42 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.generation.beam_allocation import allocate
-from seqgen.generation.constrained_search import ConstrainedSearch
-from seqgen.generation.diverse_search import DiverseBeamSearch, DiverseSiblingsSearch
-from seqgen.generation.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
-from seqgen.generation.search import BeamSearch, Candidates, Phrase, Search, search_from_config
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import Phrase, Resources
+from seqgen.generation.context import StepContext
+from seqgen.generation.options import search_from_config, search_name
+from seqgen.generation.rules import FAIRSEQ
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.beam_allocation import allocate
+from seqgen.generation.search.constrained import ConstrainedSearch
+from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsSearch
+from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
-from seqgen.structures import Hypothesis
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.step_contexts import step_context
 
 A, B, C = 4, 5, 6
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
-Pairs = list[tuple[tuple[int, ...], float]]
 
 
 def decode(rule: Rule, words: int, search: Search, sources: Sequence[tuple[int, ...]] = SOURCES, **options: object):
     constraints = options.pop("constraints", None)
     prefix = options.pop("prefix_tokens", None)
-    generator = SequenceGenerator([ScriptedModel(rule)], dictionary(words), search_strategy=search, **options)
+    generator = make_generator([ScriptedModel(rule)], dictionary(words), search_strategy=search, **options)
     return generator.generate(batch_of(sources), prefix_tokens=prefix, constraints=constraints)
-
-
-def pairs(hypotheses: list[Hypothesis]) -> Pairs:
-    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
-
-
-def assert_same(got: Pairs, wanted: Pairs) -> None:
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
-    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)
 
 
 def plain_diverse_search(rule: Rule, source: tuple[int, ...], cfg: Settings, groups: int, strength: float) -> Pairs:
@@ -79,7 +77,7 @@ def test_diverse_beam_search_equals_plain_loops(beam: int, groups: int, strength
     rule, cfg = random_rule(vocab=25, seed=seed), Settings(beam=beam, max_len=6)
     results = decode(rule, 21, DiverseBeamSearch(groups, strength), beam_size=beam, max_len_b=6)
     for source, hypotheses in zip(SOURCES, results, strict=True):
-        assert_same(pairs(hypotheses), plain_diverse_search(rule, source, cfg, groups, strength))
+        assert_same_pairs(as_pairs(hypotheses), plain_diverse_search(rule, source, cfg, groups, strength))
 
 
 def test_groups_avoid_the_tokens_of_earlier_ones() -> None:
@@ -99,7 +97,7 @@ def test_one_group_or_no_rate_is_beam_search() -> None:
     wanted = decode(rule, 5, BeamSearch(), beam_size=4, max_len_b=8)
     for search in (DiverseBeamSearch(groups=1), DiverseSiblingsSearch(rate=0.0), ConstrainedSearch()):
         for got, beam in zip(decode(rule, 5, search, beam_size=4, max_len_b=8), wanted, strict=True):
-            assert_same(pairs(got), pairs(beam))
+            assert_same_pairs(as_pairs(got), as_pairs(beam))
 
 
 def test_groups_must_divide_the_beam() -> None:
@@ -115,10 +113,10 @@ def test_siblings_lose_by_rank() -> None:
     }
     step = DiverseSiblingsSearch(rate=0.5).step
     rule = table_rule(table, 7)
-    first = step(0, rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
+    first = step(step_context(0), rule((), ()).log_softmax(-1).expand(1, 2, -1), torch.zeros(1, 2))
     assert first.tokens[0, :2].tolist() == [A, B]
     lprobs = torch.stack([rule((), (token,)).log_softmax(-1) for token in (A, B)]).unsqueeze(0)
-    second = step(1, lprobs, first.scores[:, :2])
+    second = step(step_context(1), lprobs, first.scores[:, :2])
     # A A .3 and B A .36 lose .5 each, A B .24 loses 1
     got = list(zip(second.beams[0].tolist(), second.tokens[0].tolist(), strict=True))[:3]
     assert got == [(1, A), (0, A), (0, B)]
@@ -190,7 +188,7 @@ def test_wide_constrained_search_is_exhaustive(phrases: list[Phrase], ordered: b
     search = ConstrainedSearch(ordered)
     options = {"beam_size": 800, "max_len_b": longest, "min_len": 0, "normalize_scores": False}
     found = decode(rule, 3, search, SOURCES[:1], constraints=[phrases], **options)[0]
-    assert_same(pairs(found), everything)
+    assert_same_pairs(as_pairs(found), everything)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -204,9 +202,9 @@ def test_a_narrow_beam_keeps_the_constraints_of_each_sentence(ordered: bool) -> 
         assert hypotheses  # not always 4: a beam that lacks a phrase at the maximum length gives none
         assert all(satisfies(tuple(h.tokens.tolist()), phrases, ordered) for h in hypotheses)
         alone = decode(rule, 36, ConstrainedSearch(ordered), [source], constraints=[phrases], **options)
-        assert_same(pairs(hypotheses), pairs(alone[0]))
+        assert_same_pairs(as_pairs(hypotheses), as_pairs(alone[0]))
     without = decode(rule, 36, BeamSearch(), [SOURCES[1]], **options)
-    assert_same(pairs(together[1]), pairs(without[0]))
+    assert_same_pairs(as_pairs(together[1]), as_pairs(without[0]))
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -242,7 +240,7 @@ def test_a_prefix_counts_towards_the_constraints() -> None:
         rule, 8, ConstrainedSearch(), [(4, 2)], beam_size=3, max_len_b=6, constraints=[[[A, B]]], prefix_tokens=prefix
     )[0]
     plain = decode(rule, 8, BeamSearch(), [(4, 2)], beam_size=3, max_len_b=6, prefix_tokens=prefix)[0]
-    assert_same(pairs(at_once), pairs(plain))
+    assert_same_pairs(as_pairs(at_once), as_pairs(plain))
 
 
 def test_phrases_that_do_not_fit_give_no_output() -> None:
@@ -327,21 +325,26 @@ def test_cached_equals_uncached() -> None:
             for cache in (True, False)
         )
         for one, two in zip(with_cache, without, strict=True):
-            assert_same(pairs(one), pairs(two))
+            assert_same_pairs(as_pairs(one), as_pairs(two))
 
 
 # -- choosing a strategy ----------------------------------------------------------------------------------------------
 
 
+def search_of(**values: object) -> Search:
+    cfg = GenerationConfig(**values)
+    return search_from_config(replace(cfg, search=search_name(cfg, FAIRSEQ)), Resources(dictionary(5)))
+
+
 def test_keys_choose_the_strategy() -> None:
-    assert type(search_from_config(GenerationConfig())) is BeamSearch
-    groups = search_from_config(GenerationConfig(diverse_beam_groups=3, diverse_beam_strength=0.7))
+    assert type(search_of()) is BeamSearch
+    groups = search_of(diverse_beam_groups=3, diverse_beam_strength=0.7)
     assert isinstance(groups, DiverseBeamSearch)
     assert (groups.groups, groups.strength) == (3, 0.7)
-    siblings = search_from_config(GenerationConfig(diversity_rate=0.3))
+    siblings = search_of(diversity_rate=0.3)
     assert isinstance(siblings, DiverseSiblingsSearch)
     assert siblings.rate == 0.3
-    constrained = search_from_config(GenerationConfig(constraints="ordered"))
+    constrained = search_of(constraints="ordered")
     assert isinstance(constrained, ConstrainedSearch)
     assert constrained.ordered
 
@@ -362,11 +365,11 @@ def test_contradictions_are_refused(values: dict[str, object], words: str) -> No
 def test_a_strategy_of_ones_own_is_chosen_by_name() -> None:
     @register_search("last_first")
     class LastFirst(Search):
-        def step(self, step: int, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
-            return BeamSearch().step(step, lprobs.flip(1), scores.flip(1))
+        def step(self, context: StepContext, lprobs: torch.Tensor, scores: torch.Tensor) -> Candidates:
+            return BeamSearch().step(context, lprobs.flip(1), scores.flip(1))
 
     try:
-        assert type(search_from_config(GenerationConfig(search="last_first"))) is LastFirst
+        assert type(search_of(search="last_first")) is LastFirst
     finally:
         SEARCHES._entries.pop("last_first")
     with pytest.raises(ConfigError, match="does not take constraints"):
@@ -385,7 +388,7 @@ def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
             self.values = beams, depth
 
     try:
-        plain, preset = (search_from_config(GenerationConfig(search=name)) for name in ("take", "take_many"))
+        plain, preset = (search_of(search=name) for name in ("take", "take_many"))
     finally:
         SEARCHES._entries.pop("take")
         SEARCHES._presets.pop("take_many")
@@ -408,14 +411,14 @@ def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
     constraints = [[[5, 7], [9]], [], [[8]]] if isinstance(strategy, ConstrainedSearch) else None
 
     def results(rows: slice, use_cache: bool = True) -> list[Pairs]:
-        generator = SequenceGenerator(
+        generator = make_generator(
             [model], dictionary(VOCAB - 4), beam_size=4, max_len_b=9, search_strategy=strategy, use_cache=use_cache
         )
         given = None if constraints is None else constraints[rows]
-        return [pairs(hypotheses) for hypotheses in generator.generate(batch_of(sources[rows]), constraints=given)]
+        return [as_pairs(hypotheses) for hypotheses in generator.generate(batch_of(sources[rows]), constraints=given)]
 
     together = results(slice(None))
     for uncached, cached in zip(results(slice(None), use_cache=False), together, strict=True):
-        assert_same(uncached, cached)
+        assert_same_pairs(uncached, cached)
     for row in range(3):
-        assert_same(results(slice(row, row + 1))[0], together[row])
+        assert_same_pairs(results(slice(row, row + 1))[0], together[row])

@@ -16,19 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from seqgen import reading
+from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.run_checkpoints import STATE, update_of
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.fast_tokenizer import FastT5Tokenizer
-from seqgen.data.records import read_object
+from seqgen.data.record_lines import read_object
 from seqgen.data.token_store import DamagedStoreError, StoreMeta
-from seqgen.data.tokenizer_files import TokenizerFiles
+from seqgen.data.tokenizers.fast import FastT5Tokenizer
+from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.errors import CheckpointError, DataError, UserError, shown
-from seqgen.loading import load_model
 from seqgen.models import pickle_work
 from seqgen.models.torch_file import read_torch_file
 from seqgen.models.transformer import TransformerModel
 from seqgen.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
 from seqgen.tasks.mixture_file import read_mixture
-from seqgen.training.checkpoints import STATE, update_of
 from tests import fairseq_checkpoints
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.hostile import (

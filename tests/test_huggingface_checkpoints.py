@@ -20,9 +20,9 @@ import yaml
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the reader
+from seqgen.checkpoints.loading import LoadedModel, load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.loading import LoadedModel, load_model, load_models
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
@@ -128,7 +128,7 @@ def test_names_that_are_known_in_vain(tmp_path: Path) -> None:
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):  # one embedding is all that there is
         changed = weights | {name: shared + 1}
         safetensors.torch.save_file(changed, folder / "model.safetensors", {"format": "pt"})
-        assert f"unlike the tensors that they should be: {name}" in refusal(folder)
+        assert f"different from the tensors to which they should be tied: {name}" in refusal(folder)
 
 
 def test_a_tied_mt5_of_version_4_is_scaled(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     loaded = load_model(folder)
     assert_near(logits(loaded.model), original_logits(tiny_model("t5_v1_1")))
     assert loaded.notes == [
-        f"{folder}: its config.json says tie_word_embeddings, but lm_head.weight differs from the embedding and is "
+        f"{folder}: its config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding and is "
         "used as the output projection"
     ]
     change_config(folder, transformers_version="5.23.0")
@@ -152,7 +152,7 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     weights = safetensors.torch.load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = torch.zeros(1)
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "of another shape: lm_head.weight ((1,), its config.json says (40, 24))" in refusal(folder)
+    assert "of another shape: lm_head.weight ((1,), expected (40, 24))" in refusal(folder)
 
 
 def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
@@ -199,7 +199,7 @@ def test_loading_streams(tmp_path: Path) -> None:
     """Beside the model there is never more in memory than a shard: less than the model once more."""
     script = """
 import resource, sys, torch, seqgen.models
-from seqgen.loading import load_model
+from seqgen.checkpoints.loading import load_model
 load_model(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 model = load_model(sys.argv[1]).model
@@ -308,8 +308,8 @@ def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
     assert loaded.generation["bad_words"] == ["dog"]
     assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
     assert len(loaded.notes) == 2
-    assert "of bad_words_ids, [0, 0] is no text of its own" in loaded.notes[0]
-    assert "watermarking_config={'bias': 2} has no counterpart here and is ignored" in loaded.notes[1]
+    assert "the ids [0, 0] of bad_words_ids are ignored" in loaded.notes[0]
+    assert "watermarking_config={'bias': 2} is not supported and is ignored" in loaded.notes[1]
 
 
 def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:
 def test_reading_keys_are_not_for_folders(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     assert load_model(folder, reading=ReadingConfig(dictionary="x")).notes == [
-        f"{folder}: reading.dictionary plays no part here; all that such a model needs is in its folder"
+        f"{folder}: reading.dictionary has no effect: a Hugging Face folder contains everything that is needed"
     ]
 
 
@@ -429,7 +429,7 @@ def test_half_precision_is_written(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     model = seqgen_model(tiny_model("t5"))
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         save_pretrained(model, tmp_path / "there")
     with pytest.raises(ConfigError, match="a FConvModel cannot be written in Hugging Face's layout"):
         save_pretrained(build("fconv_tiny"), tmp_path / "new")
@@ -497,8 +497,8 @@ def test_conversions_that_are_refused(tmp_path: Path) -> None:
     for arguments, words in (
         ([f"path={folder}"], "either run_dir=RUN or huggingface_dir=FOLDER"),
         ([f"path={folder}", f"run_dir={tmp_path}/a", f"huggingface_dir={tmp_path}/b"], "either run_dir=RUN or"),
-        ([f"path={folder}", f"huggingface_dir={run}"], "is there already; give the name of a new folder"),
-        ([f"path={run}", f"run_dir={tmp_path}/a"], "a run needs no conversion"),
+        ([f"path={folder}", f"huggingface_dir={run}"], "already exists; give the name of a new folder"),
+        ([f"path={run}", f"run_dir={tmp_path}/a"], "runs of seqgen need no conversion"),
     ):
         outcome = command("convert", *arguments)
         assert outcome.code == 2
@@ -536,9 +536,11 @@ def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
 def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     change_config(folder, model_type="bart", architectures=["BartForConditionalGeneration"])
-    assert "its architecture is BartForConditionalGeneration, which seqgen does not have; it reads" in refusal(folder)
+    assert "its architecture is BartForConditionalGeneration, which seqgen does not support; it supports" in refusal(
+        folder
+    )
     change_config(folder, model_type="absent", architectures="absent")
-    assert "its architecture is one that it does not name" in refusal(folder)
+    assert "its architecture is unnamed" in refusal(folder)
     change_config(folder, model_type=["t5"])
     assert "model_type is ['t5'], not a text" in refusal(folder)
     (folder / "config.json").write_text("{")
@@ -572,7 +574,7 @@ def test_weights_that_are_not_those_of_the_config(tmp_path: Path) -> None:
     said = refusal(folder)
     assert "missing: decoder.block.1.layer.1.EncDecAttention.k.weight" in said
     assert "unknown to the model: encoder.extra.weight" in said
-    assert "of another shape: decoder.final_layer_norm.weight ((3,), its config.json says (24,))" in said
+    assert "of another shape: decoder.final_layer_norm.weight ((3,), expected (24,))" in said
 
 
 def test_values_that_make_no_sense(tmp_path: Path) -> None:
@@ -583,7 +585,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, not true or false"),
         ({"dropout_rate": []}, "dropout_rate is [], not a number"),
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
-        ({"dense_act_fn": "mish"}, "with activation 'mish', which seqgen does not have"),
+        ({"dense_act_fn": "mish"}, "with activation 'mish' is not supported"),
         ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
         ({"d_ff": 1 << 50}, "d_ff is 1125899906842624, not a whole number of at most 2147483647"),
         ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
@@ -593,7 +595,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         assert words in refusal(folder)
     (folder / "config.json").write_text(original)
     change_config(folder, "generation_config.json", suppress_tokens=[40])
-    assert "suppress_tokens has the id 40, but there are only 40 ids" in refusal(folder)
+    assert "suppress_tokens has the id 40, but the vocabulary has only 40 ids" in refusal(folder)
     for values, words in (
         ({"bad_words_ids": [5]}, "bad_words_ids has 5, which should be ids from 0 to 39"),
         ({"bad_words_ids": [["dog"]]}, "bad_words_ids has ['dog'], which should be ids"),
@@ -618,7 +620,7 @@ def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     bin_folder = tiny_folder(tmp_path / "bin", "t5", safe_serialization=False)
     original = (folder / "config.json").read_text()
-    said = "the weights are not those that its config.json describes: that has"
+    said = "the weights do not match its config.json, which describes"
     for values, words in (
         ({"num_layers": 10**9}, said),
         ({"num_decoder_layers": 10**6}, said),
@@ -679,10 +681,10 @@ def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(
         pickle.dumps({"shared.weight": Bomb(tmp_path / "exploded"), "size": bytes(100_000)})
     )
-    assert "holds code" in refusal(folder)
+    assert "contains code" in refusal(folder)
     change_config(folder, auto_map={"AutoModel": "evil.Model"})
     (folder / "evil.py").write_text("raise SystemExit(3)")
-    assert "holds code" in refusal(folder)
+    assert "contains code" in refusal(folder)
     assert not (tmp_path / "exploded").exists()
     index = {"weight_map": {"shared.weight": "../outside.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -693,7 +695,7 @@ def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     script = """
 import sys, seqgen.models
-from seqgen.loading import load_model
+from seqgen.checkpoints.loading import load_model
 load_model(sys.argv[1])
 assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
 """

@@ -106,6 +106,33 @@ def test_no_position_is_forgotten_before_a_sentence_starts() -> None:
     assert decoder.positions_seen(state) == 3
 
 
+def test_positions_are_not_among_a_decoders_tensors() -> None:
+    """So that a decoder's own verbs see nothing but what it has set."""
+
+    class Summing(IncrementalDecoder):
+        can_truncate = joins = True
+
+        def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+            return {name: value - positions for name, value in slots.items()}
+
+        trim_slots = truncate_slots
+
+        def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+            return {name: torch.cat([value, others[name]]) for name, value in slots.items()}
+
+    decoder = Summing()
+    states = [decoder.new_incremental_state(1) for _ in range(2)]
+    for positions, state in zip((5, 3), states, strict=True):
+        decoder.advance(state, positions)
+        assert decoder.get_slots(state) is None
+        decoder.set_slots(state, {"total": torch.tensor([positions])})
+    decoder.truncate(states[0], 1)
+    state = decoder.merge(*states)
+    assert decoder.get_slots(state)["total"].tolist() == [4, 3]
+    assert decoder.positions_seen(state) == 4
+    assert decoder.positions_seen({}) == decoder.positions_seen(None) == 0
+
+
 def test_a_module_that_overrides_the_general_verb_is_asked_for_the_narrow_ones_too() -> None:
     class Narrow(StatefulModule):
         def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:

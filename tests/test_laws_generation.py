@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,21 +12,16 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules import beam_table_cache
+from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.kv_cache import indirection
 from seqgen.structures import Batch, Hypothesis
-from tests.model_zoo import VOCAB, ZOO
+from tests.generators import make_generator
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
 
+WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
-
-
-def build(name: str, seed: int = 0) -> EncoderDecoderModel:
-    torch.manual_seed(seed)
-    model = ZOO[name].build().double().eval()
-    with torch.no_grad():  # sharper than at the start, so that hypotheses differ and some end early
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    return model
 
 
 def words() -> Dictionary:
@@ -32,18 +29,7 @@ def words() -> Dictionary:
 
 
 def decode(models: list[EncoderDecoderModel], batch: Batch, **options: object) -> list[list[Hypothesis]]:
-    return SequenceGenerator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
-
-
-def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
-    assert len(one) == len(two)
-    for first, second in zip(one, two, strict=True):
-        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
-        for h, k in zip(first, second, strict=True):
-            assert h.score == pytest.approx(k.score, abs=tolerance)
-            torch.testing.assert_close(
-                h.positional_scores, k.positional_scores, atol=tolerance, rtol=0, check_dtype=False
-            )
+    return make_generator(models, words(), **{"beam_size": 4, "max_len_b": 12, **options}).generate(batch)
 
 
 names = pytest.mark.parametrize("name", list(ZOO))
@@ -53,7 +39,7 @@ names = pytest.mark.parametrize("name", list(ZOO))
 @pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}], ids=str)
 def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
     for seed in range(3):
-        model = build(name, seed)
+        model = sharp(name, seed)
         batch = batch_of(SOURCES)
         assert_same(decode([model], batch, **options), decode([model], batch, use_cache=False, **options))
 
@@ -62,18 +48,18 @@ def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
 @pytest.mark.parametrize("beam", [2, 5])
 def test_keeping_beams_in_place_equals_moving_them(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the memory grows, and where in the middle it stops to pay."""
-    monkeypatch.setattr(beam_table_cache, "_BLOCK", 3)
+    monkeypatch.setattr(indirection, "_BLOCK", 3)
     for seed, most in enumerate((2048, 40, 3)):
-        monkeypatch.setattr(beam_table_cache, "_MOST_SLOTS", most)
-        model, batch = build(name, seed), batch_of(SOURCES)
+        monkeypatch.setattr(indirection, "_MOST_SLOTS", most)
+        model, batch = sharp(name, seed), batch_of(SOURCES)
         options = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
-        assert_same(decode([model], batch, **options), decode([model], batch, beam_table=False, **options))
+        assert_same(decode([model], batch, **options), decode([model], batch, beam_table="off", **options))
 
 
 @names
 def test_alone_equals_batched(name: str) -> None:
     for seed in range(3):
-        model = build(name, seed)
+        model = sharp(name, seed)
         together = decode([model], batch_of(SOURCES), max_len_a=1.0, max_len_b=3)
         for source, hypotheses in zip(SOURCES, together, strict=True):
             assert_same(decode([model], batch_of([source]), max_len_a=1.0, max_len_b=3), [hypotheses])
@@ -81,9 +67,9 @@ def test_alone_equals_batched(name: str) -> None:
 
 @names
 def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     prefix = torch.tensor([[5, 6], [7, 1], [1, 1], [4, 4], [9, 1]])
-    generator = SequenceGenerator([model], words(), beam_size=3, max_len_b=8)
+    generator = make_generator([model], words(), beam_size=3, max_len_b=8)
     results = generator.generate(batch, prefix_tokens=prefix)
     for row, hypotheses in zip(prefix.tolist(), results, strict=True):
         wanted = [token for token in row if token != 1]
@@ -93,30 +79,31 @@ def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
 
 @names
 def test_scorer_gives_the_generators_scores(name: str) -> None:
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     assert_scorer_agrees([model], batch, decode([model], batch))
 
 
 def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, results: list[list[Hypothesis]]) -> None:
     longest = max(len(hypotheses[0].tokens) for hypotheses in results)
-    batch.target = torch.full((batch.num_sentences, longest), 1)
+    target = torch.full((batch.num_sentences, longest), 1)
     for row, hypotheses in enumerate(results):
-        batch.target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
-    batch.prev_output_tokens = torch.cat([torch.full((batch.num_sentences, 1), 2), batch.target[:, :-1]], dim=1)
+        target[row, : len(hypotheses[0].tokens)] = hypotheses[0].tokens
+    shifted = torch.cat([torch.full((batch.num_sentences, 1), 2), target[:, :-1]], dim=1)
+    batch = replace(batch, target=target, prev_output_tokens=shifted)
     assert_same(SequenceScorer(models, 1, 2).generate(batch), [hypotheses[:1] for hypotheses in results])
 
 
 @names
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_a_model_with_itself_is_that_model(name: str, average: str) -> None:
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     assert_same(decode([model, model], batch, ensemble_average=average), decode([model], batch))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_ensembles_of_different_architectures(average: str) -> None:
     """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
-    models, batch = [build(name) for name in ZOO], batch_of(SOURCES)
+    models, batch = [sharp(name) for name in ZOO], batch_of(SOURCES)
     options = {"ensemble_average": average, "ensemble_weights": [1.0 + i for i in range(len(models))]}
     results = decode(models, batch, **options)
     assert_same(results, decode(models, batch, use_cache=False, **options))
@@ -131,7 +118,7 @@ def test_ensembles_of_different_architectures(average: str) -> None:
 
 @names
 def test_probabilities_sum_to_one(name: str) -> None:
-    model, batch = build(name), batch_of(SOURCES)
+    model, batch = sharp(name), batch_of(SOURCES)
     out = model(batch.source.src_tokens, batch.source.src_lengths, torch.randint(4, VOCAB, (len(SOURCES), 3)))
     total = model.get_normalized_probs(out.logits, log_probs=False).sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total))
@@ -146,15 +133,26 @@ def test_float32_stays_near_float64(name: str) -> None:
 
 
 @names
+def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second decode computes nothing from a weight that the first has computed."""
+    original, made = CachedWeight.kept, []
+    monkeypatch.setattr(
+        CachedWeight, "kept", lambda self, key, make: original(self, key, lambda: (made.append(key), make())[1])
+    )
+    model = sharp(name)
+    decode([model], batch_of(SOURCES))
+    assert bool(made) == (name not in WITHOUT_CACHED_WEIGHTS)
+    made.clear()
+    decode([model], batch_of(SOURCES))
+    assert made == []
+
+
+@names
 def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
     """Also by ``parameter.data``, of which autograd counts nothing."""
-    model, other = build(name), build(name, seed=1)
+    model, other = sharp(name), sharp(name, seed=1)
     with torch.no_grad():
         decode([model], batch_of(SOURCES))
-        kept = [vars(module)["_kept"] for module in model.modules() if vars(module).get("_kept")]
-        decode([model], batch_of(SOURCES))
-        again = [vars(module)["_kept"] for module in model.modules() if vars(module).get("_kept")]
-        assert all(one is two for one, two in zip(kept, again, strict=True))
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             mine.data.copy_(theirs)
         assert_same(decode([model], batch_of(SOURCES)), decode([other], batch_of(SOURCES)), tolerance=0)
@@ -167,5 +165,5 @@ def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
 )
 def test_a_limit_that_is_given_alone_is_the_only_one(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
-    generator = SequenceGenerator.from_config([build("fconv_tiny")], words(), cfg)
-    assert generator.max_lengths(torch.tensor([5])).tolist() == [longest]
+    generator = SequenceGenerator.from_config([sharp("fconv_tiny")], words(), cfg)
+    assert generator.last_steps(torch.tensor([5])).tolist() == [longest]

@@ -1,6 +1,6 @@
 """The laws of every registered search strategy, by the rules of either toolkit, and what must not break it.
 
-A strategy joins by one entry in ``STRATEGIES``; a test fails for one that is registered and has none.
+A strategy joins by one entry in ``STRATEGIES`` (strategy_zoo.py); a test fails for one that is registered and has none.
 """
 
 from __future__ import annotations
@@ -18,119 +18,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext, LogitsProcessor
-from seqgen.generation.search import Phrases, Search
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.model import EncoderDecoderModel
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import SEARCHES
-from seqgen.structures import Batch, Hypothesis
-from tests.model_zoo import VOCAB, build
-from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary, random_rule
+from seqgen.structures import Batch, map_tensors
+from tests.hypotheses import assert_same
+from tests.model_zoo import VOCAB, sharp
+from tests.scripted_model import Rule, batch_of, random_rule
+from tests.strategy_zoo import ENDS, PHRASES, SOURCES, STRATEGIES, Readable, decode, lines, strategy
 
 EOS, PAD = 2, 1
-SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
-ENDS = [EOS, 4, 13, 17, 21]
-"""Several symbols that end an output, so that those of random models end at different times."""
-PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """What is asked of a strategy.
-
-    Attributes:
-        values: values of its configuration.
-        phrases: whether it is given constraints.
-        reads_features: whether it reads hidden features, which an ensemble does not have.
-        scores_are_the_models: whether neutral settings give the model's own scores.
-        differ: whether the hypotheses of a sentence differ.
-        plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
-        longest: tokens of the longest output that is asked of it.
-    """
-
-    values: dict[str, Any]
-    phrases: bool = False
-    reads_features: bool = False
-    scores_are_the_models: bool = True
-    differ: bool = True
-    plenty: bool = True
-    longest: int = 7
-
-
-STRATEGIES = {
-    "beam": Strategy({}),
-    "greedy": Strategy({}),
-    "sampling": Strategy({"seed": 3}, differ=False),
-    "beam_sampling": Strategy({"seed": 3}),
-    "stochastic_beam": Strategy({"seed": 3}),
-    "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False, plenty=False),
-    "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
-    "constrained": Strategy({}, phrases=True, plenty=False),
-    "contrastive": Strategy({}, reads_features=True),
-    "exact": Strategy({"at_once": 40}, longest=3),
-}
 names = pytest.mark.parametrize("name", list(STRATEGIES))
 semantics = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-
-
-class ReadableDecoder(ScriptedDecoder):
-    """A scripted decoder whose hidden features are its logits."""
-
-    def extract_features(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        return ScriptedDecoder.forward(self, *args, **kwargs)
-
-    def output_layer(self, features: Tensor) -> Tensor:
-        return features
-
-
-class Readable(EncoderDecoderModel):
-    def __init__(self, rule: Rule):
-        super().__init__(ScriptedEncoder(), ReadableDecoder(rule, longest=1000))
-
-    def max_positions(self) -> tuple[int, int]:
-        return 1000, 1000
-
-
-def strategy(name: str) -> Search:
-    entry = SEARCHES.entry(name)
-    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values))  # type: ignore[attr-defined]
-    return search
-
-
-def decode(
-    name: str, models: Sequence[EncoderDecoderModel], batch: Batch, words: int, phrases: Any = None, **options: Any
-) -> list[list[Hypothesis]]:
-    if STRATEGIES[name].phrases:
-        phrases = phrases or [[]] * batch.num_sentences
-    prefix = options.pop("prefix_tokens", None)
-    values = {"beam_size": 4, "max_len": STRATEGIES[name].longest, "min_len": 0, **options}
-    generator = SequenceGenerator(models, dictionary(words), search_strategy=strategy(name), **values)
-    return generator.generate(batch, prefix, phrases)
-
-
-def lines(rows: Sequence[int] = range(len(SOURCES))) -> Batch:
-    """Some of the sources, each with the number of its line."""
-    batch = batch_of([SOURCES[row] for row in rows])
-    batch.ids = torch.tensor(list(rows))
-    return batch
-
-
-def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
-    assert len(one) == len(two)
-    for first, second in zip(one, two, strict=True):
-        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
-        for h, k in zip(first, second, strict=True):
-            assert h.score == pytest.approx(k.score, abs=tolerance)
-            torch.testing.assert_close(h.positional_scores, k.positional_scores, atol=tolerance, rtol=0)
-
-
-def sharp(name: str, seed: int = 0) -> EncoderDecoderModel:
-    """A model of the zoo with peaked predictions, so that hypotheses end at different times."""
-    model = build(name, seed=seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.6)
-    return model
 
 
 def test_no_registered_strategy_is_forgotten() -> None:
@@ -145,12 +44,17 @@ def test_no_registered_strategy_is_forgotten() -> None:
 @pytest.mark.parametrize(("model", "semantics"), [("transformer_tiny", "fairseq"), ("t5_tiny", "huggingface")])
 def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: str, name: str) -> None:
     """Alone equals batched; nor do the cache, the places of beams, logits and finished sentences matter."""
-    models, phrases = [sharp(model)], PHRASES if STRATEGIES[name].phrases else None
+    models, phrases = [sharp(model, factor=1.6)], PHRASES if STRATEGIES[name].phrases else None
     common: dict[str, Any] = {"semantics": semantics, "end_tokens": ENDS, "beam_size": 2 if name == "exact" else 4}
     together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
     if name == "beam":
         assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 1
-    for options in ({"use_cache": False}, {"beam_table": False}, {"add_logits": False}, {"compact_at": 0}):
+    for options in (
+        {"use_cache": False},
+        {"beam_table": "off"},
+        {"skip_log_softmax": False},
+        {"lazy_compaction": False},
+    ):
         assert_same(decode(name, models, lines(), VOCAB - 4, phrases, **common, **options), together)
     for row in range(len(SOURCES)):
         own = None if phrases is None else [phrases[row]]
@@ -165,7 +69,7 @@ def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: 
 @semantics
 def test_ensembles(semantics: str, name: str) -> None:
     """A model with itself is that model, and members may come in any order; or an ensemble is refused."""
-    one, other = sharp("transformer_tiny"), sharp("fconv_tiny")
+    one, other = sharp("transformer_tiny", factor=1.6), sharp("fconv_tiny", factor=1.6)
     phrases = PHRASES if STRATEGIES[name].phrases else None
     if STRATEGIES[name].reads_features:
         with pytest.raises(ConfigError, match="ensemble"):
@@ -226,20 +130,20 @@ class Nothing(LogitsProcessor):
     def __init__(self, step: int, sentence: int):
         self.step, self.sentence = step, sentence
 
-    def __call__(self, lprobs: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         if context.step < self.step:
             return lprobs
-        return lprobs.masked_fill((context.sentences == self.sentence).unsqueeze(1), -torch.inf)
+        return lprobs.masked_fill((context.sentence_ids == self.sentence).unsqueeze(1), -torch.inf)
 
 
 @names
 @semantics
-@pytest.mark.parametrize(("step", "add_logits"), [(0, True), (2, True), (2, False)])
-def test_everything_forbidden_gives_no_hypothesis(step: int, add_logits: bool, semantics: str, name: str) -> None:
+@pytest.mark.parametrize(("step", "skip_log_softmax"), [(0, True), (2, True), (2, False)])
+def test_everything_forbidden_gives_no_hypothesis(step: int, skip_log_softmax: bool, semantics: str, name: str) -> None:
     """Of that sentence, none that goes on past the step; the others are what they were."""
-    models = [sharp("transformer_tiny")]
-    options = {"semantics": semantics, "add_logits": add_logits}
-    found = decode(name, models, lines(), VOCAB - 4, logits_processors=[Nothing(step, 2)], **options)
+    models = [sharp("transformer_tiny", factor=1.6)]
+    options = {"semantics": semantics, "skip_log_softmax": skip_log_softmax}
+    found = decode(name, models, lines(), VOCAB - 4, processors=[Nothing(step, 2)], **options)
     usual = decode(name, models, lines(), VOCAB - 4, **options)
     assert_same(found[:2] + found[3:], usual[:2] + usual[3:])
     assert all(len(h.tokens) <= step and math.isfinite(h.score) for h in found[2])
@@ -287,8 +191,10 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
 @names
 @semantics
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("add_logits", [True, False])
-def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: float, semantics: str, name: str) -> None:
+@pytest.mark.parametrize("skip_log_softmax", [True, False])
+def test_damaged_scores_are_an_error_that_says_where(
+    skip_log_softmax: bool, value: float, semantics: str, name: str
+) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         logits = torch.zeros(9, dtype=torch.float64)
         logits[EOS] = -8.0
@@ -303,7 +209,7 @@ def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: fl
             batch_of([(4, 5, 2), (6, 2)]),
             5,
             semantics=semantics,
-            add_logits=add_logits,
+            skip_log_softmax=skip_log_softmax,
             min_len=3,
         )
 
@@ -311,9 +217,7 @@ def test_damaged_scores_are_an_error_that_says_where(add_logits: bool, value: fl
 @names
 @semantics
 def test_an_empty_batch(semantics: str, name: str) -> None:
-    empty = batch_of([(4, 2)])
-    empty.source.src_tokens, empty.source.src_lengths = empty.source.src_tokens[:0], empty.source.src_lengths[:0]
-    empty.ids = empty.ids[:0]
+    empty: Batch = map_tensors(batch_of([(4, 2)]), lambda tensor: tensor[:0])
     assert decode(name, [Readable(random_rule(9, 0))], empty, 5, semantics=semantics) == []
 
 
@@ -388,8 +292,10 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
                 pairs = list(itertools.pairwise(tokens[len(prefix) :]))
                 assert len(pairs) == len(set(pairs))
             own = model_scores(rule, source, tokens)
-            neutral = rules == "huggingface" and not (min_len or prefix or suppressed or repeats)
-            if STRATEGIES[name].scores_are_the_models and (neutral or not renormalized(name, rules)):
+            if rules in STRATEGIES[name].renormalized_by:
+                limits = Limits(rules, longest, min_len, prefix, [special[symbol] for symbol in suppressed], repeats)
+                own = renormalized_scores(rule, source, tokens, limits)
+            if STRATEGIES[name].scores_are_the_models:
                 assert h.positional_scores.tolist() == pytest.approx(own, abs=1e-9)
                 assert h.score == pytest.approx(sum(own) / len(own) ** options["len_penalty"], abs=1e-9)
         if STRATEGIES[name].differ:
@@ -401,9 +307,36 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
             assert len(hypotheses) == min(strategy(name).rows(beam), most)
 
 
-def renormalized(name: str, rules: str) -> bool:
-    """Whether scores are those of the distribution that processors leave."""
-    return strategy(name).independent_rows and (rules == "huggingface" or not strategy(name).additive)
+@dataclass(frozen=True)
+class Limits:
+    """What an output of the property test above may contain."""
+
+    rules: str
+    longest: int
+    min_len: int
+    prefix: list[int]
+    suppressed: list[int]
+    repeats: int
+
+    def allows(self, history: list[int], token: int) -> bool:
+        step, fairseq = len(history), self.rules == "fairseq"
+        if fairseq and step == self.longest - 1:
+            return token == EOS
+        repeated = self.repeats and (*history[-1:], token) in itertools.pairwise(history)
+        if step < len(self.prefix):
+            return token == self.prefix[step] and not (fairseq and repeated)
+        forbidden = [*self.suppressed, *([PAD] if fairseq else []), *([EOS] if step < self.min_len else [])]
+        return token not in forbidden and not repeated
+
+
+def renormalized_scores(rule: Rule, source: tuple[int, ...], output: list[int], limits: Limits) -> list[float]:
+    """Each token's log-probability among those that are allowed."""
+    scores = []
+    for step, token in enumerate(output):
+        logits = rule(source, tuple(output[:step]))
+        allowed = [t for t in range(len(logits)) if limits.allows(output[:step], t)]
+        scores.append(float(logits[token] - logits[allowed].logsumexp(0)))
+    return scores
 
 
 def possible(free: int, longest: int, min_len: int, prefix: int, rules: str) -> int:

@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from seqgen import loading
+from seqgen.checkpoints import loading
+from seqgen.checkpoints.loading import (
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    load_model,
+    load_models,
+    reader_of,
+    register_reader,
+)
 from seqgen.config import ReadingConfig, TrainConfig
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.loading import DecodingTask, LoadedModel, Placement, load_model, load_models, reader_of, register_reader
 from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 
@@ -45,13 +53,13 @@ def test_other_paths_are_runs(tmp_path: Path) -> None:
     assert reader_of(tmp_path) is None
     with pytest.raises(CheckpointError, match="neither a run folder nor a checkpoint"):
         load_model(tmp_path)
-    with pytest.raises(ConfigError, match="is for checkpoints of other toolkits"):
+    with pytest.raises(ConfigError, match="applies only to checkpoints of other toolkits"):
         load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x"))
 
 
 def test_a_kind_has_one_reader_that_says_what_it_reads() -> None:
     register_toy()
-    with pytest.raises(ConfigError, match="two readers of a toy"):
+    with pytest.raises(ConfigError, match="two checkpoint loaders are registered for a toy"):
         register_toy()
-    with pytest.raises(ConfigError, match="does not say which paths"):
+    with pytest.raises(ConfigError, match="does not define which paths"):
         register_reader("other")(lambda path, reading, placement: load_model(path))

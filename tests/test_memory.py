@@ -12,7 +12,7 @@ import torch
 
 from seqgen.errors import ResourceError
 from seqgen.memory import memory_errors, out_of_memory
-from seqgen.text_decoding import TextDecoding
+from seqgen.text.text_decoding import TextDecoding
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
@@ -101,7 +101,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
         patch.setattr(TextDecoding, "_decode", decode)
         outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
     assert sorted(calls) == [0, 1, 3, 4, 5]
-    ended(outcome, "after 5 lines, whose outputs are written")
+    ended(outcome, "after 5 lines, whose outputs were written")
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:5])
     calls.clear()
     with monkeypatch.context() as patch:

@@ -66,8 +66,8 @@ def test_values_carry_the_embedding_and_the_length() -> None:
         ({"encoder_layers": "[(512, 3)] *"}, "model.encoder_layers: cannot read"),
         ({"decoder_layers": "[(512, 3, 2)]"}, "model.decoder_layers: layer 0 has residual 2"),
         ({"decoder_attention": "[True]"}, "model.decoder_attention: '[True]' has 1 entries for 20 layers"),
-        ({"decoder_attention": "False"}, "model.decoder_attention: at least one layer must attend"),
-        ({"encoder_embed_dim": 256}, "must be the same, since attention adds them, but they are 256 and 512"),
+        ({"decoder_attention": "False"}, "model.decoder_attention: at least one decoder layer must attend"),
+        ({"encoder_embed_dim": 256}, "must be equal, because attention adds them, but they are 256 and 512"),
         ({"share_input_output_embed": True}, "but they are 256 and 512"),
     ],
 )

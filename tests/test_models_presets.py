@@ -170,7 +170,7 @@ def test_limits_of_length() -> None:
     ("changes", "joint", "message"),
     [
         ({}, False, "model=t5 has one embedding for source and target"),
-        ({"vocab_size": 22}, True, "model.vocab_size=22 is too small for a vocabulary of 23 symbols; give at least 23"),
+        ({"vocab_size": 22}, True, "model.vocab_size=22 is too small for a vocabulary of 23 tokens; set at least 23"),
         ({"decoder_start_token_id": 23}, True, "model.decoder_start_token_id=23 is outside the vocabulary of 23"),
         ({"feed_forward_proj": "gated-sine"}, True, "there is no 'gated-sine'; there are: relu"),
     ],

@@ -87,10 +87,8 @@ def test_the_first_layer_that_overflows_is_named() -> None:
     assert first_overflow(model, batch()) is None
     assert first_overflow(model.half(), batch()) == "decoder.layers.0.encoder_attn.out_proj"
     assert not any(module._forward_hooks for module in model.modules())
-    example = batch()
-    example.prev_output_tokens = None
     with pytest.raises(ValueError, match="no targets"):
-        first_overflow(model, example)
+        first_overflow(model, replace(batch(), prev_output_tokens=None))
 
 
 @both_kinds

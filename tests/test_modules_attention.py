@@ -14,8 +14,11 @@ from seqgen.incremental_state import IncrementalState
 from seqgen.modules import attention as arithmetic
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
-from seqgen.modules.key_value_cache import GrowingCache, KeysAndValues, StaticCache
-from seqgen.modules.masks import padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.indirection import IndirectionCache
+from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.modules.kv_cache.static import StaticCache
+from seqgen.modules.masks import QueryPositions, padding_mask_of, starts_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 
@@ -164,7 +167,7 @@ def test_padding_among_remembered_keys() -> None:
     module(x[:, :2], incremental_state=state)
     module(x[:, 2:3], key_padding_mask=late, incremental_state=state)
     (slots,) = state.values()
-    assert slots["padding_mask"].tolist() == [[False] * 3, [False, False, True]]
+    assert slots["cache"].view().padding_mask.tolist() == [[False] * 3, [False, False, True]]
     out, _ = module(x[:, 3:], incremental_state=state)
     for row, allowed in enumerate(([True] * 4, [True, True, False, True])):
         wanted, _ = by_hand(module, x[row], x[row], torch.tensor(allowed).expand(4, 4))
@@ -178,19 +181,21 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     state: Any = {}
     module(torch.randn(6, 1, 8), torch.randn(2, 4, 6), incremental_state=state)
     (slots,) = state.values()
-    assert slots["prev_key"].shape == (2, 2, 4, 4)
-    assert slots["share"] == 3
+    cache = slots["cache"]
+    assert isinstance(cache, StaticCache)
+    keys = cache.view().keys
+    assert keys.shape == (2, 2, 4, 4)
+    assert cache.share == 3
     module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
-    (again,) = state.values()
-    assert again["prev_key"] is slots["prev_key"]
-    moved = module.reorder_slots_within_beams(slots, torch.tensor([[2, 0, 1], [0, 0, 0]]))
-    assert moved["prev_key"] is slots["prev_key"]
-    kept = module.select_slots(slots, torch.tensor([1]), beam_size=3)
-    assert torch.equal(kept["prev_key"], slots["prev_key"][1:])
-    assert kept["share"] == 3
-    crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))
-    assert torch.equal(crossed["prev_key"], slots["prev_key"][[1, 0, 0]])
-    assert crossed["share"] == 1
+    assert module.remembered(state).keys is keys
+    moved = module.reorder_slots_within_beams(slots, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
+    assert moved.view().keys is keys
+    kept = module.select_slots(slots, torch.tensor([1]), beam_size=3)["cache"]
+    assert torch.equal(kept.view().keys, keys[1:])
+    assert kept.share == 3
+    crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))["cache"]
+    assert torch.equal(crossed.view().keys, keys[[1, 0, 0]])
+    assert crossed.share == 1
 
 
 def test_padding_of_merged_keys() -> None:
@@ -203,15 +208,66 @@ def test_padding_of_merged_keys() -> None:
         return KeysAndValues(numbers, -numbers, mask)
 
     for first, second in ((left, longer), (longer, left)):
-        static, growing = StaticCache(), GrowingCache()
-        one, two = (static.append(None, keys(mask), mask.size(0)) for mask in (first, second))
-        got = static.view(static.merge(one, two)).padding_mask
+        one, two = (StaticCache().append(keys(mask), mask.size(0)) for mask in (first, second))
+        got = one.merge(two).view().padding_mask
         assert got is not None
         assert torch.equal(got, torch.cat([F.pad(mask, (0, 5 - mask.size(1)), value=True) for mask in (first, second)]))
-        one, two = (growing.append(None, keys(mask), mask.size(0)) for mask in (first, second))
-        got = growing.view(growing.merge(one, two)).padding_mask
-        assert got is not None  # what lacks at the beginning is hidden by the starts
+        one, two = (GrowingCache().append(keys(mask), mask.size(0)) for mask in (first, second))
+        got = one.merge(two).view().padding_mask
+        assert got is not None  # positions that are missing on the left are hidden by the start offsets
         assert torch.equal(got, torch.cat([F.pad(mask, (5 - mask.size(1), 0)) for mask in (first, second)]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beam_table", [True, False])
+def test_causal_steps_of_several_positions_equal_one_pass(beam_table: bool) -> None:
+    """The first step, one of three positions and one of a single position, without a mask from outside."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2).double()
+    x = torch.randn(4, 6, 8, dtype=torch.float64)
+    state = IncrementalState(2, 2)
+    state.beam_table = beam_table
+    steps = [module(part, is_causal=True, incremental_state=state)[0] for part in x.split([2, 3, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), module(x, is_causal=True)[0])
+
+
+@torch.no_grad()
+def test_weights_of_beams_that_stay_in_place() -> None:
+    """They are those of each row's own keys, and asking for them does not change the cache."""
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2).double()
+    x = torch.randn(4, 3, 8, dtype=torch.float64)
+    state = IncrementalState(2, 2)
+    state.beam_table = True
+    for position in range(2):
+        module(x[:, position : position + 1], incremental_state=state)
+    parents = torch.tensor([[1, 0], [1, 1]])
+    state[module.state_key] = module.reorder_slots_within_beams(state[module.state_key], parents)
+    x[:, :2] = x[[1, 0, 3, 3], :2]
+    out, weights = module(x[:, 2:], incremental_state=state, need_weights=True)
+    wanted, wanted_weights = module(x, is_causal=True, need_weights=True)
+    torch.testing.assert_close(out, wanted[:, 2:])
+    torch.testing.assert_close(weights, wanted_weights[:, 2:])
+    assert isinstance(state[module.state_key]["cache"], IndirectionCache)
+
+
+def test_query_positions() -> None:
+    cpu = torch.device("cpu")
+    queries = QueryPositions(2, 2, cpu)
+    assert queries.distances.tolist() == [[2, 1, 0, -1], [3, 2, 1, 0]]
+    assert queries.restrict(queries.distances < 2).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    bias = queries.restrict(-queries.distances.float())
+    assert (bias[0] > -10).tolist() == [True, True, True, False]
+    assert bias.isfinite().all()
+    assert not queries.is_plain_causal
+    assert QueryPositions(0, 2, cpu).is_plain_causal
+    made: list[int] = []
+    for key in (bias, bias, cpu, bias):
+        queries.once(key, lambda: made.append(1) or bias)
+    assert len(made) == 3
+    padding = torch.tensor([[False, True]])
+    assert QueryPositions(0, 2, cpu, causal=False).allowed is None
+    assert QueryPositions(0, 2, cpu, False, padding_mask=padding).allowed.tolist() == [[[[True, False]]]]
 
 
 def test_initial_projections_are_independent_glorot_matrices() -> None:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models and readers
+from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.cli.generate import main as generate
 from seqgen.config import GenerationConfig
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.loading import LoadedModel, load_model
 from seqgen.structures import Batch, Hypothesis
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[2] / "shared"))

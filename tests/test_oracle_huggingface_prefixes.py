@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.generation.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
+from seqgen.generation.processors.prefix_trie import PrefixConstraint, PrefixTrie, TrieConstraint
 from tests.huggingface_decoding import EOS, WORDS, WrappedModel, assert_same, decode, original, sharp_model
 from tests.huggingface_t5 import seqgen_model
 

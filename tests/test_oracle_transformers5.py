@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the reader
-from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.loading import LoadedModel, load_model
+from seqgen.checkpoints.loading import LoadedModel, load_model
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from tests.commands import command
 from tests.test_huggingface_checkpoints import logits, original_logits

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from seqgen.cli.formats import FORMATS
-from seqgen.data.pretrained_tokenizer import load_pretrained_tokenizer
-from seqgen.text_decoding import TextDecoding
-from seqgen.translation import Translation
-from seqgen.translator import Translator
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.translator import Translator
 from tests.text_models import task_of, text_model
 
 BREAKS = "a\nb\tc\rd\x0be\x0cf\x1cg\x85h\u2028i\u2029j k"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import seqgen
+from seqgen.checkpoints.loading import load_models
+from seqgen.checkpoints.run_checksums import RUN_CHECKSUMS
 from seqgen.errors import UserError
-from seqgen.loading import load_models
-from seqgen.training.run_checksums import RUN_CHECKSUMS
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 LINES = [source for source, _ in sentences(400, 4)]
@@ -191,7 +191,7 @@ def test_averaged_models_that_differ_are_noted(run: Path, data: Path, tmp_path: 
     other = train(data, tmp_path / "other", "model.decoder_attention_heads=4")
     outcome = command("average", f"path=[{run},{other}]")
     assert outcome.code == 0
-    assert outcome.err == f"{other}: model.decoder_attention_heads is 4; the average has 2\n"
+    assert outcome.err == f"{other}: model.decoder_attention_heads is 4; the average uses 2\n"
 
 
 def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:

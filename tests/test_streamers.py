@@ -13,12 +13,12 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqgen.data.pretrained_tokenizer import byte_files, make_tokenizer, t5_files
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.errors import ConfigError, DataError, DecodingError
-from seqgen.generation.streamers import Cancelled, IteratorStreamer, StreamedText, TextStreamer, whole_words
-from seqgen.translator import Translator
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import Cancelled, IteratorStreamer, StreamedText, TextStreamer, whole_words
 from tests.commands import sentences
 from tests.scripted_model import dictionary
 from tests.text_models import TEXTS, text_model

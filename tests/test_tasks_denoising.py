@@ -192,11 +192,11 @@ LONG = ["the dog sees a ball"] * 50
     ("lines", "name", "settings", "message"),
     [
         (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: it is not JSON"),
-        (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: it is JSON but no object"),
+        (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: it is JSON but not an object"),
         (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
-        (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' holds no text"),
-        (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has not a single token;.*on_empty"),
-        (["", "  "], "a.txt", {}, r"train: a\.txt has not a single token"),
+        (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' is not text"),
+        (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has no tokens;.*on_empty"),
+        (["", "  "], "a.txt", {}, r"train: a\.txt contains no token"),
         ([], "a.txt", {}, r"a\.txt is empty"),
         (LONG, "a.txt", {"mean_span_length": 1.0}, r"needs \d+ sentinels, but .* has 40; .*task\.input_length"),
         (LONG, "a.txt", {"input_length": 400, "objective": "iid_spans"}, r"sentinels, but the tokenizer has 40"),
@@ -214,7 +214,7 @@ def test_empty_documents_may_be_skipped(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ['{"text": ""}', '{"text": "the dog"}'])
     skipping = task(run, train=[path], on_empty="skip")
     assert raw(skipping) == encoded(skipping, ["the dog"])
-    with pytest.raises(DataError, match="line 1: the document has not a single token"):
+    with pytest.raises(DataError, match="line 1: the document has no tokens"):
         task(run, train=[path]).load_dataset("train")
 
 

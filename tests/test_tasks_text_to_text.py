@@ -216,13 +216,13 @@ def test_a_wrong_template_ends_the_training_of_a_tokenizer_in_one_sentence(data:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sources: {de: {input: a: b}}", "is no YAML: .*needs quotes"),
+        ("sources: {de: {input: a: b}}", "is not valid YAML: .*in quotes"),
         ("a: 1", "must have one key, sources"),
         ("sources: [a]", "must have one key, sources"),
         ("sources: {}", "has no source"),
         ("sources: {a.b: {}}", "text without a dot"),
-        ("sources: {de: 3}", "holds no keys and values"),
-        ("sources: {de: !!python/object/apply:os.system [true]}", "is no YAML"),
+        ("sources: {de: 3}", "must contain keys and values"),
+        ("sources: {de: !!python/object/apply:os.system [true]}", "is not valid YAML"),
     ],
 )
 def test_files_that_are_no_mixture(tmp_path: Path, text: str, message: str) -> None:
@@ -245,7 +245,7 @@ GOOD = '{"first": "a", "second": "b", "long": "c"}\n'
             r"line 2: there is no field 'second'",
         ),
         ("a.tsv", "first\tsecond\tlong\na\tb\tc\na\tb\n", r"a\.tsv, line 3: there are 2 columns instead of 3"),
-        ("a.tsv", "first\tsecond\tlong\n", r"a\.tsv has nothing after its header"),
+        ("a.tsv", "first\tsecond\tlong\n", r"a\.tsv has no lines after its header"),
         ("a.tsv", "", r"a\.tsv is empty"),
     ],
 )

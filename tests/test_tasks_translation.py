@@ -107,7 +107,7 @@ def test_given_dict_txt(tmp_path: Path, data: Path) -> None:
     cfg = config(data, tokenizer="whitespace", srcdict=str(tmp_path / "dict.txt"))
     task = TranslationTask.setup_task(cfg, tmp_path / "run")
     assert task.encode_source("one red cat").tolist() == [5, 3, 4, 2]
-    assert "characters or words that the vocabulary lacks: train.en, line 1;" in task.dataset("train").report()[0]
+    assert "characters or words that are not in the vocabulary: train.en, line 1;" in task.dataset("train").report()[0]
 
 
 def test_subword_sampling_in_training_only(tmp_path: Path, data: Path) -> None:
@@ -129,9 +129,9 @@ def test_subword_sampling_in_training_only(tmp_path: Path, data: Path) -> None:
         ({"target_lang": "fr"}, "train.fr"),
         ({"spm_model": "no.model"}, "there is no SentencePiece model no.model"),
         ({"srcdict": "no.txt"}, "there is no file no.txt"),
-        ({"tgtdict": "no.txt"}, "task.tgtdict is for separate vocabularies"),
-        ({"tokenizer": "whitespace", "spm_model": "x"}, "task.spm_model is for task.tokenizer=sentencepiece"),
-        ({"tokenizer": "whitespace", "subword_sampling": True}, "task.subword_sampling is for"),
+        ({"tgtdict": "no.txt"}, "task.tgtdict needs separate vocabularies"),
+        ({"tokenizer": "whitespace", "spm_model": "x"}, "task.spm_model needs task.tokenizer=sentencepiece"),
+        ({"tokenizer": "whitespace", "subword_sampling": True}, "task.subword_sampling needs"),
         ({"sampling_nbest": 0}, "task.sampling_nbest=0"),
         ({"vocab_size": 5000, "hard_vocab_limit": True}, r"set task.vocab_size to at most \d+"),
         ({"vocab_size": 6}, r"set task.vocab_size to at least \d+"),

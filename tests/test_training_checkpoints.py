@@ -19,12 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from seqgen.errors import CheckpointError, UserError
-from seqgen.files import write_atomically
-from seqgen.training import checkpoints as checkpoints_module
-from seqgen.training import serialization
-from seqgen.training.averaging import average, last_checkpoints, write_average
-from seqgen.training.checkpoints import (
+from seqgen.checkpoints import run_checkpoints as checkpoints_module
+from seqgen.checkpoints import serialization
+from seqgen.checkpoints.averaging import average, last_checkpoints, write_average
+from seqgen.checkpoints.run_checkpoints import (
     Checkpoints,
     load_weights,
     read_training_state,
@@ -32,7 +30,9 @@ from seqgen.training.checkpoints import (
     resolve,
     run_lock,
 )
-from seqgen.training.serialization import pack, read_tensors, unpack, write_tensors
+from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
+from seqgen.errors import CheckpointError, UserError
+from seqgen.files import write_atomically
 
 # -- values to files and back -------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> Non
     for name, reason in [
         ("model-00001-of-00002.safetensors", "Hugging Face's layout it would need a config.json"),
         ("model.safetensors", "config.json is missing"),
-        ("config.json", "make it a run by seqgen-convert"),
+        ("config.json", "convert it with seqgen-convert"),
     ]:
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(CheckpointError, match=reason):
@@ -360,7 +360,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        (Net(vocab=12), "the vocabulary does not fit: the checkpoint was trained with 10 symbols.* has 12"),
+        (Net(vocab=12), "the vocabulary does not fit: the checkpoint was trained with 10 tokens.* has 12"),
         (Net(positions=9), r"of another shape: embed_positions.weight \(\(8, 4\), here \(9, 4\)\)"),
         (nn.Sequential(nn.Linear(4, 3)), "missing: 0.bias, 0.weight; unknown to the model: embed.weight"),
     ],
@@ -412,7 +412,7 @@ def test_average(tmp_path: Path) -> None:
     assert got["count"] == 2
     written = write_average(tmp_path, got)
     assert torch.equal(read_weights(resolve(written))["w"], got["w"])
-    with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged and it keeps 3"):
+    with pytest.raises(CheckpointError, match="5 checkpoints are to be averaged, but the run has only 3"):
         last_checkpoints(tmp_path, 5)
 
 
@@ -432,7 +432,7 @@ def test_average_keeps_weights_shared(tmp_path: Path) -> None:
 def test_average_of_different_models(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "a").save(["last"], {"w": torch.ones(2), "b": torch.ones(1)}, None)
     Checkpoints(tmp_path / "b").save(["last"], {"w": torch.ones(3)}, None)
-    with pytest.raises(CheckpointError, match=r"other names or shapes.*: b, w"):
+    with pytest.raises(CheckpointError, match=r"differ in names or shapes.*: b, w"):
         average([resolve(tmp_path / "a"), resolve(tmp_path / "b")])
 
 
@@ -441,7 +441,7 @@ def test_average_of_different_models(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from seqgen.training.run_lock import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

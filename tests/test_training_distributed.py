@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import UserError
-from seqgen.training.checkpoints import read_weights, resolve
 from seqgen.training.distributed import Peers
-from seqgen.training.launch import import_modules, modules_of
+from seqgen.user_files import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
 

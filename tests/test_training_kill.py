@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.training.checkpoints import read_weights, resolve
+from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from tests.training_runs import assert_identical, everything, records
 
 OVERRIDES = [

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.generation.scores import text_scores
+from seqgen.metrics import text_scores
 from seqgen.training import training_loop
-from seqgen.training.checkpoints import read_weights, resolve
 from seqgen.training.distributed import Peers
 from seqgen.training.records import Records
 from seqgen.training.scores_file import ScoresFile
@@ -109,7 +109,7 @@ def test_low_precision(lab: Lab, precision: str) -> None:
 
 
 def test_both_low_precisions(lab: Lab) -> None:
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="cannot both be true"):
         training_run(lab, "both", "common.bf16=true", "common.fp16=true")
 
 
@@ -262,7 +262,7 @@ def test_scores_of_a_task_with_metrics_of_its_own_have_no_signature(lab: Lab, mo
 
 
 def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> None:
-    with pytest.raises(ConfigError, match=r"say with dataset\.validate_decode"):
+    with pytest.raises(ConfigError, match=r"set dataset\.validate_decode"):
         lab.train("metric", "checkpoint.best_checkpoint_metric=bleu")
     with pytest.raises(ConfigError, match="not among the validation scores: loss, nll_loss, ppl, accuracy"):
         lab.train("metric", "checkpoint.best_checkpoint_metric=speed", "optimization.max_update=1")
@@ -426,5 +426,5 @@ def test_a_damaged_checkpoint_is_not_resumed(lab: Lab) -> None:
     run = lab.train("damaged", "optimization.max_update=2")
     path = run / "checkpoints" / "last" / "training_state.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match=r"damaged or truncated.* the run goes on from an older one"):
+    with pytest.raises(CheckpointError, match=r"damaged or truncated.* the run continues from an older checkpoint"):
         lab.train("damaged", "optimization.max_update=4")

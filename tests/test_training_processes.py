@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 
+from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ResourceError, UserError
 from seqgen.training.distributed import LostRanksError, Peers, join
 from seqgen.training.launch import _cause
-from seqgen.training.run_lock import run_lock
 from seqgen.training.signals import StopSignals
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.training_runs import everything, records
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 HAND_OVER = """
 import multiprocessing, sys, time
 from pathlib import Path
-from seqgen.training.run_lock import run_lock
+from seqgen.checkpoints.run_lock import run_lock
 
 def hold(lock):
     lock.sign()

@@ -9,10 +9,10 @@ import pytest
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
+from seqgen.checkpoints.resume import check_resumable
 from seqgen.compose import compose, known_keys, to_dict
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
-from seqgen.training.resume import check_resumable
 
 
 def plain(*overrides: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_the_length_of_a_schedule_is_no_free_choice() -> None:
 
 
 def test_the_keys_that_may_change_exist() -> None:
-    from seqgen.training import resume
+    from seqgen.checkpoints import resume
 
     known = {key for key, _, _ in known_keys(compose(TrainConfig, ["task=translation"]))}
     assert known >= resume.MAY_CHANGE

@@ -76,7 +76,7 @@ def test_plateau_shrinks_after_patience_and_resumes() -> None:
 
 @pytest.mark.parametrize("name", ["polynomial", "cosine"])
 def test_a_schedule_with_an_end_must_know_it(name: str) -> None:
-    with pytest.raises(ConfigError, match="how long training lasts"):
+    with pytest.raises(ConfigError, match="the length of training"):
         schedule(name)
 
 

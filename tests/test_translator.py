@@ -12,11 +12,11 @@ import torch
 
 import seqgen
 from seqgen.config import GenerationConfig
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
-from seqgen.translator import ModelInMemory, Translator
+from seqgen.generation.model_settings import OF_THE_COMMAND, changes_scores, own_settings, resolve_settings
+from seqgen.text.translator import ModelInMemory, Translator
+from tests.generators import make_generator
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, task_of, text_model
 
@@ -29,7 +29,7 @@ def test_translations_are_those_of_the_generator(name: str) -> None:
     one = text_model(name)
     found = Translator(one).translate(TEXTS, beam=4, nbest=3, **SHORT)
     batch = batch_of([one.task.encode_source(text).tolist() for text in TEXTS])
-    wanted = SequenceGenerator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
+    wanted = make_generator([one.model], dictionary(19), beam_size=4, max_len_b=12).generate(batch)
     assert [translation.source for translation in found] == TEXTS
     for translation, hypotheses in zip(found, wanted, strict=True):
         assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in hypotheses[:3]]
@@ -98,7 +98,7 @@ def test_the_models_own_score_stands_beside_a_search_that_changes_scores() -> No
 
 def test_a_long_batch_is_rescored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
-    monkeypatch.setattr("seqgen.text_decoding.RESCORED_TOKENS", 20)
+    monkeypatch.setattr("seqgen.text.text_decoding.RESCORED_TOKENS", 20)
     parts = Translator(text_model()).translate(TEXTS, beam=4, nbest=4, return_scores=True, **SHORT)
     for one, two in zip(whole, parts, strict=True):
         assert [h.model_score for h in one.hypotheses] == pytest.approx([h.model_score for h in two.hypotheses])
@@ -186,15 +186,15 @@ def test_misuse_is_said_in_a_sentence() -> None:
 
 @pytest.mark.parametrize("device", ["foo", "", "cuda:99", None])
 def test_a_device_that_is_not_there(device: Any) -> None:
-    with pytest.raises(ConfigError, match=r"device=.* is not there; there is: .*cpu"):
+    with pytest.raises(ConfigError, match=r"device=.* is not available; available devices: .*cpu"):
         seqgen.load_model("nothere", device)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="is not available"):
         Translator("nothere", device=device)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16", torch.int8, 16])
 def test_weights_have_floating_numbers(dtype: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no number format .* there are: float64, float32, bfloat16, float16"):
+    with pytest.raises(ConfigError, match=r"is not a dtype that weights can have; choose one of: float64, float32, bfloat16, float16"):
         seqgen.load_model("nothere", dtype=dtype)
 
 
@@ -235,7 +235,7 @@ def test_the_models_own_settings_are_under_the_users() -> None:
     assert translator.settings(nbest=1).nbest == 1
     assert Translator(text_model()).settings() == GenerationConfig(semantics="fairseq")
     notes = translator.prepare().notes
-    assert notes == ["decoded as the model says where you do not: generation.beam=3, lenpen=0.5, semantics=huggingface"]
+    assert notes == ["keys you do not set come from the model: generation.beam=3, lenpen=0.5, semantics=huggingface"]
     assert Translator(text_model(), beam=3).prepare().notes == []
 
 
@@ -267,7 +267,7 @@ def test_what_goes_with_the_models_own_settings_is_taken(own: dict[str, Any], gi
 
 def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     lifted = {"semantics": "huggingface", "max_len": 9, "max_len_b": 1 << 20, "min_len": 0}
-    said = "decoded as the model says where you do not: generation.semantics=huggingface"
+    said = "keys you do not set come from the model: generation.semantics=huggingface"
     assert resolve_settings([lifted], {})[1] == [f"{said}, max_len=9"]
     assert resolve_settings([{**lifted, "max_len_b": 5, "min_len": 2}], {})[1][0].endswith("max_len_b=5, min_len=2")
     assert resolve_settings([{"max_len_b": 50, "min_len": 0}], {"max_len": 9}) == (

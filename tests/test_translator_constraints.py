@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seqgen.text_decoding import _alternatives
-from seqgen.translator import Translator
+from seqgen.text.text_decoding import _alternatives
+from seqgen.text.translator import Translator
 from tests.text_models import text_model
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble import Ensemble
-from seqgen.generation.sampling import Sampling
-from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.stopping import TimeLimit
-from seqgen.translator import Translator
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
 from tests.text_models import TEXTS, WORDS, text_model
 
 SEMANTICS = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -47,15 +47,15 @@ def test_outputs_that_the_time_cuts_off(name: str, semantics: str) -> None:
 
 
 @SEMANTICS
-@pytest.mark.parametrize("compact_at", [1, 100])
-def test_outputs_that_the_time_does_not_cut_off_are_those_without_a_limit(semantics: str, compact_at: int) -> None:
+@pytest.mark.parametrize("lazy", [True, False])
+def test_outputs_that_the_time_does_not_cut_off_are_those_without_a_limit(semantics: str, lazy: bool) -> None:
     model, numbers = text_model(), itertools.count()
     texts = TEXTS * 5
     batch = model.task.collate([(i, model.task.encode_source(t), None) for i, t in enumerate(texts)], model.model)
     further: dict[str, Any] = {"search_strategy": Sampling(), "semantics": semantics, "max_len_b": 30}
     ways = [
-        SequenceGenerator([model.model], model.task.target_dictionary, **further, stopping=stopping, compact_at=at)
-        for stopping, at in (([], 8), ([TimeLimit(4.5, clock=lambda: float(next(numbers)))], compact_at))
+        make_generator([model.model], model.task.target_dictionary, **further, stopping=stopping, lazy_compaction=at)
+        for stopping, at in (([], True), ([TimeLimit(4.5, clock=lambda: float(next(numbers)))], lazy))
     ]
     free, limited = (generator.generate(batch) for generator in ways)
     seen = set()

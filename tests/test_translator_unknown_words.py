@@ -9,15 +9,15 @@ import pytest
 import sentencepiece
 import torch
 
-from seqgen.data.pretrained_tokenizer import byte_files, make_tokenizer
-from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from seqgen.data.tokenizer import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.alignment import alignment_pairs, attend_to_source
-from seqgen.generation.unknown_words import UnknownWords, read_translations, source_word
 from seqgen.incremental_state import StateDict
 from seqgen.structures import DecoderOut, EncoderOut, Hypothesis
-from seqgen.translator import ModelInMemory, Translator
+from seqgen.text.alignment import alignment_pairs, attend_to_source
+from seqgen.text.translator import ModelInMemory, Translator
+from seqgen.text.unknown_words import UnknownWords, read_translations, source_word
 from tests.commands import sentences
 from tests.scripted_model import Rule, ScriptedDecoder, ScriptedModel, dictionary
 from tests.text_models import WORDS, task_of
@@ -101,13 +101,13 @@ def test_alignment_leaves_out_the_end_and_padding() -> None:
 def test_attention_beside_padding() -> None:
     attention = torch.tensor([[9.0, 9.0, 0.2, 0.1, 0.4]])
     left = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone())
-    attend_to_source(left, width=5, length=3, left_pad=True)
+    left = attend_to_source(left, width=5, length=3, left_pad=True)
     assert left.attention is not None
     assert left.attention.tolist() == attention[:, 2:].tolist()
     assert left.alignment is not None
     assert left.alignment.tolist() == [0]
     other = Hypothesis(torch.tensor([4]), 0.0, torch.zeros(1), attention.clone(), torch.tensor([1]))
-    attend_to_source(other, width=4, length=3, left_pad=False)
+    other = attend_to_source(other, width=4, length=3, left_pad=False)
     assert (other.attention, other.alignment) == (None, None), "it is over another member's source"
     assert alignment_pairs(torch.tensor([4, 9, 2]), torch.tensor([1, 0, 0]), EOS) == [(1, 0), (0, 1)]
 
@@ -137,8 +137,8 @@ def test_words_of_sentencepiece_are_replaced_whole() -> None:
     tokens = tokenizer.encode("der Hund sieht") + tokenizer.encode("a") + [unk] + tokenizer.encode("der Mann")
     alignment = torch.zeros(len(tokens) + 1, dtype=torch.int64)
     alignment[tokens.index(unk)] = unknown_at
-    hypothesis = Hypothesis(torch.tensor([*tokens, tokenizer.dictionary.eos()]), 0.0, torch.zeros(1))
-    hypothesis.alignment = alignment
+    ids = torch.tensor([*tokens, tokenizer.dictionary.eos()])
+    hypothesis = Hypothesis(ids, 0.0, torch.zeros(1), alignment=alignment)
     words = UnknownWords.from_setting("source", tokenizer)
     assert words.text(hypothesis, source, position_of) == "der Hund sieht Čapek, der Mann"
 

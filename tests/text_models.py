@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizer import Tokenizer, WhitespaceTokenizer
-from seqgen.loading import DecodingTask
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
-from seqgen.translator import ModelInMemory
+from seqgen.text.translator import ModelInMemory
 from tests.scripted_model import dictionary
 
 WORDS = 19

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decoding.process import WorkerError, environment
-from seqgen.generation.scores import text_scores
+from seqgen.metrics import text_scores
 
 SAME_TEXTS = 0.98
 """Share of outputs that are the same in float32, below which it is not the same search: ties are fewer."""
@@ -26,7 +26,7 @@ class Command:
     Attributes:
         model: what it decodes with; commands of one model are compared.
         name: of the toolkit, or of the way it goes.
-        format: number format.
+        format: dtype.
         argv: makes the command line from the input file and the output file.
         seconds: of the whole command, of each round.
         start_up: the same for a text of one line.
@@ -68,11 +68,11 @@ class Command:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             said = [line for line in log.read_text().split("\n") if line.strip()]
-            raise WorkerError(f"{' '.join(argv)} failed: {said[-1] if said else 'it said nothing'}")
+            raise WorkerError(f"{' '.join(argv)} failed: {said[-1] if said else 'it printed nothing'}")
         return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
     def starts(self, line: Path, output: Path, threads: int) -> bool:
-        """Whether the command works in its number format; in float32 it must."""
+        """Whether the command works in its dtype; in float32 it must."""
         try:
             self.run(line, output, threads)
         except WorkerError as error:

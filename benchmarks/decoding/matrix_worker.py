@@ -51,7 +51,7 @@ class MatrixProducts(Worker):
         """Random weights, of each layer different ones, so that they come from memory as those of a model do.
 
         Returns:
-            For each the width of its inputs, and its product in the way that is quickest on this device.
+            For each the width of its inputs, and its product in the way that is fastest on this device.
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
         packs = Projection.packs and self.device == "cpu" and has_onednn()

@@ -15,8 +15,8 @@ from tokenizers import models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.pretrained_tokenizer import FAST, PretrainedTokenizer, make_tokenizer
-from seqgen.data.tokenizer_files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
+from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles, to_json
+from seqgen.data.tokenizers.pretrained import FAST, PretrainedTokenizer, make_tokenizer
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.t5 import T5Model
@@ -30,7 +30,7 @@ class Vocabulary:
     """A task as far as a model asks: its dictionaries, of words that are numbers.
 
     Args:
-        size: number of symbols.
+        size: vocabulary size.
     """
 
     def __init__(self, size: int) -> None:
@@ -96,7 +96,7 @@ def random_sources(lengths: list[int], vocabulary: int, eos: int) -> list[list[i
 
     Args:
         lengths: of each, without its end-of-sentence.
-        vocabulary: number of symbols, the first four of which are no words.
+        vocabulary: vocabulary size, the first four of which are no words.
         eos: id of end-of-sentence.
     """
     rng = random.Random(1)

@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 VARIABLES = {
-    "batch": "sentences in a batch",
+    "batch": "sentences per batch",
     "length": "tokens of the output",
     "beam": "beam",
     "source": "source tokens",
@@ -69,7 +69,7 @@ def curves(rows: list[Row], variable: str) -> dict[str, list[Row]]:
 
 
 def draw(rows: list[Row], variable: str, figure: str, label: str, unit: float, path: Path) -> bool:
-    """Draw one image, a line for each number format of those that decode; nothing where the figure was not measured."""
+    """Draw one image, a line for each dtype of those that decode; nothing where the figure was not measured."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -125,7 +125,7 @@ class WorkerProcess:
         self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
         return f"it ended with exit code {self.process.returncode}: {said}"
 
     def close(self) -> None:

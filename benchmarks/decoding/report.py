@@ -51,7 +51,7 @@ def ratios(one: Measured, of_work: Sequence[Measured]) -> dict[str, float | None
         of_work: all that were measured of the same work.
 
     Returns:
-        The ratios for seqgen in the same number format, in float32, and in the one in which it is fastest.
+        The ratios for seqgen in the same dtype, in float32, and in the one in which it is fastest.
     """
     ours = {other.format: other.tokens_per_second for other in of_work if other.toolkit == SEQGEN}
     best = max(ours.values(), default=None)
@@ -66,7 +66,7 @@ def by_work(measured: Sequence[Measured]) -> Iterator[list[Measured]]:
 
 
 def table(measured: Sequence[Measured]) -> str:
-    """Everything, a line for each toolkit and number format."""
+    """Everything, a line for each toolkit and dtype."""
     lines = [HEAD]
     for of_work in by_work(measured):
         lines.append(describe(of_work[0].work))

@@ -13,18 +13,18 @@ import torch
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.models import Vocabulary, random_model
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
-from seqgen.config import GenerationConfig
+from seqgen.checkpoints.loading import load_models
+from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.collate import collate
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.loading import load_models
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.number_formats import to_number_format
 from seqgen.structures import Batch
 
 SCORED_AT_ONCE = 8
-"""Outputs that are scored together, since each token takes as much memory as there are symbols."""
+"""Outputs that are scored together, since each token takes memory in proportion to the vocabulary."""
 
 
 class Seqgen(Worker):
@@ -49,7 +49,7 @@ class Seqgen(Worker):
         return {"scores": list(self.scores(request))} if "outputs" in request else super().answer(request)
 
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
-        """See ``Worker.decode``; ``switches`` of a request are further arguments of ``SequenceGenerator``."""
+        """See ``Worker.decode``; ``switches`` of a request are fields of ``DebugConfig``."""
         hypotheses = self.generator(request).generate(self.batch(sources))
         return [best.tokens.tolist() for best, *_ in hypotheses]
 
@@ -60,7 +60,7 @@ class Seqgen(Worker):
             length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
         cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
         switches = request.get("switches", {})
-        return SequenceGenerator.from_config(self.models, self.dictionary, cfg, **switches)
+        return SequenceGenerator.from_config(self.models, self.dictionary, cfg, debug=DebugConfig(**switches))
 
     def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
         """Put sentences into a batch."""

@@ -38,7 +38,7 @@ class Work:
     semantics: str
 
     def request(self, vocabulary: int) -> Request:
-        """What a worker is asked for, with random words of so many symbols."""
+        """What a worker is asked for, with random words of a vocabulary of this size."""
         if self.source:
             lengths = [self.source - 1] * self.sentences
         else:
@@ -54,7 +54,7 @@ class Toolkit:
 
     Attributes:
         name: of the toolkit, or of the way it goes.
-        format: number format.
+        format: dtype.
         worker: has the model.
         options: what its requests say besides.
         decodes: whether it has outputs to compare.
@@ -74,7 +74,7 @@ class Measured:
     Attributes:
         work: the work.
         toolkit: name of the toolkit.
-        format: number format.
+        format: dtype.
         seconds: of each batch, one list for each round.
         processor_seconds: of all threads, of each round.
         peak_bytes: the largest size of the process, weights included, of each round.
@@ -149,7 +149,7 @@ class Contest:
     Attributes:
         works: the works, which all have one model.
         toolkits: the first is seqgen in float32, which the outputs of the others are compared with.
-        vocabulary: number of the model's symbols.
+        vocabulary: number of the vocabulary.
         disagreements: sentences on float32 outputs that differ by more than ties.
     """
 

@@ -1,4 +1,4 @@
-"""The workers of a measurement, one for each toolkit and number format."""
+"""The workers of a measurement, one for each toolkit and dtype."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Workers:
             python: of its environment.
             module: the worker's module.
             models: what it decodes with.
-            name: number format.
+            name: dtype.
             vocabulary: of presets.
 
         Raises:
@@ -65,12 +65,12 @@ class Workers:
         return worker
 
     def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
-        """seqgen in each number format that there is."""
+        """seqgen in each dtype that there is."""
         start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
         return [Toolkit(SEQGEN, "float32", start("float32")), *self.attempt(SEQGEN, start, self.options.formats[1:])]
 
     def peers(self, folder: Path) -> list[Toolkit]:
-        """The other toolkits that the user has, in each number format that they have."""
+        """The other toolkits that the user has, in each dtype that they have."""
         toolkits = []
         for name, module in PEERS.items():
             if python := getattr(self.options, name):
@@ -88,7 +88,7 @@ class Workers:
         return [replace(toolkit, decodes=False) for toolkit in [*toolkits, *with_attention]]
 
     def attempt(self, name: str, start: Callable[[str], Answering], formats: Sequence[str]) -> list[Toolkit]:
-        """Those number formats of a toolkit that it has here."""
+        """Those dtypes of a toolkit that it has here."""
         toolkits = []
         for number_format in formats:
             try:

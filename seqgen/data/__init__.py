@@ -1,1 +1,1 @@
-"""From text files to batches: vocabularies, tokenizers, encoded data sets on disk, batching and collation."""
+"""From text files to batches: vocabularies, tokenizers, encoded datasets on disk, batching and collation."""

@@ -39,9 +39,9 @@ class Batches:
         Args:
             rank: which process, from 0.
             world_size: how many processes.
-            even: whether every process shall get the same number of batches, as training in step needs; the first
-                batches of the epoch are then given out again until it comes out even. Without it each batch is given
-                out exactly once, as evaluation needs, and the last processes may get one batch less.
+            even: if true, every process gets the same number of batches, which synchronous training needs; the first
+                batches of the epoch are repeated to fill the difference. If false, every batch is used exactly once,
+                which evaluation needs, and the last processes may get one batch less.
         """
         count = len(self)
         if even:
@@ -60,11 +60,11 @@ def generator(seed: int, epoch: int) -> np.random.Generator:
 
 
 def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None = None) -> NDArray[np.int64]:
-    """Bring examples of like lengths together.
+    """Sort examples by length.
 
-    The target's length counts first, because a target token costs the most (its logits are as wide as the vocabulary);
-    within it, sources go from short to long and from long to short by turns, so that neighbours are alike at each step
-    from one target length to the next too::
+    Examples are sorted by target length first, because a target token costs the most (its logits are as wide as the
+    vocabulary). Within one target length they are sorted by source length, alternately ascending and descending, so
+    that source lengths also stay similar where the target length changes::
 
         target  3 3 3 4 4 4 5 5 5
         source  2 4 7 8 5 3 3 4 6
@@ -85,15 +85,15 @@ def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None 
 
 
 def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | None) -> NDArray[np.int64]:
-    """Cut a sequence of examples into batches, each as long as it may be.
+    """Cut a sequence of examples into batches, each as large as the limits allow.
 
-    A batch's size is its rows times the longest of its sizes, which is what it takes up with its padding. An example
-    that is larger than ``max_tokens`` alone gets a batch of its own.
+    The size of a batch is its number of rows times its longest example, that is, its tokens and its padding. An example
+    that is longer than ``max_tokens`` gets a batch of its own.
 
     Args:
         sizes: ``(n,)`` tokens of each example: the longer of its sides.
-        max_tokens: most tokens in a batch, padding included; ``None`` for no limit.
-        batch_size: most examples in a batch; ``None`` for no limit.
+        max_tokens: maximum tokens per batch, padding included; ``None`` for no limit.
+        batch_size: maximum examples per batch; ``None`` for no limit.
 
     Returns:
         ``(batches,)`` int64 where each batch begins.
@@ -120,13 +120,13 @@ def make_batches(
     batch_size: int | None = None,
     rng: np.random.Generator | None = None,
 ) -> Batches:
-    """Put every example into exactly one batch, like lengths together.
+    """Put every example into exactly one batch, with examples of similar length.
 
     Args:
         lengths: ``(n, sides)`` tokens of each example.
         max_tokens: most tokens in a batch: rows times the longest source or target; ``None`` for no limit.
-        batch_size: most examples in a batch; ``None`` for no limit.
-        rng: shuffles the batches and what is of equal length; ``None`` for an order that is always the same.
+        batch_size: maximum examples per batch; ``None`` for no limit.
+        rng: shuffles the batches and the examples of equal length; ``None`` for a fixed order.
 
     Raises:
         ValueError: a limit is below 1.

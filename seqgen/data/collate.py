@@ -15,7 +15,7 @@ class Example(NamedTuple):
     """A sentence, and its translation where there is one.
 
     Attributes:
-        id: its number in the data set, from 0.
+        id: its index in the dataset, from 0.
         source: ``(S,)`` int64 ids, end-of-sentence included.
         target: ``(T,)`` int64 ids, end-of-sentence included, or ``None``.
     """
@@ -74,13 +74,15 @@ def collate(
     ids, sources, targets = zip(*examples, strict=True)
     source_lengths = torch.tensor([len(row) for row in sources])
     source = Source(pad_rows(sources, source_pad, left_pad_source), source_lengths)
-    batch = Batch(ids=torch.tensor(ids), source=source, ntokens=int(source_lengths.sum()))
     if all(row is None for row in targets):
-        return batch
+        return Batch(torch.tensor(ids), source, ntokens=int(source_lengths.sum()))
     if any(row is None for row in targets):
         raise ValueError("either all examples of a batch have a target, or none has")
-    batch.target = pad_rows(targets, target_pad)
     shifted = pad_rows([row[:-1] for row in targets], target_pad)
-    batch.prev_output_tokens = torch.cat([shifted.new_full((len(targets), 1), start_symbol), shifted], 1)
-    batch.ntokens = sum(len(row) for row in targets)
-    return batch
+    return Batch(
+        ids=torch.tensor(ids),
+        source=source,
+        prev_output_tokens=torch.cat([shifted.new_full((len(targets), 1), start_symbol), shifted], 1),
+        target=pad_rows(targets, target_pad),
+        ntokens=sum(len(row) for row in targets),
+    )

@@ -1,4 +1,4 @@
-"""The vocabulary: symbols and their ids."""
+"""The vocabulary: tokens and their ids."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""The symbols that a ``dict.txt`` does not list; their ids are 0 to 3."""
+"""The special tokens, which a ``dict.txt`` does not list; their ids are 0 to 3."""
 
 OVERWRITE_FLAG = "#fairseq:overwrite"
 
 
 class Dictionary:
-    """Symbols, their ids, and how often each was seen.
+    """Tokens, their ids and their counts.
 
-    A new one has the four special symbols with fairseq's ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
+    A new dictionary has the four special tokens with fairseq's ids: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3.
 
     Args:
-        symbols: all symbols in the order of their ids, special ones included; ``None`` for the four special ones.
+        symbols: all tokens in the order of their ids, special ones included; ``None`` for the four special ones.
         counts: how often each was seen; ``None`` for not known (all 0).
         pad: id of padding.
         eos: id of end-of-sentence.
-        unk: id of what is not in the vocabulary.
+        unk: id of unknown tokens.
         bos: id of begin-of-sentence; ``None`` where there is none.
 
     Raises:
-        DataError: a symbol occurs twice, or a special id is outside the vocabulary.
+        DataError: a token occurs twice, or a special id is outside the vocabulary.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Dictionary:
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
             twice = next(symbol for i, symbol in enumerate(self.symbols) if self._ids[symbol] != i)
-            raise DataError(f"the vocabulary has {twice!r} twice; remove one")
+            raise DataError(f"the vocabulary contains {twice!r} twice; remove one")
         if len(self.counts) != len(self.symbols):
-            raise DataError(f"the vocabulary has {len(self.symbols)} symbols but {len(self.counts)} counts")
+            raise DataError(f"the vocabulary has {len(self.symbols)} tokens but {len(self.counts)} counts")
         for name, value in self.special_ids.items():
             if value is not None and not 0 <= value < len(self.symbols):
-                raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} symbols")
+                raise DataError(f"{name} id {value} is outside the vocabulary of {len(self.symbols)} tokens")
 
     @property
     def special_ids(self) -> dict[str, int | None]:
@@ -73,7 +73,7 @@ class Dictionary:
         return self._eos
 
     def unk(self) -> int:
-        """Id of what is not in the vocabulary."""
+        """Id of unknown tokens."""
         return self._unk
 
     def bos(self) -> int:
@@ -81,22 +81,22 @@ class Dictionary:
         return self._eos if self._bos is None else self._bos
 
     def index(self, symbol: str) -> int:
-        """Id of a symbol, that of unknown ones where it is not in the vocabulary."""
+        """Id of a token; the unknown id if it is not in the vocabulary."""
         return self._ids.get(symbol, self._unk)
 
     def word_index(self, word: str) -> int:
-        """Id of a word of a text: as ``index``, but a word that is spelt like a special symbol is an unknown one."""
+        """Id of a word of a text: as ``index``, but a word such as ``</s>`` is unknown."""
         index = self.index(word)
         return self._unk if index in (self._pad, self._eos, self._bos) else index
 
     def symbol(self, index: int) -> str:
-        """Symbol of an id.
+        """Token of an id.
 
         Raises:
             IndexError: there is no such id.
         """
         if not 0 <= index < len(self.symbols):
-            raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} symbols")
+            raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} tokens")
         return self.symbols[index]
 
     def __getitem__(self, index: int) -> str:
@@ -112,21 +112,21 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the same ids mean the same; counts do not matter."""
+        """Whether all ids stand for the same tokens; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
 
-    __hash__ = None  # type: ignore[assignment]  # symbols can be added
+    __hash__ = None  # type: ignore[assignment]  # tokens can be added
 
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
 
     def add_symbol(self, symbol: str, count: int = 1) -> int:
-        """Add a symbol at the end, or count it again where it is there.
+        """Add a token at the end, or increase its count if it exists.
 
         Args:
-            symbol: the symbol.
+            symbol: the token.
             count: how often it was seen.
 
         Returns:
@@ -146,11 +146,11 @@ class Dictionary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], size: int | None = None) -> Self:
-        """Make a vocabulary of the most frequent symbols, with fairseq's special ids.
+        """Make a vocabulary of the most frequent tokens, with fairseq's special ids.
 
         Args:
-            counts: how often each symbol was seen.
-            size: most symbols, special ones included; ``None`` for all.
+            counts: number of occurrences of each token.
+            size: maximum number of tokens, special ones included; ``None`` for all.
         """
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         dictionary = cls()
@@ -158,20 +158,6 @@ class Dictionary:
         for symbol, count in [item for item in ordered if item[0] not in dictionary][:room]:
             dictionary.add_symbol(symbol, count)
         return dictionary
-
-    @classmethod
-    def from_sentencepiece(cls, model_file: Path | str) -> Self:
-        """The pieces of a SentencePiece model with the model's own ids.
-
-        A special symbol that the model lacks is appended at the end; begin-of-sentence stays away.
-
-        Raises:
-            DataError: the file is missing or not a SentencePiece model.
-        """
-        from seqgen.data.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-
-        dictionary = SentencePieceTokenizer(read_model(Path(model_file))).dictionary
-        return cls(dictionary.symbols, **dictionary.special_ids)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -194,7 +180,7 @@ class Dictionary:
                 except ValueError as error:
                     raise DataError(f"{path}, line {number}: {error}") from None
         if len(dictionary) == len(FAIRSEQ_SPECIALS):
-            raise DataError(f"{path} is empty; a vocabulary has a symbol and its count on each line")
+            raise DataError(f"{path} is empty; a vocabulary has a token and its count on each line")
         return dictionary
 
     def _add_line(self, line: str) -> None:
@@ -203,12 +189,10 @@ class Dictionary:
         if overwrite:
             symbol, separator, count = symbol.rpartition(" ")
         if not separator or not symbol or not (count.isascii() and count.isdigit()):
-            raise ValueError(f"{line[:60]!r} is not a symbol, a space and a count")
+            raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
         if symbol in self and not overwrite:
-            raise ValueError(
-                f"the symbol {symbol!r} is there already; remove one, or add {OVERWRITE_FLAG!r} to the line"
-            )
-        if overwrite and symbol in self:  # the old id stays, under a name that nobody looks up
+            raise ValueError(f"the token {symbol!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
+        if overwrite and symbol in self:  # the old id is kept under a name that no text contains
             self.symbols[self._ids[symbol]] += f"#{self._ids[symbol]}"
         self._ids[symbol] = len(self.symbols)
         self.symbols.append(symbol)
@@ -221,7 +205,7 @@ class Dictionary:
             symbols, counts = content["symbols"], content["counts"]
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
             if not all(isinstance(symbol, str) for symbol in symbols):
-                raise TypeError("a symbol is not a string")
+                raise TypeError("a token is not a string")
             if not all(value is None or type(value) is int for value in (*counts, *specials.values())):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
@@ -251,7 +235,7 @@ class Dictionary:
     def _check_dict_txt(self, path: Path) -> None:
         standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
         if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
-            raise DataError(f"{path}: a dict.txt is for the special ids {standard} only; save as .json")
+            raise DataError(f"{path}: a dict.txt can only have the special ids {standard}; save as .json")
         for i, symbol in enumerate(self.symbols):
             if not symbol or "\n" in symbol or (i == len(FAIRSEQ_SPECIALS) and symbol.startswith("\ufeff")):
-                raise DataError(f"{path}: a dict.txt cannot hold the symbol {symbol!r}; save as .json")
+                raise DataError(f"{path}: a dict.txt cannot contain the token {symbol!r}; save as .json")

@@ -1,4 +1,4 @@
-"""Going through a data set epoch by epoch, with a memory of the place."""
+"""Iteration over a dataset epoch by epoch, whose position can be saved and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqgen.errors import DataError
 from seqgen.structures import Batch
 
 PREFETCH = 8
-"""Batches that are prepared ahead, for each thread."""
+"""Number of batches that each thread prepares in advance."""
 
 
 class EpochIterator:
@@ -26,28 +26,28 @@ class EpochIterator:
             for batch in iterator:      # what is left of the epoch
                 ...
 
-    Batches and their order are a function of (data, limits, seed, epoch). Threads prepare batches before they are asked
-    for; they never change the order, and end with the loop, however it ends. A batch counts as consumed when it has
-    been handed out, so a state taken in the loop's body leads to the batch after this one.
+    Batches and their order are a function of (data, limits, seed, epoch). Threads prepare batches in advance. They do
+    not change the order, and they end when the loop ends, also by an error. A batch counts as consumed when the
+    iterator has returned it: after a state that was saved in the loop's body is loaded, the next batch comes first.
 
     Args:
         dataset: the examples.
         collate: puts examples into a batch.
-        max_tokens: most tokens in a batch, padding included; ``None`` for no limit.
-        batch_size: most examples in a batch; ``None`` for no limit.
+        max_tokens: maximum tokens per batch, padding included; ``None`` for no limit.
+        batch_size: maximum examples per batch; ``None`` for no limit.
         seed: of the order, and of what is random in the examples.
-        shuffle: whether batches come in random order; otherwise from short to long, the same in each epoch.
+        shuffle: whether batches come in random order; if false, from short to long, the same in each epoch.
         rank: which of several processes this is.
         world_size: how many processes there are.
         even: whether each process gets the same number of batches (training) or each batch is given out exactly once
             (evaluation).
-        num_workers: threads that prepare batches ahead; 0 prepares each when it is asked for.
+        num_workers: threads that prepare batches in advance; 0 prepares each batch when it is requested.
 
     Attributes:
-        epoch: number of the epoch that is being gone through, from 1.
-        first: batches of it that were handed out before the state was loaded, by whatever number of processes; those
-            after them are shared among the processes of today.
-        consumed: batches that this process has handed out after those.
+        epoch: number of the current epoch, from 1.
+        first: batches of the epoch that all processes together had returned before the state was loaded; the batches
+            after them are distributed among the current processes.
+        consumed: batches that this process has returned since then.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EpochIterator:
 
     @property
     def batches(self) -> Batches:
-        """This process's batches of positions in the data set, from ``first`` to the end of the current epoch."""
+        """This process's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
         batches = self._all_batches()
         rest = batches.select(np.arange(self.first, len(batches)))
         return rest.shard(self.rank, self.world_size, even=self.even)
@@ -105,7 +105,7 @@ class EpochIterator:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        """What is left of the current epoch; at its end the next epoch begins."""
+        """Iterate over the rest of the current epoch; at its end, ``epoch`` is increased."""
         epoch, batches = self.epoch, self.batches
         left = range(self.consumed, len(batches))
         for batch in self._in_line(batches, left) if self.num_workers < 1 else self._ahead(batches, left):
@@ -139,7 +139,7 @@ class EpochIterator:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place: the same in all processes, and enough to go on from exactly here."""
+        """The current position, which is the same in all processes; ``load_state_dict`` continues from it."""
         return {
             "epoch": self.epoch,
             "consumed": self.first + self.consumed * self.world_size,
@@ -148,23 +148,23 @@ class EpochIterator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a place that ``state_dict`` gave.
+        """Continue from a position that ``state_dict`` returned.
 
         Args:
-            state: the place. It may come from another number of processes: what is left of the epoch is shared among
-                those of today, and no batch is left out or given out again.
+            state: the position. It may come from a run with another number of processes: the rest of the epoch is
+                distributed among the current ones, and no batch is skipped or repeated.
 
         Raises:
-            DataError: the data or the batch limits are not those that the place was taken in, so that it means nothing.
+            DataError: the data or the batch limits have changed, so the position is not valid.
         """
         self.epoch = int(state["epoch"])
         self.first, self.consumed = int(state["consumed"]), 0
         if self.first == 0:
-            return  # at the beginning of an epoch, other data or limits do no harm
+            return  # at the beginning of an epoch, the position is valid for any data and limits
         found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
         if any(found[name] != state[name] for name in found):
             raise DataError(
-                f"the checkpoint was saved within an epoch of {state['batches']} batches with {state['examples']} "
+                f"the checkpoint was saved in an epoch of {state['batches']} batches with {state['examples']} "
                 f"examples, but now there are {found['batches']} with {found['examples']}; continue with the same data "
                 "and batch limits, or start a new run with checkpoint.finetune_from"
             )

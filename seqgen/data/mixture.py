@@ -1,4 +1,4 @@
-"""Mixtures of data sets: how often each is drawn from, and what is drawn (Raffel et al. 2020, section 3.5.2)."""
+"""Mixtures of datasets: sampling rates and the examples drawn (Raffel et al. 2020, section 3.5.2)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def mixing_rates(
     temperature: float = 1.0,
     rates: Sequence[float] = (),
 ) -> list[float]:
-    """The share of each data set in a mixture.
+    """The sampling rate of each dataset in a mixture.
 
-    Sizes 100 and 900 with a limit of 300 give the rates 0.25 and 0.75; with a temperature of 2 their square roots
-    count, which gives 0.366 and 0.634.
+    Sizes 100 and 900 with a limit of 300 give the rates 0.25 and 0.75. With a temperature of 2, rates are proportional
+    to the square roots of the limited sizes: 0.366 and 0.634.
 
     Args:
-        sizes: examples of each data set.
+        sizes: number of examples of each dataset.
         mixing: ``proportional`` to the sizes, ``equal``, ``temperature`` (sizes to the power of ``1 / temperature``),
             or ``rates`` as they are given.
         size_limit: a larger size counts as this much (proportional and temperature); 0 for no limit.
@@ -40,7 +40,7 @@ def mixing_rates(
         rates: for ``mixing="rates"``, relative to each other.
 
     Returns:
-        Shares that sum to one.
+        Rates that sum to one.
     """
     limited = [min(size, size_limit) if size_limit else size for size in sizes]
     weights: dict[str, Sequence[float]] = {
@@ -54,14 +54,15 @@ def mixing_rates(
 
 
 def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:
-    """How many examples an epoch draws from each data set, and how many the epochs before it drew.
+    """How many examples an epoch draws from each dataset, and how many all earlier epochs drew.
 
-    The epoch's examples stand evenly spaced on a line, on which each data set owns a stretch as long as its rate; from
-    epoch to epoch they move on by the golden ratio of their distance. So the sum is exact, and each number is within
-    one of ``rate * size`` in every epoch and comes ever nearer to it on average.
+    ``size`` evenly spaced points lie on the interval from 0 to 1, which is divided into one segment per dataset, whose
+    length is its rate; each point is an example of the dataset in whose segment it lies. Every epoch shifts the points
+    by the golden ratio times their distance. So the numbers sum to ``size``, each differs from ``rate * size`` by less
+    than one, and their mean over epochs converges to it.
 
     Args:
-        rates: the shares, which sum to one.
+        rates: the sampling rates, which sum to one.
         size: examples of an epoch.
         epoch: its number, from 1.
 
@@ -76,16 +77,16 @@ def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:
 
 
 class JoinedDataset:
-    """Several data sets one after the other.
+    """Several datasets, concatenated.
 
     Args:
-        parts: the data sets by name.
+        parts: the datasets by name.
     """
 
     def __init__(self, parts: Mapping[str, PairDataset]):
         self.parts = dict(parts)
         self.offsets = np.append(0, np.cumsum([len(part) for part in self.parts.values()]))
-        # numbers that tell the examples of all parts from each other
+        # examples are numbered through all parts, so that ids are unique
         self.first_ids = np.append(0, np.cumsum([len(part.source.store) for part in self.parts.values()]))
 
     def __len__(self) -> int:
@@ -106,7 +107,7 @@ class JoinedDataset:
         return example._replace(id=example.id + int(self.first_ids[number]))
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> JoinedDataset:
-        """The same parts under limits that are no wider; see ``PairDataset.limited``."""
+        """The same parts under limits that are equal or lower; see ``PairDataset.limited``."""
         return JoinedDataset(self._limited_parts(max_source_positions, max_target_positions))
 
     def _limited_parts(self, source: int | None, target: int | None) -> dict[str, PairDataset]:
@@ -118,14 +119,14 @@ class JoinedDataset:
 
 
 class MixtureDataset(JoinedDataset):
-    """Draws from several data sets at given rates.
+    """Draws examples from several datasets at given rates.
 
-    Each data set is gone through in a random order, then in another one, and so on, each epoch taking up where the one
-    before it stopped; so no example comes a second time before all others have come. What an epoch draws is a function
-    of the seed and the epoch alone.
+    Each dataset is read in a random order, then in another random order, and so on; an epoch continues where the one
+    before it stopped. So no example is drawn a second time before all others were drawn once. The examples of an epoch
+    depend only on the seed and the epoch.
 
     Args:
-        parts: the data sets by name.
+        parts: the datasets by name.
         rates: the share of each.
         size: examples of an epoch; 0 for as many as there are.
 
@@ -175,6 +176,6 @@ class MixtureDataset(JoinedDataset):
         return self._example(number, place, epoch, seed)
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> MixtureDataset:
-        """The same mixture, its parts under limits that are no wider."""
+        """The same mixture, with lower or equal limits for its parts."""
         parts = self._limited_parts(max_source_positions, max_target_positions)
         return MixtureDataset(parts, self.rates, self.size)

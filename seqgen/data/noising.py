@@ -1,4 +1,4 @@
-"""Unsupervised objectives: what of a text is hidden, and what has to be written (Raffel et al. 2020, section 3.3).
+"""Denoising objectives: the tokens hidden from the input, and the target (Raffel et al. 2020, section 3.3).
 
 Of the text ``a b c d e`` with ``b c`` and ``e`` hidden, sentinels ``<0> <1>``, the mask ``<M>`` (sentinel 0) and
 end-of-sentence ``.``::
@@ -11,7 +11,7 @@ end-of-sentence ``.``::
     prefix_lm                          a b .            c d e .
     deshuffling                        d a e c b .      a b c d e .
 
-Everything is a function of the tokens and a generator, so that an example can be made again.
+All results depend only on the tokens and a random generator, so an example can be reproduced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 RANDOM_SHARE = 0.1
-"""Of the tokens that ``bert`` hides, the share that becomes any word rather than the mask."""
+"""Fraction of the tokens hidden by ``bert`` that are replaced by a random word instead of the mask."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class NoiseSymbols:
 
 
 def span_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
-    """How much of a text span corruption hides.
+    """How many tokens and spans of a text span corruption hides.
 
     Args:
         length: tokens of the text.
@@ -170,14 +170,14 @@ def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens
 
 
 def check_sentinels(needed: int, there: int) -> None:
-    """See that a text does not need more sentinels than there are.
+    """Check that a text does not need more sentinels than there are.
 
     Raises:
         DataError: it does.
     """
     if needed > there:
         raise DataError(
-            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; give a shorter "
+            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; set a shorter "
             "task.input_length, a larger task.mean_span_length, a smaller task.noise_density, or a tokenizer with more "
             "sentinels"
         )
@@ -199,7 +199,7 @@ class Objective:
 
         Args:
             tokens: ``(n,)`` int64, at least one.
-            symbols: what noise is made of.
+            symbols: ids of end-of-sentence, sentinels and words.
             rng: what is random.
         """
         raise NotImplementedError
@@ -222,7 +222,7 @@ class Objective:
         length = 1
         while self.lengths(length + 1)[0] <= input_length:
             length += 1
-        # As in the paper's code: where half is hidden, the target shall not be the longer one.
+        # As in the paper's code: with half of the tokens hidden, the target must not be longer than the input.
         if self.density == 0.5 and length > 1 and self.lengths(length)[1] > input_length:
             length -= 1
         return length
@@ -260,7 +260,7 @@ class SpanDrop(Objective):
 
 
 class IIDSpans(Objective):
-    """Single tokens are hidden at random; those that happen to be neighbours share a sentinel."""
+    """Single tokens are hidden at random; adjacent hidden tokens share one sentinel."""
 
     def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -272,9 +272,9 @@ class IIDSpans(Objective):
         return length + 1, length + 2
 
     def sentinels_needed(self, length: int) -> int:
-        """As many as all but one text in 30,000 need: the mean and four standard deviations.
+        """A bound that one text in 30,000 exceeds: the mean plus four standard deviations.
 
-        Where a hidden token follows a visible one a span begins, at each position with probability ``d (1 - d)``.
+        A span begins where a hidden token follows a visible one, which has probability ``d (1 - d)`` at each position.
         """
         rate = self.density * (1 - self.density)
         spans = length * rate + 4 * math.sqrt(length * rate * max(1 - 3 * rate, 0))
@@ -291,7 +291,7 @@ class IIDDrop(Objective):
 
 
 class Mass(Objective):
-    """Single tokens are masked, and the whole text is written (after Song et al. 2019)."""
+    """Single tokens are masked in the input; the target is the whole text (after Song et al. 2019)."""
 
     random_share = 0.0
 
@@ -310,13 +310,13 @@ class Mass(Objective):
 
 
 class Bert(Mass):
-    """The same, but that some of the masked tokens become any word (after Devlin et al. 2019)."""
+    """As ``mass``, but some masked tokens are replaced by a random word (after Devlin et al. 2019)."""
 
     random_share = RANDOM_SHARE
 
 
 class PrefixLM(Objective):
-    """The text is cut at random; the rest is written after the beginning."""
+    """The text is cut at a random position; the input is its first part, the target its second part."""
 
     def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -325,7 +325,7 @@ class PrefixLM(Objective):
 
 
 class Deshuffling(Objective):
-    """The tokens are put into any order, and the text is written in its own (after Liu et al. 2019)."""
+    """The input is the shuffled tokens, the target the original text (after Liu et al. 2019)."""
 
     def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""

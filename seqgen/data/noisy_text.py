@@ -1,4 +1,4 @@
-"""Raw text, parts of which are hidden anew in each epoch."""
+"""Raw text from which each epoch makes new denoising examples."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from seqgen.errors import ConfigError, DataError
 
 
 class NoisyTextDataset:
-    """Pieces of raw text, each as the input and the target that an objective makes of it.
+    """Pieces of raw text, from each of which an objective makes an input and a target.
 
-    The documents are read as one long text, which is cut into pieces of the length that fills an input, as in the
-    paper's code; or each document is cut for itself.
+    The documents are concatenated and cut into pieces whose inputs have ``input_length`` tokens, as in the paper's
+    code, or each document is cut separately.
 
     Args:
         store: the ids of each document, without end-of-sentence.
         objective: makes input and target of a piece.
-        symbols: what noise is made of.
+        symbols: ids of end-of-sentence, sentinels and words.
         input_length: most tokens of an input, end-of-sentence included.
         concatenate: whether documents are read as one long text.
         name: the split's name, for messages.
-        fixed: whether the noise is always the same, as validation needs, whatever the epoch and the seed.
+        fixed: whether the noise is the same for every epoch and seed, which validation needs.
 
     Raises:
         DataError: the text has no token, or the objective needs more sentinels than there are.
@@ -46,7 +46,7 @@ class NoisyTextDataset:
         self.starts, self.stops = _cut(store, objective.raw_length(input_length), concatenate)
         if len(self.starts) == 0:
             files = ", ".join(file for file, _ in store.meta.files[:3])
-            raise DataError(f"{name}: {files} has not a single token; give a text with at least one word")
+            raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
         sizes, kinds = np.unique(self.stops - self.starts, return_inverse=True)
         check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(symbols.sentinels))
         self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
@@ -94,14 +94,14 @@ class NoisyTextDataset:
         return self
 
     def report(self) -> list[str]:
-        """A sentence about what the tokenizer has never seen, if there is such a thing."""
+        """A sentence that counts unknown tokens and gives an example; no sentence if there are none."""
         meta = self.store.meta
         if not meta.unknown_lines:
             return []
         example = self.store.where(meta.unknown_examples[0])
         return [
-            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that the vocabulary "
-            f"lacks: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
+            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that are not in the "
+            f"vocabulary: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
         ]
 
 

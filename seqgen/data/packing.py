@@ -1,4 +1,4 @@
-"""Several examples in one row, so that rows of one length hold next to no padding."""
+"""Packing: several examples share a row, so that a batch has almost no padding."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Row: TypeAlias = list[Example]
 
 
 class PackedDataset:
-    """Rows of a data set's examples, put together anew in each epoch.
+    """Rows that each contain several examples of a dataset, formed anew in each epoch.
 
-    The examples are shuffled, and a row takes the next ones as long as they fit. What is in a row is a function of the
-    data, the length, the seed and the epoch.
+    The examples are shuffled, and each row is filled with the next examples until one does not fit. The rows depend
+    only on the data, the length, the seed and the epoch.
 
     Args:
         dataset: the examples, each with a target.
-        length: most source tokens and most target tokens of a row; a longer example gets a row of its own.
+        length: maximum source tokens and maximum target tokens per row; a longer example gets a row of its own.
     """
 
     def __init__(self, dataset: Dataset, length: int):

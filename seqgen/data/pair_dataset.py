@@ -13,14 +13,14 @@ from torch import Tensor
 
 from seqgen.data.collate import Example
 from seqgen.data.token_store import TokenStore
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 
 MAX_EXAMPLES = 5
 
 
 class Dataset(Protocol):
-    """What ``EpochIterator`` asks of a data set; its examples may depend on seed and epoch, as noise and samples do."""
+    """The interface that ``EpochIterator`` needs; examples may depend on seed and epoch (noise, subword sampling)."""
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -29,15 +29,15 @@ class Dataset(Protocol):
         """``(n, sides)`` tokens of each example, end-of-sentence included: source, and target where there is one."""
 
     def example(self, position: int, *, epoch: int, seed: int) -> Any:
-        """The ``Example`` at a position, or what else is to be collated; always the same for the same arguments."""
+        """The ``Example`` (or other input of ``collate``) at a position; equal arguments give equal results."""
 
 
 @runtime_checkable
 class LimitedDataset(Dataset, Protocol):
-    """A data set that can be held to a model's limits, and that has something to report."""
+    """A dataset to which a model's length limits can be applied, with notes for the user."""
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> LimitedDataset:
-        """The same data under limits that are no wider.
+        """The same data under limits that are equal or lower.
 
         Args:
             max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
@@ -45,12 +45,12 @@ class LimitedDataset(Dataset, Protocol):
         """
 
     def report(self) -> list[str]:
-        """Sentences about what is left out or out of the ordinary."""
+        """Notes for the user, such as how many pairs are skipped."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """The source or the target of a data set.
+    """The source side or the target side of a dataset.
 
     Attributes:
         store: the ids of each line, without end-of-sentence.
@@ -107,10 +107,10 @@ class Side:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Pairs that are not used as they stand.
+    """Pairs that are skipped or truncated.
 
     Attributes:
-        what: what is the matter with them, and what becomes of them.
+        what: the problem, and what happens to these pairs.
         count: how many.
         examples: file and line of the first few.
     """
@@ -128,7 +128,7 @@ class LeftOut:
 class PairDataset:
     """Sentences, and their translations where there are any.
 
-    Pairs with an empty side are left out. Those longer than the limits are left out, truncated or an error.
+    Pairs with an empty side are skipped. Pairs longer than the limits are skipped, truncated or an error.
 
     Args:
         source: the source side.
@@ -140,7 +140,7 @@ class PairDataset:
 
     Attributes:
         indices: ``(n,)`` int64 line, from 0, of each pair that is used.
-        left_out: what is not used as it stands, for the report.
+        left_out: which pairs are skipped or truncated, for the report.
 
     Raises:
         DataError: the sides have unequal lengths, no pair is left, or a pair is too long and that is an error.
@@ -186,7 +186,7 @@ class PairDataset:
             found = self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
             raise DataError(f"{found}; shorten them, raise the limit, or set on_overlong to drop or truncate")
         truncate = self.on_overlong == "truncate"
-        self._note(f"pairs of {self.name} have an empty side and are left out", empty)
+        self._note(f"pairs of {self.name} have an empty side and are skipped", empty)
         done = "truncated" if truncate else "left out"
         self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
         return np.flatnonzero(~empty if truncate else ~(empty | overlong))
@@ -200,7 +200,7 @@ class PairDataset:
         return note
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> PairDataset:
-        """The same pairs under limits that are no wider, such as a model's.
+        """The same pairs under limits that are equal or lower, such as a model's.
 
         Args:
             max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
@@ -221,7 +221,7 @@ class PairDataset:
         )
 
     def report(self) -> list[str]:
-        """Sentences about pairs that are left out or truncated, and about what the tokenizers have never seen."""
+        """Notes on pairs that are skipped or truncated, and on unknown characters and words."""
         sentences = [f"{item}." for item in self.left_out]
         for side in (self.source, self.target):
             if side is not None and side.store.meta.unknown_lines:
@@ -230,7 +230,7 @@ class PairDataset:
                 more = "; ..." if meta.unknown_lines > MAX_EXAMPLES else ""
                 sentences.append(
                     f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that "
-                    f"the vocabulary lacks: {examples}{more}."
+                    f"are not in the vocabulary: {examples}{more}."
                 )
         return sentences
 

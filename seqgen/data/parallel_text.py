@@ -22,7 +22,7 @@ class ParallelFiles:
     target: list[Path] | None
 
     def check(self, allow_empty: bool = False) -> None:
-        """Read everything once and see that it is usable; in constant memory.
+        """Read all files once, in constant memory, and check that they can be used.
 
         Args:
             allow_empty: whether a file may have no line: there is nothing to learn from it, but it can be decoded.

@@ -1,7 +1,7 @@
 """What a pipeline of the ``tokenizers`` library may do with a text, and how its failures are reported.
 
 The steps of a ``tokenizer.json`` rewrite a text one after the other. A step that writes two characters for one, thirty
-times, makes four billion characters of one, and the library does not stop it. So the steps are looked at before.
+times, makes four billion characters of one, and the library does not stop it. So the steps are checked first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from seqgen.errors import DataError
 
 MAX_GROWTH = 1000
-"""Most times that a text may grow; those of T5 and its kin stay below 50."""
+"""Maximum factor by which a text may grow; that of T5 and related tokenizers is below 50."""
 
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 2}
 """By how much a step lets a text grow at most; 2 for steps that are not here."""
@@ -23,7 +23,7 @@ _NESTED = ("normalizers", "pretokenizers", "decoders")
 
 
 def check_growth(pipeline: dict[str, Any], origin: str) -> None:
-    """Check that the steps of a pipeline do not blow up a text.
+    """Check that the steps of a pipeline cannot make a text more than ``MAX_GROWTH`` times longer.
 
     Args:
         pipeline: the content of a ``tokenizer.json``.
@@ -35,7 +35,7 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
     encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
     if max(encoding, _growth(pipeline.get("decoder"))) > MAX_GROWTH:
         raise DataError(
-            f"{origin} has steps (Replace and the like) that can make a text more than {MAX_GROWTH} times as long; "
+            f"{origin} has steps (such as Replace) that can make a text more than {MAX_GROWTH} times longer; "
             "use the tokenizer as its authors published it"
         )
 

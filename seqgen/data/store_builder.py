@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStoreError, StoreMeta, TokenStore
-from seqgen.data.tokenizer import Tokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 from seqgen.files import new_folder
 from seqgen.processes import end_with
@@ -35,7 +35,7 @@ PARALLEL_CHUNKS = 8
 
 
 class LineError(Exception):
-    """What a ``LineEncoder`` raises where a line is no use; the builder adds the file and the line's number.
+    """What a ``LineEncoder`` raises where a line cannot be used; the builder adds the file and the line's number.
 
     Args:
         index: which of the lines that were to be encoded, from 0.
@@ -66,7 +66,7 @@ class LineEncoder(Protocol):
         """A sequence of values for each line.
 
         Raises:
-            LineError: a line is no use.
+            LineError: a line cannot be used.
         """
 
 
@@ -83,7 +83,7 @@ class TokenEncoder:
 
     @property
     def unknown(self) -> int | None:
-        """The unknown symbol."""
+        """The id of the unknown token."""
         return self.tokenizer.dictionary.unk()
 
     def fingerprint(self) -> str:
@@ -138,7 +138,7 @@ _encoder: LineEncoder | None = None
 def _begin_worker(encoder: LineEncoder, parent: int) -> None:
     global _encoder  # noqa: PLW0603  # one for each worker process, so that it is sent once and not with every chunk
     _encoder = encoder
-    # Signals are the parent's business: it ends its workers. One that is killed cannot, so they watch for that.
+    # The parent handles signals and stops its workers. If it is killed, it cannot, so the workers watch for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
@@ -163,7 +163,7 @@ def _encode_all(
         for i, chunk in chunks:
             yield i, _encode(encoder, chunk)
         return
-    # Forking is quick and needs no importable main module. The workers touch neither torch nor a GPU.
+    # Forking is fast and needs no importable main module. The workers touch neither torch nor a GPU.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(encoder, os.getpid()))
     waiting: deque[tuple[int, Future[_Encoded]]] = deque()
@@ -262,7 +262,7 @@ def build_store(
         writer.write(_encode_all(files, encoder, workers or available_cores(), chunk_bytes, skip_lines))
         for path, (_, lines) in zip(files, writer.meta.files, strict=True):
             if lines == 0:
-                what = "has nothing after its header" if skip_lines else "is empty"
+                what = "has no lines after its header" if skip_lines else "is empty"
                 raise DataError(f"{path} {what}; give a file with at least one line")
     try:
         return TokenStore(folder)

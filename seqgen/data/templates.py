@@ -29,14 +29,14 @@ class Template:
             parsed = list(Formatter().parse(text))
         except ValueError as error:
             raise ConfigError(
-                f"{where}: the template {text!r} cannot be read ({error}); a field stands in braces, as in {{source}}, "
-                "and a brace that is none is doubled"
+                f"{where}: the template {text!r} cannot be read ({error}); write a field in braces, as in {{source}}, "
+                "and a literal brace twice"
             ) from None
         for literal, field, spec, conversion in parsed:
             if field == "" or spec or conversion:
                 raise ConfigError(
-                    f"{where}: in the template {text!r} nothing but the name of a field may stand between braces; a "
-                    "brace that is none is doubled"
+                    f"{where}: in the template {text!r} braces may contain only the name of a field; write "
+                    "a literal brace twice"
                 )
             self.parts.append((literal, field))
 
@@ -53,7 +53,7 @@ class Template:
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def check(self, known: Sequence[str]) -> None:
-        """See that a record has all the fields.
+        """Check that a record has all the fields.
 
         Args:
             known: the names of the record's fields.

@@ -77,7 +77,7 @@ def decode_line(line: bytes, path: Path | str, number: int) -> str:
 
 def _open(path: Path, pipes: bool) -> IO[bytes]:
     file = open(path, "rb") if pipes else open_regular(path)  # noqa: SIM115  # the caller closes it
-    # GzipFile is as good as a binary file, though its type says otherwise
+    # GzipFile behaves as a binary file, but its declared type differs
     return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file  # type: ignore[return-value]
 
 

@@ -17,8 +17,8 @@ from seqgen.reading import open_regular, parse_json, read_bytes
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
 VERSION = 1
 CHECKSUM_BYTES = 256 << 20
-"""Stores up to this size are read through when they are opened, to compare their checksum; of larger ones, only the
-sizes are compared, because reading them would take longer than a start should."""
+"""The checksums of stores up to this size are verified when a store is opened. Of larger stores only the sizes of the
+files are verified, because reading all of them would delay the start too much."""
 
 
 class DamagedStoreError(Exception):
@@ -35,7 +35,7 @@ class StoreMeta:
         sequences: number of sequences.
         values: number of values in all sequences together.
         checksums: CRC-32 of each file of the store.
-        unknown_values: how many values are the unknown symbol.
+        unknown_values: number of values that are the unknown token.
         unknown_lines: how many lines have one.
         unknown_examples: the first of these lines, counted from 0.
         skipped: lines at the beginning of each file that are no sequences, such as a header.

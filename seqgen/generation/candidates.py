@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqgen.renamed import former_names
+from seqgen.switches import TWO_STAGE_CANDIDATES
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+
 _BLOCK = 64
 """Entries of the vocabulary that are first represented by their maximum. Of 5 beams and 10 candidates, on one CPU core,
 32 sentences of 32,128 entries take 1.8, 1.1 and 1.0 ms with blocks of 32, 64 and 128, against 8 ms by a plain top-k; 64
@@ -69,7 +74,7 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     """
     beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
-    if blocks < 2 * count:
+    if blocks < 2 * count or not TWO_STAGE_CANDIDATES:
         # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
         best, entries = (lprobs + scores.unsqueeze(-1)).flatten(1).topk(min(count, beam * vocab), dim=1)
         return Candidates(best, entries % vocab, entries // vocab).padded(count)
@@ -93,7 +98,7 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     return Candidates(best, tokens, torch.where(is_inside, beams.gather(1, winner), rest // width))
 
 
-def log_normalizer(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
     """The logarithm of the sum of the exponentials of each row.
 
     Args:
@@ -103,7 +108,13 @@ def log_normalizer(logits: Tensor) -> Tensor:
         ``(rows, 1)``; NaN where a row holds NaN or infinity, or nothing but ``-inf``.
     """
     at_once = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else logits.size(0)
-    # The largest logit less its logarithm of a probability. PyTorch's log-softmax is quicker than exponentials, a sum
-    # and a logarithm apart, and many times quicker than its logsumexp.
+    # The largest logit minus its log-probability. PyTorch's log-softmax is faster than separate exponentials, sum and
+    # logarithm, and many times faster than its logsumexp.
     parts = [rows.amax(1, keepdim=True) - rows.log_softmax(1).amax(1, keepdim=True) for rows in logits.split(at_once)]
     return torch.cat(parts)
+
+
+def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
+    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
+    index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
+    return values.gather(1, index)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
-from seqgen.generation.ensemble import Ensemble
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, check_features
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 
@@ -21,7 +22,7 @@ class ScoredTarget:
 
     Attributes:
         hypothesis: the target, with the scores of the ensemble.
-        member_scores: for each member ``(T,)`` log-probabilities of the tokens, in nats.
+        member_scores: for each member that reads the input ``(T,)`` log-probabilities of the tokens, in nats.
     """
 
     hypothesis: Hypothesis
@@ -38,22 +39,20 @@ class SequenceScorer:
         pad: id of padding in it.
         eos: id of end-of-sentence in it.
         normalize_scores: whether a score is the mean over tokens rather than the sum.
-        ensemble_average: see ``Ensemble``.
-        ensemble_weights: see ``Ensemble``.
+        combination: combines the members' scores; by default the mean of probabilities.
         need_attention: whether hypotheses carry attention and alignment.
     """
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoderModel],
+        models: Sequence[EncoderDecoderModel | MemberSpec],
         pad: int,
         eos: int,
         normalize_scores: bool = True,
-        ensemble_average: str = "probability",
-        ensemble_weights: Sequence[float] = (),
+        combination: Combination | None = None,
         need_attention: bool = False,
     ):
-        self.ensemble = Ensemble(models, ensemble_average, ensemble_weights)
+        self.ensemble = Ensemble(models, combination)
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
         self.need_attention = need_attention
@@ -89,23 +88,24 @@ class SequenceScorer:
         with self.ensemble.evaluating():
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
-            for model, source, reads_alike in zip(self.ensemble.models, sources, alike, strict=True):
+            for spec, source, reads_alike in zip(self.ensemble.members, sources, alike, strict=True):
+                model = spec.model
                 decoder_input = self._decoder_input(model, sample)
                 out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=self.need_attention)
                 lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
                 weights.append(out.attention if reads_alike else None)
         members = [_of_tokens(scores, target) for scores in lprobs]
-        positional = members[0] if len(lprobs) == 1 else _of_tokens(self.ensemble.combine(lprobs), target)
+        single = len(lprobs) == 1 and self.ensemble.combination.keeps_single
+        positional = members[0] if single else _of_tokens(self.ensemble.combination(lprobs, None), target)
+        members = [own for own, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
         attention = self.ensemble.combine_attention(weights) if self.need_attention else None
         results = []
         for row, tokens in enumerate(target.cpu()):
             length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
             scores = positional[row, :length]
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
-            hypothesis = Hypothesis(tokens[:length], score, scores)
-            if attention is not None:
-                hypothesis.attention = attention[row, :length].cpu()
-                hypothesis.alignment = hypothesis.attention.argmax(-1)
+            own = None if attention is None else attention[row, :length].cpu()
+            hypothesis = Hypothesis(tokens[:length], score, scores, own, None if own is None else own.argmax(-1))
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
 
@@ -117,22 +117,19 @@ class SequenceScorer:
             sample: the batch, with targets.
 
         Returns:
-            For each member ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts token ``t`` from.
+            For each member that reads the input ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts
+            token ``t`` from.
 
         Raises:
             ConfigError: the batch has no targets, or a decoder does not tell its features.
         """
         found = []
         with self.ensemble.evaluating():
-            for model, source in zip(self.ensemble.models, self.ensemble.sources(sample), strict=True):
-                if type(model.decoder).extract_features in (
-                    Decoder.extract_features,
-                    IncrementalDecoder.extract_features,
-                ):
-                    raise ConfigError(
-                        f"{type(model.decoder).__name__} has no extract_features, so that its hidden features cannot "
-                        "be returned; implement it, or leave return_hidden out"
-                    )
+            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
+                if spec.source != INPUT:
+                    continue
+                model = spec.model
+                check_features([model], "return_hidden")
                 encoder_out = model.encoder(source.src_tokens, source.src_lengths)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
         return found

@@ -1,59 +1,48 @@
-"""The generator: drives a search over one model or an ensemble."""
+"""The generator: decodes batches with one model or an ensemble. The user's entry point to decoding."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from seqgen.config import GenerationConfig
-from seqgen.decoder import Decoder
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.generation.combinations import check_combinations, max_len_b
-from seqgen.generation.decoding import Streamer
-from seqgen.generation.ensemble import Ensemble
-from seqgen.generation.hypotheses import Ranking
-from seqgen.generation.lexical_constraints import check_phrases
-from seqgen.generation.logits_processors import (
-    Forbid,
-    ForceEndAtMaximum,
-    ForcePrefix,
-    LogitsProcessor,
-    MinimumLength,
-    NoRepeatNgram,
-    UnknownPenalty,
-)
-from seqgen.generation.procedure import Procedure
-from seqgen.generation.processor_setup import (
-    end_symbols_from_config,
-    processors_from_config,
-    warpers_from_config,
-)
-from seqgen.generation.rolling import RollingDecoding
-from seqgen.generation.search import BeamSearch, Phrases, Search, search_from_config, search_name
-from seqgen.generation.speculative import speculation_from_config
-from seqgen.generation.stopping import StoppingRule, stopping_from_config
+from seqgen.generation.component import Phrases
+from seqgen.generation.continuous_batching import ContinuousBatching
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.finished import Ranking
+from seqgen.generation.observers import Observer
+from seqgen.generation.options import setup_from_config
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.length import MinimumLength
+from seqgen.generation.processors.repetition import NoRepeatNgram
+from seqgen.generation.processors.tokens import Forbid, UnknownPenalty
+from seqgen.generation.rules import FAIRSEQ, Rules
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.lexical_constraints import check_phrases
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
+from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
-
-if TYPE_CHECKING:
-    from seqgen.data.dictionary import Dictionary
-    from seqgen.data.tokenizer import Tokenizer
 
 
 class SequenceGenerator:
     """Decodes batches of sentences.
 
-    Hypotheses are ranked by the sum of log-probabilities while they grow. By fairseq's semantics, of the ``2 * beam``
-    best continuations those among the first ``beam`` that are end-of-sentence finish a hypothesis, the first ``beam``
-    others go on, and a sentence is done when ``beam`` hypotheses have finished. docs/decoding.md compares that with
-    Hugging Face's.
+    The parameters up to ``tokens_to_suppress`` have fairseq's names and meanings; everything else is an object.
 
     Args:
-        models: one or more models over one target vocabulary.
+        models: one or more models over one target vocabulary; ``MemberSpec`` gives one a part of its own.
         tgt_dict: that vocabulary.
         beam_size: hypotheses kept at each step.
         max_len_a: outputs have at most ``max_len_a * source length + max_len_b`` tokens, end-of-sentence not counted;
@@ -61,33 +50,24 @@ class SequenceGenerator:
         max_len_b: see ``max_len_a``.
         max_len: outputs have at most this many tokens, end-of-sentence included; 0 for what the models can write.
         min_len: outputs have at least this many tokens, end-of-sentence not counted.
-        normalize_scores: divide the sum of log-probabilities by ``length ** len_penalty``, end-of-sentence counted.
+        normalize_scores: divide cumulative log-probabilities by ``length ** len_penalty``, end-of-sentence counted.
         len_penalty: see ``normalize_scores``; above 1 favours longer outputs.
-        length_penalty: ``"power"``, or ``"wu"`` for ``((5 + length) / 6) ** len_penalty``.
-        coverage_penalty: weight of the coverage penalty, see ``Ranking``.
-        unk_penalty: subtracted from the score of the unknown word, and it stays in the scores.
+        unk_penalty: subtracted from the score of the unknown word; the scores of outputs include it.
         temperature: divides the logits.
         match_source_len: outputs are exactly as long as their source.
         no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 for no such rule.
         search_strategy: chooses candidates; beam search if not given.
-        logits_processors: further changes to the scores, after those that the other parameters ask for.
-        processors: likewise, before ``logits_processors``.
-        tokens_to_suppress: symbols that are never written.
-        ensemble_average: ``"probability"`` or ``"log"``, see ``Ensemble``.
-        ensemble_weights: see ``Ensemble``.
+        tokens_to_suppress: tokens that are never written.
+        rules: whose rules finish hypotheses and order the processors: ``FAIRSEQ`` or ``HUGGINGFACE``.
+        processors: further logits processors, after those that the parameters above ask for.
+        stopping: rules that end an output besides end-of-sentence and the maximum length.
+        observers: are told of every step.
+        combination: combines the members' scores; by default the mean of probabilities.
+        ranking: how finished hypotheses score, in place of ``normalize_scores`` and ``len_penalty``.
+        early_stopping: ``"true"``, ``"false"`` or ``"never"``, see ``BestFinished``; Hugging Face's rules only.
+        end_tokens: ids that end an output, end-of-sentence first; end-of-sentence alone if not given.
         need_attention: whether hypotheses carry attention and alignment.
-        semantics: ``"fairseq"`` or ``"huggingface"``: whose rules end hypotheses.
-        early_stopping: ``"true"``, ``"false"`` or ``"never"``, see ``BestFinished``; Hugging Face's semantics only.
-        end_tokens: ids that end an output; end-of-sentence if not given.
-        stopping: further rules that end an output.
-        guidance_scale: above 1 for classifier-free guidance, see ``guide``.
-        use_cache: whether decoding goes on from a state rather than computing all positions at every step.
-        beam_table: whether self-attention keeps keys and values in place rather than moves them with the beams; by
-            default where that pays.
-        add_logits: whether the search may add logits where nothing needs normalized scores, rather than
-            log-probabilities of the whole vocabulary.
-        compact_at: sentences that are done are moved away when their number times this reaches that of the batch.
-        procedure: decodes batches; the search strategy's own way if not given.
+        debug: switches that turn optimizations off.
 
     Raises:
         ConfigError: a parameter is out of its range, or the models do not share the target vocabulary.
@@ -95,7 +75,7 @@ class SequenceGenerator:
 
     def __init__(
         self,
-        models: Sequence[EncoderDecoderModel],
+        models: Sequence[EncoderDecoderModel | MemberSpec],
         tgt_dict: Dictionary,
         beam_size: int = 1,
         max_len_a: float = 0.0,
@@ -104,116 +84,74 @@ class SequenceGenerator:
         min_len: int = 1,
         normalize_scores: bool = True,
         len_penalty: float = 1.0,
-        length_penalty: str = "power",
-        coverage_penalty: float = 0.0,
         unk_penalty: float = 0.0,
         temperature: float = 1.0,
         match_source_len: bool = False,
         no_repeat_ngram_size: int = 0,
         search_strategy: Search | None = None,
-        logits_processors: Sequence[LogitsProcessor] = (),
-        processors: Sequence[LogitsProcessor] = (),
         tokens_to_suppress: Sequence[str] = (),
-        ensemble_average: str = "probability",
-        ensemble_weights: Sequence[float] = (),
-        need_attention: bool = False,
-        semantics: str = "fairseq",
+        *,
+        rules: Rules = FAIRSEQ,
+        processors: Sequence[LogitsProcessor] = (),
+        stopping: Sequence[StoppingRule] = (),
+        observers: Sequence[Observer] = (),
+        combination: Combination | None = None,
+        ranking: Ranking | None = None,
         early_stopping: str = "false",
         end_tokens: Sequence[int] = (),
-        stopping: Sequence[StoppingRule] = (),
-        guidance_scale: float = 1.0,
-        use_cache: bool = True,
-        beam_table: bool | None = None,
-        add_logits: bool = True,
-        compact_at: int = 8,
-        procedure: Procedure | None = None,
+        need_attention: bool = False,
+        debug: DebugConfig | None = None,
     ):
         if beam_size < 1 or temperature <= 0 or min_len < 0 or no_repeat_ngram_size < 0 or max_len_b < 0:
             raise ConfigError(
                 f"beam_size={beam_size} must be at least 1, temperature={temperature} above 0, and min_len={min_len}, "
                 f"max_len_b={max_len_b} and no_repeat_ngram_size={no_repeat_ngram_size} not negative"
             )
-        self.models = list(models)
-        self.ensemble = Ensemble(models, ensemble_average, ensemble_weights)
-        self.tgt_dict = tgt_dict
-        self.pad, self.eos = tgt_dict.pad(), tgt_dict.eos()
-        self.search = search_strategy or BeamSearch()
-        self.beam_size = self.search.rows(beam_size)
-        self.max_len_a, self.max_len_b = max_len_a, max_len_b
-        writable = min(model.max_positions()[1] for model in models)
-        self.max_len = min(max_len, writable) if max_len else writable
-        self.ranking = Ranking(normalize_scores, len_penalty, length_penalty, coverage_penalty)
-        self.temperature = temperature
-        self.match_source_len = match_source_len
-        self.need_attention = need_attention or coverage_penalty > 0
-        self.semantics, self.early_stopping = semantics, early_stopping
-        self.end_tokens = list(end_tokens) or [self.eos]
-        self.stopping = list(stopping)
-        self.guidance_scale = guidance_scale
-        self.use_cache, self.beam_table = use_cache, beam_table
-        self.add_logits, self.compact_at = add_logits, compact_at
-        self.procedure = procedure or self.search
-        shortest = MinimumLength(
-            self.max_len if match_source_len else min_len,
-            self.end_tokens[1:],
-            yields=semantics == "fairseq" or match_source_len,
-        )
-        usual = _usual_processors(tgt_dict, semantics, shortest, unk_penalty, tokens_to_suppress)
+        ensemble, search = Ensemble(models, combination), rules.search(search_strategy or BeamSearch())
+        limits = Limits(max_len_a, max_len_b, longest_output(ensemble, max_len), match_source_len)
+        ends = list(end_tokens) or [tgt_dict.eos()]
+        least = limits.max_len if match_source_len else min_len
+        shortest = MinimumLength(least, ends[1:], yields=rules.minimum_yields or match_source_len)
+        free: list[LogitsProcessor] = [shortest] if least else []
+        if tokens_to_suppress:
+            free.append(Forbid([_known_token(tgt_dict, token) for token in tokens_to_suppress]))
+        penalties: list[LogitsProcessor] = [UnknownPenalty(tgt_dict.unk(), unk_penalty)] if unk_penalty else []
+        usual = rules.usual(penalties, free, tgt_dict.pad())
         usual += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
-        self.processors = [*usual, *processors, *logits_processors]
-
-    @property
-    def processors_read(self) -> bool:
-        """Whether any processor looks at what has been written."""
-        return any(processor.reads_tokens for processor in self.processors)
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether any decoder looks at more than the newest column of its input."""
-        return not self.use_cache or any(getattr(model.decoder, "reads_history", True) for model in self.models)
-
-    @property
-    def processes_logits(self) -> bool:
-        """Whether processors see logits, as Hugging Face's do in greedy search and sampling."""
-        return self.semantics == "huggingface" and self.search.independent_rows and len(self.models) == 1
-
-    @property
-    def adds_logits(self) -> bool:
-        """Whether logits can be searched as they are, without being normalized over the vocabulary."""
-        return (
-            self.add_logits
-            and len(self.models) == 1
-            and self.search.additive
-            and self.guidance_scale == 1
-            and type(self.models[0]).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
-            and type(self.models[0].decoder).get_normalized_probs is Decoder.get_normalized_probs
-            and all(processor.shift_invariant for processor in self.processors)
+        self._set_up(
+            DecodingSetup(
+                ensemble=ensemble,
+                rules=rules,
+                search=search,
+                processors=[*usual, *processors],
+                stopping=list(stopping),
+                observers=list(observers),
+                ranking=ranking or Ranking(normalize_scores, len_penalty),
+                limits=limits,
+                beam_size=search.rows(beam_size),
+                temperature=temperature,
+                early_stopping=early_stopping,
+                eos=tgt_dict.eos(),
+                pad=tgt_dict.pad(),
+                end_tokens=ends,
+                vocab_size=len(tgt_dict),
+                need_attention=need_attention,
+                debug=debug or DebugConfig(),
+            )
         )
 
-    @property
-    def joins(self) -> bool:
-        """Whether waiting sentences may join a batch that is being decoded."""
-        return (
-            self.use_cache
-            and self.procedure is self.search
-            and self.search.joins
-            and not self.stopping
-            and not self.need_attention
-            and self.guidance_scale == 1
-            and all(getattr(model.decoder, "joins", False) for model in self.models)
-            and not any(_adjusts_logits(model) for model in self.models)
-            and all(processor.joins for processor in self.processors)
-        )
+    def _set_up(self, setup: DecodingSetup) -> None:
+        self.setup = setup
 
     @classmethod
     def from_config(
         cls,
-        models: Sequence[EncoderDecoderModel],
+        models: Sequence[EncoderDecoderModel | MemberSpec],
         tgt_dict: Dictionary,
         cfg: GenerationConfig,
         tokenizer: Tokenizer | None = None,
         draft: EncoderDecoderModel | None = None,
-        **further: Any,
+        **objects: Any,
     ) -> Self:
         """Make a generator from the ``generation`` group of a configuration.
 
@@ -223,60 +161,31 @@ class SequenceGenerator:
             cfg: the configuration.
             tokenizer: that of the target language, for keys whose values are texts.
             draft: the model that ``generation.draft`` names, over the same target vocabulary.
-            further: constructor arguments that the configuration does not have.
+            objects: objects in place of or besides what the configuration names, by the names of the constructor:
+                ``search_strategy`` and ``combination`` replace, ``processors``, ``stopping`` and ``observers`` are
+                added, ``need_attention`` and ``debug`` are set.
 
         Raises:
-            ConfigError: the configuration contradicts itself, or names what there is not; or it has what is given as a
-                further argument.
+            ConfigError: the configuration contradicts itself, or names a component that does not exist.
         """
-        if twice := [name for name in _KEYS if name in further]:
-            raise ConfigError(
-                f"SequenceGenerator.from_config takes {twice[0]} from the configuration; give generation."
-                f"{_KEYS[twice[0]]} in place of the argument"
-            )
-        semantics = cfg.semantics or "fairseq"
-        check_combinations(cfg, semantics)
-        search = search_name(cfg, semantics)
-        cfg = replace(cfg, search=search)
-        encode = None if tokenizer is None else tokenizer.encode
-        processors = [
-            *processors_from_config(cfg, tgt_dict, semantics=semantics, encode=encode),
-            *warpers_from_config(cfg, tgt_dict, semantics=semantics),
-            *further.pop("processors", ()),
-            *further.pop("logits_processors", ()),
-        ]
-        strategy = search_from_config(cfg, semantics)
-        if cfg.nbest > strategy.rows(cfg.beam):
-            raise ConfigError(
-                f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {search} gives, which is "
-                f"{strategy.rows(cfg.beam)}; lower it, or take another strategy"
-            )
-        generator = cls(
-            models,
-            tgt_dict,
-            beam_size=cfg.beam,
-            max_len_a=cfg.max_len_a,
-            max_len_b=max_len_b(cfg),
-            max_len=cfg.max_len,
-            normalize_scores=not cfg.unnormalized,
-            len_penalty=cfg.lenpen,
-            length_penalty=cfg.length_penalty,
-            coverage_penalty=cfg.coverage_penalty,
-            temperature=cfg.temperature if semantics == "fairseq" else 1.0,
-            match_source_len=cfg.match_source_len,
-            search_strategy=strategy,
-            ensemble_average=cfg.ensemble_average,
-            ensemble_weights=cfg.ensemble_weights,
-            semantics=semantics,
-            early_stopping=cfg.early_stopping,
-            end_tokens=end_symbols_from_config(cfg, tgt_dict),
-            stopping=stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules),
-            guidance_scale=cfg.guidance_scale,
-            procedure=speculation_from_config(cfg, draft),
-            **further,
-        )
-        generator.processors = processors  # a configuration asks for more than the constructor's parameters do
+        generator = cls.__new__(cls)
+        generator._set_up(setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects))
         return generator
+
+    @property
+    def models(self) -> list[EncoderDecoderModel]:
+        """The models that read the input."""
+        return self.setup.ensemble.models
+
+    @property
+    def beam_size(self) -> int:
+        """Beams of each sentence, which are also the most hypotheses that it gets."""
+        return self.setup.beam_size
+
+    @property
+    def joins(self) -> bool:
+        """Whether waiting sentences may join a running batch."""
+        return self.setup.joins
 
     @torch.inference_mode()
     def generate(
@@ -292,8 +201,8 @@ class SequenceGenerator:
             sample: the batch; only its sources are read.
             prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right.
             constraints: for each sentence the phrases (token ids) that its outputs must contain; for a search strategy
-                that knows what to do with them.
-            streamer: takes the tokens as they are written; for beams that do not change places.
+                that takes constraints.
+            streamer: receives tokens as they are generated; for one beam, or beams that are hypotheses of their own.
 
         Returns:
             The hypotheses of each sentence in the order of the batch, best first. There are ``beam_size`` of them,
@@ -303,23 +212,30 @@ class SequenceGenerator:
             ConfigError: the search strategy does not suit the beam size, or does not take constraints or these.
             DecodingError: a model gave NaN or infinity.
         """
-        if streamer is not None and self.beam_size > 1 and not self.search.independent_rows:
+        setup = self.setup
+        if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
             raise ConfigError(
-                f"a beam search changes its mind about what it has written, so that beam_size={self.beam_size} cannot "
+                f"a beam search may replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
                 "be streamed; take beam_size=1 or sampling"
             )
         if sample.num_sentences == 0:
             return []
         if constraints is not None:
-            check_phrases(constraints, sample.num_sentences, len(self.tgt_dict))
-        with self.ensemble.evaluating():
-            return self.procedure.decode(self, sample, prefix_tokens, constraints, streamer)
+            check_phrases(constraints, sample.num_sentences, setup.vocab_size)
+        session_class = setup.search.session_class or Session
+        with setup.ensemble.evaluating(), setup.switched():
+            results: list[list[Hypothesis]] = session_class(
+                setup, DecodingRequest(sample, prefix_tokens, constraints, streamer)
+            ).run()
+        return results
 
     @torch.inference_mode()
-    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode any number of sentences, of which waiting ones join the batch as places come free.
+    def generate_continuously(
+        self, waiting: Callable[[int, int], Batch | None]
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Decode any number of sentences by continuous batching: waiting ones join as places become free.
 
-        The rows of the batch so stay full, whereas a batch by itself empties from its shortest output on. Where
+        So the rows of the batch stay full, whereas a batch by itself empties from its shortest output on. Where
         ``joins`` is false each batch is decoded by itself.
 
         Args:
@@ -329,53 +245,30 @@ class SequenceGenerator:
         Yields:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
         """
-        with self.ensemble.evaluating():
+        with self.setup.ensemble.evaluating():
             if self.joins:
-                yield from RollingDecoding(self, waiting).run()
-                return
+                found = ContinuousBatching(self.setup, waiting).run()
+                while True:
+                    with self.setup.switched():  # not while the caller does other things
+                        result = next(found, None)
+                    if result is None:
+                        return
+                    yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
 
-    def max_lengths(self, src_lengths: Tensor) -> Tensor:
-        """The step at which each sentence's end is forced.
+    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The former name of ``generate_continuously``."""
+        warnings.warn("generate_rolling is now generate_continuously", DeprecationWarning, stacklevel=2)
+        return self.generate_continuously(waiting)
 
-        Args:
-            src_lengths: ``(sentences,)`` int64, end-of-sentence included.
-
-        Returns:
-            ``(sentences,)`` int64.
-        """
-        if self.match_source_len:
-            return (src_lengths - 1).clamp(max=self.max_len - 1)
-        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+    def last_steps(self, src_lengths: Tensor) -> Tensor:
+        """The last step of each sentence; see ``Limits.last_steps``."""
+        return self.setup.limits.last_steps(src_lengths)
 
 
-_KEYS = {
-    **{"min_len": "min_len", "unk_penalty": "unkpen", "no_repeat_ngram_size": "no_repeat_ngram_size"},
-    "tokens_to_suppress": "suppress",
-}
-"""The keys of those constructor arguments that ask for a processor."""
-
-
-def _usual_processors(
-    dictionary: Dictionary, semantics: str, shortest: MinimumLength, unk_penalty: float, suppress: Sequence[str]
-) -> list[LogitsProcessor]:
-    free: list[LogitsProcessor] = [shortest] if shortest.min_len else []
-    if suppress:
-        free.append(Forbid([_known_symbol(dictionary, symbol) for symbol in suppress]))
-    penalty: list[LogitsProcessor] = [UnknownPenalty(dictionary.unk(), unk_penalty)] if unk_penalty else []
-    if semantics == "huggingface":
-        return [*penalty, ForcePrefix(otherwise=free)]
-    return [Forbid([dictionary.pad()]), *penalty, ForceEndAtMaximum(), ForcePrefix(otherwise=free)]
-
-
-def _adjusts_logits(model: EncoderDecoderModel) -> bool:
-    own = type(model).adjust_logits_during_generation
-    return own is not EncoderDecoderModel.adjust_logits_during_generation
-
-
-def _known_symbol(dictionary: Dictionary, symbol: str) -> int:
-    index = dictionary.index(symbol)
-    if index == dictionary.unk() and symbol != dictionary.symbol(dictionary.unk()):
-        raise ConfigError(f"generation.suppress: {symbol!r} is not in the target vocabulary")
+def _known_token(dictionary: Dictionary, token: str) -> int:
+    index = dictionary.index(token)
+    if index == dictionary.unk() and token != dictionary.symbol(dictionary.unk()):
+        raise ConfigError(f"generation.suppress: {token!r} is not in the target vocabulary")
     return index

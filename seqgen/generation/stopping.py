@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
 
+from seqgen.config import GenerationConfig, option
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.logits_processors import DecodingContext
-from seqgen.registry import Registry
-
-if TYPE_CHECKING:
-    from seqgen.config import GenerationConfig
-    from seqgen.data.dictionary import Dictionary
-    from seqgen.data.tokenizer import Tokenizer
-
-STOPPING_RULES = Registry("stopping rule", "stopping_rule")
-register_stopping_rule = STOPPING_RULES.register
+from seqgen.generation.component import BatchInfo, Component, Resources
+from seqgen.generation.context import StepContext
+from seqgen.generation.registered import build
+from seqgen.registry import STOPPING_RULES, register_stopping_rule
 
 
-class StoppingRule:
+class StoppingRule(Component):
     """Says which outputs are complete; a subclass implements ``__call__``.
 
-    One that is registered with ``@register_stopping_rule`` can be chosen by name.
+    One that is registered with ``@register_stopping_rule`` can be chosen by name (``generation.stopping_rules``).
     """
 
-    @classmethod
-    def build(cls, cfg: Any, dictionary: Dictionary) -> Self:
-        """Make the rule from an instance of the configuration class that it is registered with.
-
-        Args:
-            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
-            dictionary: the target vocabulary.
-        """
-        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
-
-    def begin(self) -> StoppingRule:
-        """Make ready for a batch.
-
-        Returns:
-            The rule for this batch; itself where it remembers nothing.
-        """
-        return self
-
-    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """Say which outputs end with their newest token.
 
         Args:
             tokens: ``(rows, step + 1)`` int64, without a start symbol, the newest token last.
-            context: what is known of the rows, as it was before the newest token.
+            context: the step; a row is a candidate, and its tokens are those before the newest.
 
         Returns:
             ``(rows,)`` bool.
@@ -60,7 +40,7 @@ class StoppingRule:
         raise NotImplementedError
 
 
-Rule: TypeAlias = StoppingRule | Callable[[Tensor, DecodingContext], Tensor] | str
+Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
 """A rule, a function with the signature of one, or the name of a registered one."""
 
 
@@ -74,11 +54,19 @@ class EndSymbols(StoppingRule):
     def __init__(self, symbols: Sequence[int]):
         self.symbols = torch.tensor(list(symbols), dtype=torch.int64)
 
-    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
         return torch.isin(tokens[:, -1], self.symbols.to(tokens.device))
 
 
+@dataclass
+class TimeLimitConfig:
+    """Configuration of the stopping rule time_limit."""
+
+    seconds: float = option(60.0, "seconds that a batch may take", minimum=0)
+
+
+@register_stopping_rule("time_limit", config=TimeLimitConfig)
 class TimeLimit(StoppingRule):
     """After some time everything ends: a whole batch, with what there is.
 
@@ -93,11 +81,13 @@ class TimeLimit(StoppingRule):
         self.expired = False
         """Whether the time was over when it was last asked."""
 
-    def begin(self) -> StoppingRule:
-        """See ``StoppingRule.begin``; the time counts from here."""
-        return TimeLimit(self.seconds, self.clock)
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``; the time counts from here."""
+        rule = copy.copy(self)
+        rule.since = self.clock()
+        return rule
 
-    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
         self.expired = self.clock() - self.since > self.seconds
         return tokens.new_full((tokens.size(0),), self.expired, dtype=torch.bool)
@@ -124,7 +114,7 @@ class StopStrings(StoppingRule):
         self._window = max(len(text.encode()) for text in self.texts)
         self._may_complete: dict[int, bool] = {}
 
-    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
         newest = tokens[:, -1].tolist()
         rows = [row for row, token in enumerate(newest) if self.may_complete(token)]
@@ -165,10 +155,10 @@ class Custom(StoppingRule):
         function: from tokens and context to ``(rows,)`` bool, as ``StoppingRule.__call__``.
     """
 
-    def __init__(self, function: Callable[[Tensor, DecodingContext], Tensor]):
+    def __init__(self, function: Callable[[Tensor, StepContext], Tensor]):
         self.function = function
 
-    def __call__(self, tokens: Tensor, context: DecodingContext) -> Tensor:
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
         verdict = self.function(tokens, context)
         if not isinstance(verdict, Tensor) or verdict.dtype != torch.bool or verdict.shape != tokens.shape[:1]:
@@ -202,15 +192,13 @@ def stopping_from_config(
         found.append(StopStrings(cfg.stop_strings, tokenizer.decode, tokenizer.encode("abc")))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
-    return found + [_made(rule, dictionary) for rule in rules]
+    resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode)
+    return found + [_made(rule, cfg, resources) for rule in rules]
 
 
-def _made(rule: Rule, dictionary: Dictionary) -> StoppingRule:
+def _made(rule: Rule, cfg: GenerationConfig, resources: Resources) -> StoppingRule:
     if isinstance(rule, str):
-        entry = STOPPING_RULES.entry(rule)
-        if not issubclass(entry.component, StoppingRule):
-            raise ConfigError(f"stopping rule {rule!r} ({entry.origin}) does not subclass StoppingRule")
-        return entry.component.build(STOPPING_RULES.config(rule), dictionary)
+        return build(STOPPING_RULES, rule, StoppingRule, cfg, resources)
     return rule if isinstance(rule, StoppingRule) else Custom(rule)
 
 

@@ -1,6 +1,6 @@
 """The arithmetic of attention, apart from projections and caches.
 
-Letters: ``B`` rows of the keys, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` channels of a head.
+Letters: ``B`` rows of the keys, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` size of a head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.modules.dropout import Dropout
 
 _SMALL = 64 * 64
-"""Up to so many scores of a head, two plain matrix products are quicker on a CPU than the fused kernel.
+"""Up to so many scores of a head, two plain matrix products are faster on a CPU than the fused kernel.
 
 Measured at 4,000 positions and 4 heads of 32, forward and backward: 5 against 12 ms for 20 positions a row, 13 against
 12 for 50, 17 against 19 for 100, 52 against 33 for 400. A decoding step (16 rows of 8 heads, 5 queries, 32 keys): 0.13
@@ -20,7 +20,7 @@ against 0.36 ms.
 """
 
 _FEW = 16
-"""Up to so many queries, they are quicker for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
+"""Up to so many queries, they are faster for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
 keys (fused: 7.0) and 65 ms for 1,500 (fused: 77)."""
 
 
@@ -88,7 +88,7 @@ def _attend_plainly(
 def _scores(query: Tensor, key: Tensor) -> Tensor:
     """The product of each query with each key, ``(B, H, Q, K)``.
 
-    In bfloat16 few queries are quicker as the second factor, unless the keys are laid out for them: 5 queries and 200
+    In bfloat16 few queries are faster as the second factor, unless the keys are laid out for them: 5 queries and 200
     keys in 256 rows take 1.0 ms rather than 2.4.
     """
     few = query.size(-2) <= _FEW and query.device.type == "cpu" and query.dtype == torch.bfloat16
@@ -100,15 +100,15 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 def empty_keys(like: Tensor, rows: int, heads: int, keys: int, dim: int) -> Tensor:
     """A memory for keys ``(rows, heads, keys, dim)``.
 
-    On a CPU they lie in it channel by channel, as few queries read them quickest: with cold caches, 5 queries in 256
+    On a CPU they are laid out channel by channel, which few queries read fastest: with cold caches, 5 queries in 256
     rows take 2.6 ms rather than 3.1 for scores, softmax and average of 200 keys, in bfloat16 1.9 rather than 3.1.
 
     Args:
-        like: has the number format and the device.
+        like: a tensor of the wanted dtype and device.
         rows: of the batch, or of what shares keys.
         heads: how many heads.
         keys: how many keys.
-        dim: channels of a head.
+        dim: size of a head.
     """
     if like.device.type != "cpu":
         return like.new_empty(rows, heads, keys, dim)
@@ -116,7 +116,7 @@ def empty_keys(like: Tensor, rows: int, heads: int, keys: int, dim: int) -> Tens
 
 
 def as_keys(x: Tensor) -> Tensor:
-    """A copy of keys ``(B, H, K, D)`` that lies in memory as ``empty_keys`` has it."""
+    """A copy of keys ``(B, H, K, D)`` in the layout of ``empty_keys``."""
     return empty_keys(x, *x.shape).copy_(x)
 
 
@@ -128,7 +128,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def fold_beams(x: Tensor, key_rows: int) -> Tensor:
-    """Bring the beams of a sentence beside each other, so that they can attend to one copy of its keys.
+    """Put the beams of a sentence beside each other, so that they can attend to one copy of its keys.
 
     Rows 0 and 1 of two beams of sentence 0, each with queries ``a b``, become one row of queries ``a0 b0 a1 b1``.
 
@@ -153,7 +153,7 @@ def unfold_beams(x: Tensor, rows: int) -> Tensor:
     """Undo ``fold_beams`` and join the heads: ``(B, H, r * Q, D)`` to ``(rows, Q, H * D)``.
 
     Args:
-        x: what was computed for the folded queries.
+        x: the result for the folded queries.
         rows: ``B * r``.
     """
     key_rows, heads, queries, dim = x.shape

@@ -22,9 +22,10 @@ class LayerDropList(nn.ModuleList):
 
     def active(self) -> Iterator[nn.Module]:
         """The layers to run this time: all of them except in training."""
+        return (self[index] for index in self.active_indices())
+
+    def active_indices(self) -> list[int]:
+        """The indices of the layers to run this time."""
         if not self.training or self.p == 0:
-            yield from self
-            return
-        for layer, chance in zip(self, torch.rand(len(self)).tolist(), strict=True):
-            if chance >= self.p:
-                yield layer
+            return list(range(len(self)))
+        return [index for index, chance in enumerate(torch.rand(len(self)).tolist()) if chance >= self.p]

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.matrix_product import has_onednn, linear
+from seqgen.switches import PREPACKED_WEIGHTS
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
@@ -58,7 +59,13 @@ class Projection(CachedWeight):
         Returns:
             ``(..., out_features)``.
         """
-        if self.training or not (self.packs or self.int8) or x.device.type != "cpu" or _is_traced():
+        if (
+            self.training
+            or not (self.packs or self.int8)
+            or not PREPACKED_WEIGHTS
+            or x.device.type != "cpu"
+            or _is_traced()
+        ):
             return linear(x, self.matrix(), self.bias)
         return self.kept("product", self.product)(x, self.bias)
 

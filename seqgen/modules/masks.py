@@ -1,15 +1,115 @@
-"""Who may attend to whom in a decoder."""
+"""Which positions self-attention may attend to."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState, StateDict
+from seqgen.modules.segments import segment_mask
+from seqgen.structures import Segments
+
+
+@dataclass
+class QueryPositions:
+    """The positions that a model computes in one pass, for the mask of self-attention.
+
+    A new mask is one method, for instance attention to the last four positions::
+
+        class LocalDecoder(TransformerDecoder):
+            def self_attention_mask(self, queries, layer):
+                return queries.once("local", lambda: queries.restrict(queries.distances < 4))
+
+    Attributes:
+        seen: positions in the state before this pass.
+        new: positions that are computed.
+        device: where masks are needed.
+        causal: whether a position sees only those up to itself.
+        starts: ``(N,)`` int64 start offset of each row, the first position that it sees; ``None`` where that is 0
+            everywhere.
+        segments: ``(N, new)`` int64, in rows that hold several examples the example of each position.
+        padding_mask: ``(N, new)`` bool, true at padding; ``None`` where there is none.
+    """
+
+    seen: int
+    new: int
+    device: torch.device
+    causal: bool = True
+    starts: Tensor | None = None
+    segments: Tensor | None = None
+    padding_mask: Tensor | None = None
+
+    @classmethod
+    def of_source(cls, src_tokens: Tensor, segments: Segments | None, padding_mask: Tensor | None = None) -> Self:
+        """Those of an encoder's pass over ``src_tokens`` ``(N, S)``."""
+        examples = None if segments is None else segments.source
+        return cls(0, src_tokens.size(1), src_tokens.device, False, segments=examples, padding_mask=padding_mask)
+
+    @classmethod
+    def of_target(
+        cls, tokens: Tensor, seen: int, incremental_state: StateDict | None, segments: Segments | None
+    ) -> Self:
+        """Those of a decoder's pass over the new tokens ``(N, new)`` behind ``seen`` others."""
+        starts = starts_of_rows(incremental_state, tokens.size(0))
+        return cls(seen, tokens.size(1), tokens.device, True, starts, None if segments is None else segments.target)
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        """Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` where it is everywhere.
+
+        Causality, start offsets, segments and padding are in it.
+        """
+        if self.segments is not None:
+            return segment_mask(self.segments, self.segments, causal=self.causal)
+        if self.causal:
+            return step_mask(self.seen, self.new, self.starts, self.device)
+        return None if self.padding_mask is None else ~self.padding_mask[:, None, None, :]
+
+    @cached_property
+    def distances(self) -> Tensor:
+        """``(new, K)`` int64, how far each position that may be attended to lies before the one that attends."""
+        keys = torch.arange(self.seen + self.new, device=self.device)
+        return keys[self.seen :].unsqueeze(1) - keys
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether the mask is that of a causal pass over whole rows, which attention kernels know without a tensor."""
+        return self.causal and self.seen == 0 and self.starts is None and self.segments is None
+
+    def restrict(self, mask: Tensor) -> Tensor:
+        """Hide what is not allowed from a mask.
+
+        Args:
+            mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
+                ``(N, H, new, K)``.
+        """
+        if self.allowed is None:
+            return mask
+        if mask.dtype == torch.bool:
+            return mask & self.allowed
+        # Half of the lowest number, so that sums stay finite.
+        return mask.masked_fill(~self.allowed, torch.finfo(mask.dtype).min / 2)
+
+    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
+        """Make a mask that successive layers share; layers that use the same tensor also share work on it.
+
+        Args:
+            key: the mask is made anew when the key is another object than in the last call.
+            make: makes the mask.
+        """
+        kept: tuple[object, Tensor] | None = self.__dict__.get("_kept")
+        if kept is None or kept[0] is not key:
+            kept = self.__dict__["_kept"] = key, make()
+        return kept[1]
 
 
 def starts_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | None:
-    """The step at which each row's sentence entered the batch.
+    """The start offset of each row: the step at which its sentence entered the batch.
 
     Args:
         incremental_state: the decoding state.
@@ -35,7 +135,7 @@ def step_mask(seen: int, new: int, starts: Tensor | None, device: torch.device) 
     Args:
         seen: positions seen before.
         new: positions now computed.
-        starts: ``(N,)`` int64, the first position of each row; ``None`` where that is 0 everywhere.
+        starts: ``(N,)`` int64 start offset of each row; ``None`` where that is 0 everywhere.
         device: where the mask is needed.
 
     Returns:

@@ -132,7 +132,7 @@ class TransformerDecoderLayer(_Layer):
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
             attn_mask: which positions each may attend to, see ``MultiheadAttention``.
             encoder_attn_mask: which source positions each may attend to, likewise.
-            is_causal: whether each position sees those up to itself, in a pass without a state.
+            is_causal: whether each position sees only those up to itself; ``attn_mask`` is then ``None``.
             incremental_state: what was seen before.
             need_weights: whether the weights over the source are wanted.
 

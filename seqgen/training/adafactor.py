@@ -21,15 +21,23 @@ class AdafactorConfig:
     """Options of ``adafactor``."""
 
     adafactor_eps: list[float] = option(
-        [1e-30, 1e-3], "added to squared gradients; least scale of a weight matrix", minimum=0
+        [1e-30, 1e-3],
+        "two values: constant added to squared gradients, and minimum scale of a weight matrix",
+        minimum=0,
     )
-    clip_threshold: float = option(1.0, "largest root mean square of an update", minimum=0)
-    decay_rate: float = option(-0.8, "the second moment's decay at step t is 1 - t ** decay_rate", maximum=0)
-    beta1: float = option(0.0, "decay of the first moment; 0 for none, which saves its memory", minimum=0, maximum=1)
-    weight_decay: float = option(0.0, "decoupled decay: weights shrink by lr * weight_decay an update", minimum=0)
-    scale_parameter: bool = option(True, "the learning rate is relative to the size of each weight matrix")
-    relative_step: bool = option(False, "the learning rate is min(1e-2, 1 / sqrt(t)) whatever the schedule says")
-    warmup_init: bool = option(False, "with relative_step: min(1e-6 * t, 1 / sqrt(t)) instead")
+    clip_threshold: float = option(1.0, "clip an update to this root mean square", minimum=0)
+    decay_rate: float = option(
+        -0.8, "exponent of the second moment's decay, which is 1 - t ** decay_rate at step t", maximum=0
+    )
+    beta1: float = option(
+        0.0, "decay of the first moment; 0 to keep no first moment, which saves memory", minimum=0, maximum=1
+    )
+    weight_decay: float = option(
+        0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
+    )
+    scale_parameter: bool = option(True, "multiply the learning rate by the root mean square of each weight matrix")
+    relative_step: bool = option(False, "use the learning rate min(1e-2, 1 / sqrt(t)) and ignore the schedule")
+    warmup_init: bool = option(False, "with relative_step: use min(1e-6 * t, 1 / sqrt(t)) instead")
 
 
 @register_optimizer("adafactor", config=AdafactorConfig)

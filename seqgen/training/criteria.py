@@ -1,6 +1,6 @@
 """Training criteria: what a batch's loss is.
 
-The loss over the vocabulary is a large part of a small model's step, so it is computed without copies of the logits:
+The loss over the vocabulary takes a large part of a small model's time, so it is computed without copying the logits:
 padding is never projected, and one buffer of ``(M, V)`` holds first the logits, then their exponentials, then their
 gradient. ``M`` is the number of target tokens in the batch that are not padding.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from seqgen.task import Task
 
 _CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
-_Z_LOSS_HELP = "weight of the squared logarithm of the softmax's normalizer, which is added in training (T5: 1e-4)"
+_Z_LOSS_HELP = "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)"
 _LINEAR = frozenset({"AddmmBackward0", "MmBackward0", "_OneDNNLinearBackward"})
-"""Operations whose backward does not read their output."""
+"""Autograd operations whose backward does not read their output, so that it can be overwritten."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class LabelSmoothedCrossEntropyConfig:
     """Options of ``label_smoothed_cross_entropy``."""
 
     label_smoothing: float = option(
-        0.1, "probability spread evenly over the vocabulary's other symbols", minimum=0, maximum=1
+        0.1, "probability distributed evenly over all tokens but the target", minimum=0, maximum=1
     )
     z_loss: float = option(0.0, _Z_LOSS_HELP, minimum=0)
 
@@ -155,7 +155,7 @@ class TargetPositions:
 
     def __init__(self, batch: Batch, pad: int):
         if batch.target is None or batch.prev_output_tokens is None:
-            raise ValueError("a criterion needs a batch with a target; this one has only a source")
+            raise ValueError("a criterion needs a batch with a target; this batch has only a source")
         target = batch.target.flatten()
         self.kept = (target != pad).nonzero().squeeze(1)
         self.target = target if self.kept.numel() == target.numel() else target[self.kept]
@@ -177,7 +177,7 @@ class TargetPositions:
         if self.segments is not None:
             raise ConfigError(
                 f"dataset.pack=true is not possible with {type(model).__name__}: its own forward, or that of its "
-                "decoder, cannot keep the examples of a row apart; give dataset.pack=false"
+                "decoder, cannot keep the examples of a row apart; set dataset.pack=false"
             )
         return _rows(model(self.source.src_tokens, self.source.src_lengths, self.previous).logits, self.kept)
 
@@ -211,7 +211,7 @@ def cross_entropy(
     Args:
         logits: ``(M, V)``; must not be used afterwards, its memory may be reused.
         target: ``(M,)`` int64.
-        label_smoothing: probability mass that is spread over the ``V - 1`` symbols that are not the target.
+        label_smoothing: probability mass that is distributed over the ``V - 1`` tokens that are not the target.
         z_loss: weight of the squared ``log Z``.
 
     Returns:
@@ -282,7 +282,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         target, exp_sum = ctx.saved_tensors
         grad, ctx.buffer = ctx.buffer, None
         if grad is None:
-            raise RuntimeError("this loss was differentiated before; its buffer is used up")
+            raise RuntimeError("backward was already called on this loss, which overwrote its buffer")
         scale = grad_loss / exp_sum
         at_target = (-ctx.a * grad_loss).expand(exp_sum.size(0), 1)
         step = _chunk_rows(grad)
@@ -296,7 +296,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:
-    """The memory that the forward pass overwrites: the logits' own where nobody else reads it."""
+    """The buffer that the forward pass overwrites: that of the logits if no other operation reads it, else a copy."""
     if logits.dtype != dtype:
         return logits.to(dtype)
     # detach() shares memory without the version counter: safe only after an operation that forgets its output.

@@ -23,12 +23,12 @@ _BUCKET = 1 << 24
 
 
 class LostRanksError(ResourceError):
-    """Another process of the group has ended or does not answer; which one, the launcher finds out."""
+    """Another rank of the process group has ended or does not answer; the launcher reports which one."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Which of several processes this is; the default is one process alone.
+    """This process's rank in the process group; the default is a single process.
 
     Attributes:
         rank: number of this process, from 0.
@@ -44,11 +44,11 @@ class Peers:
         return self.rank == 0
 
     def gather(self, value: T, patience: timedelta | None = None) -> list[T]:
-        """Every process's value, in the order of their ranks, in every process.
+        """Gather the values of all processes, in the order of their ranks, in every process.
 
         Args:
             value: of this process.
-            patience: how long to wait for the others; ``None`` for ``distributed_training.timeout``.
+            patience: how long to wait for the other ranks; ``None`` for ``distributed_training.timeout``.
 
         Raises:
             LostRanksError: another process has ended or does not answer.
@@ -76,7 +76,7 @@ class Peers:
     def sum_gradients(self, params: Sequence[Parameter]) -> None:
         """Replace every gradient by its sum over all processes.
 
-        A parameter that no process has used keeps no gradient, as in a process alone.
+        A parameter that no process has used has no gradient, as with a single process.
 
         Args:
             params: the parameters, the same in all processes.
@@ -99,8 +99,8 @@ class Peers:
             reason = str(error).splitlines()[0][:200]
             raise LostRanksError(
                 f"training process {self.rank} of {self.world_size} cannot continue without the others: one of them "
-                "has ended, or has not answered for the seconds of distributed_training.timeout; the same command "
-                f"continues the run from its last checkpoint ({reason})"
+                "has ended, or did not answer within distributed_training.timeout seconds; run the same command again "
+                f"to continue from the last checkpoint ({reason})"
             ) from error
 
     def _sum_gradients(self, params: Sequence[Parameter]) -> None:
@@ -132,12 +132,12 @@ def _buckets(params: Iterable[Parameter]) -> Iterable[list[Parameter]]:
 
 
 def peers_from_environment() -> Peers:
-    """The processes that ``torchrun`` started, or one alone where it did not."""
+    """The rank and world size that ``torchrun`` set; a single process if it did not start this one."""
     return Peers(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def join(peers: Peers, cfg: DistributedConfig, device: torch.device) -> None:
-    """Meet the other processes at the address in the environment; does nothing for one alone.
+    """Initialize the process group from the address in the environment; does nothing for a single process.
 
     Args:
         peers: which process this is.
@@ -145,7 +145,7 @@ def join(peers: Peers, cfg: DistributedConfig, device: torch.device) -> None:
         device: where this process computes.
 
     Raises:
-        LostRanksError: the others do not come.
+        LostRanksError: the other processes do not connect in time.
     """
     if peers.world_size > 1 and not dist.is_initialized():
         backend = cfg.distributed_backend
@@ -156,6 +156,6 @@ def join(peers: Peers, cfg: DistributedConfig, device: torch.device) -> None:
 
 
 def leave() -> None:
-    """Part from the other processes."""
+    """Leave the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ class EMA(Generic[M]):
     """A copy of a model whose weights follow those of the model (Polyak & Juditsky 1992).
 
     After update ``u`` (from 1) each weight is ``d * average + (1 - d) * weight`` with ``d = min(decay, u / (u + 9))``,
-    so that the first updates, whose weights are still almost random, are soon forgotten.
+    so that the almost random weights of the first updates soon have little influence.
 
     Args:
         model: the model that is trained.
@@ -31,7 +31,7 @@ class EMA(Generic[M]):
 
     @torch.no_grad()
     def update(self, model: M, update: int) -> None:
-        """Follow the model.
+        """Update the average.
 
         Args:
             model: the model, after the update.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,19 +16,21 @@ from typing import Any
 
 import torch
 
+from seqgen.checkpoints.run_lock import RunLock
 from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.memory import out_of_memory
 from seqgen.processes import end_with
-from seqgen.registry import CRITERIA, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from seqgen.registry import TASKS
 from seqgen.training.distributed import LostRanksError, Peers, join, leave
-from seqgen.training.run_lock import RunLock
 from seqgen.training.signals import STOPPING, StopSignals
+from seqgen.training.training_loop import TrainingRun
+from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
 GRACE = 5.0
-"""Seconds that the other processes have to answer or end after one has failed, so that the cause becomes known."""
+"""Seconds to wait for the other processes after one has failed, so that the original failure is found."""
 
 
 def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock | None = None) -> int:
@@ -57,9 +56,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
             f"distributed_training.distributed_world_size={world_size}: there are {torch.cuda.device_count()} CUDA "
             "devices"
         )
-    groups = {TASKS: cfg.task, MODELS: cfg.model, CRITERIA: cfg.criterion}
-    groups |= {OPTIMIZERS: cfg.optimizer, LR_SCHEDULERS: cfg.lr_scheduler}
-    modules = modules_of(registry.of(part).component for registry, part in groups.items())
+    modules = [*user_modules(), *modules_of(entry.component for _, entry in components_in_use(cfg))]
     threads = max(1, (cfg.common.threads or available_cores()) // world_size)
     job = {"plain": to_dict(cfg), "folder": folder, "device": str(device), "threads": threads, "port": _free_port()}
     job["parent"] = os.getpid()
@@ -111,7 +108,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSignals) -> dict[int, Any]:
-    """Wait for what the processes answer, and pass on a signal.
+    """Wait for the results of the processes, and forward signals to them.
 
     Returns:
         By rank, an exit code or an exception. After the first exception, those of the others are waited for only until
@@ -144,23 +141,25 @@ def _death(processes: list[BaseProcess], rank: int) -> ResourceError:
     how = f"ended with exit code {code}"
     if code is not None and code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
-        how += ", which the system sends when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        how += (
+            ", which the operating system sends when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        )
     return ResourceError(
-        f"training process {rank} of {len(processes)} {how}; all are ended, and the same command continues the run "
-        "from its last checkpoint"
+        f"training process {rank} of {len(processes)} {how}; all processes were stopped; run the same command "
+        "again to continue from the last checkpoint"
     )
 
 
 def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exception:
-    """The failure that led to the others."""
+    """The failure that caused the other ones."""
     failures = [result for result in results.values() if isinstance(result, Exception)]
     causes = [failure for failure in failures if not isinstance(failure, LostRanksError)]
     silent = [rank for rank in range(len(processes)) if rank not in results]
     if silent and not causes:
         which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
         return ResourceError(
-            f"training {which} of {len(processes)} did not answer for longer than distributed_training.timeout; all "
-            "are ended, and the same command continues the run from its last checkpoint"
+            f"training {which} of {len(processes)} did not answer within distributed_training.timeout seconds; all "
+            "processes were stopped; run the same command again to continue from the last checkpoint"
         )
     return (causes or failures)[0]
 
@@ -190,8 +189,6 @@ def _work(
 
 def _train(modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, signals: StopSignals) -> Any:
     """Train; return the exit code or an exception that a pipe can carry."""
-    from seqgen.training.training_loop import TrainingRun
-
     try:
         import_modules(modules)
         cfg = from_dict(TrainConfig, job["plain"], "configuration")
@@ -217,44 +214,7 @@ def _train(modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, si
 
 
 def _free_port() -> int:
-    """A TCP port of this machine that nobody uses at the moment."""
+    """A free TCP port of this machine."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
-    """Where classes are defined, so that a new process can import them though their folder is on no path.
-
-    Args:
-        components: the classes.
-
-    Returns:
-        Name and file of each module, a package before what is in it.
-    """
-    found: dict[str, str] = {}
-    for component in components:
-        parts = component.__module__.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            found[name] = str(getattr(sys.modules.get(name), "__file__", "") or "")
-    return list(found.items())
-
-
-def import_modules(modules: Iterable[tuple[str, str]]) -> None:
-    """Import what ``modules_of`` found in another process, by name or else from the file."""
-    for name, file in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            _import_file(name, Path(file))
-
-
-def _import_file(name: str, file: Path) -> None:
-    folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {name} from {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)

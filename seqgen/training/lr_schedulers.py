@@ -1,9 +1,9 @@
 """Learning-rate schedules.
 
 A schedule is a function of the number of updates done and the epoch, so that resuming needs no more than these; only
-``reduce_lr_on_plateau`` remembers anything. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
-``warmup_updates`` updates the rate stands at ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
-rate, which the very first update uses, is that of ``u = 0``, as in fairseq.
+``reduce_lr_on_plateau`` has a state. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
+``warmup_updates`` updates the rate is ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
+update uses the rate of ``u = 0``, as in fairseq.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 class WarmupConfig:
     """Options of every schedule that warms up."""
 
-    warmup_updates: int = option(0, "updates over which the learning rate rises to optimization.lr", minimum=0)
+    warmup_updates: int = option(
+        0, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
+    )
     warmup_init_lr: float = option(0.0, "learning rate at the beginning of the warm-up", minimum=0)
 
 
 class LRScheduler:
-    """Says the learning rate; subclass it and register the subclass for a schedule of your own.
+    """Computes the learning rate; subclass it and register the subclass for a schedule of your own.
 
     Args:
         cfg: an instance of the configuration class that the schedule is registered with.
@@ -63,18 +65,18 @@ class LRScheduler:
         raise NotImplementedError
 
     def peak(self, epoch: int) -> float:
-        """The entry of ``optimization.lr`` that an epoch (from 1) uses; the last one goes on."""
+        """The value of ``optimization.lr`` for an epoch (from 1); the last value is reused for later epochs."""
         return self.lr[min(epoch, len(self.lr)) - 1]
 
     def on_validation(self, score: float) -> None:
-        """Hear the validation score by which checkpoints are ranked, turned so that lower is better."""
+        """Receive the validation score by which checkpoints are ranked, negated if needed so that lower is better."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs, as JSON holds it."""
+        """The state needed to resume, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was called."""
+        """Restore the state that ``state_dict`` returned."""
 
 
 def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRScheduler:
@@ -92,7 +94,9 @@ def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRSchedule
 class InverseSqrtConfig(WarmupConfig):
     """Options of ``inverse_sqrt``."""
 
-    warmup_updates: int = option(2000, "updates over which the learning rate rises to optimization.lr", minimum=0)
+    warmup_updates: int = option(
+        2000, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
+    )
 
 
 @register_lr_scheduler("inverse_sqrt", config=InverseSqrtConfig)
@@ -108,7 +112,9 @@ class InverseSqrtSchedule(LRScheduler):
 class T5InverseSqrtConfig:
     """Options of ``t5_inverse_sqrt``."""
 
-    warmup_updates: int = option(10_000, "updates with the first, constant learning rate", minimum=0)
+    warmup_updates: int = option(
+        10_000, "number of updates before the decay, in which the learning rate is constant", minimum=0
+    )
 
 
 @register_lr_scheduler("t5_inverse_sqrt", config=T5InverseSqrtConfig)
@@ -127,8 +133,10 @@ class T5InverseSqrtSchedule(LRScheduler):
 class FixedConfig(WarmupConfig):
     """Options of ``fixed``."""
 
-    force_anneal: int = option(0, "epoch from which the learning rate shrinks at every epoch; 0 for none", minimum=0)
-    lr_shrink: float = option(0.1, "factor by which it shrinks", minimum=0, maximum=1)
+    force_anneal: int = option(
+        0, "epoch from which every epoch multiplies the learning rate by lr_shrink; 0 for never", minimum=0
+    )
+    lr_shrink: float = option(0.1, "factor of that decay", minimum=0, maximum=1)
 
 
 @register_lr_scheduler("fixed", config=FixedConfig)
@@ -136,7 +144,7 @@ class FixedSchedule(LRScheduler):
     """The learning rates of ``optimization.lr``, one for each epoch."""
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """The epoch's entry, shrunk from the epoch ``force_anneal`` on."""
+        """The epoch's value, multiplied by ``lr_shrink`` for each epoch from ``force_anneal`` on."""
         if not self.cfg.force_anneal or epoch < self.cfg.force_anneal:
             return self.peak(epoch)
         shrunk: float = self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal)
@@ -148,10 +156,10 @@ class PolynomialConfig(WarmupConfig):
     """Options of ``polynomial``."""
 
     total_num_update: int = option(
-        0, "update at which end_learning_rate is reached; 0 takes optimization.max_update", minimum=0
+        0, "update at which end_learning_rate is reached; 0 for optimization.max_update", minimum=0
     )
-    end_learning_rate: float = option(0.0, "learning rate from then on", minimum=0)
-    power: float = option(1.0, "exponent of the decay; 1 for a straight line", minimum=0)
+    end_learning_rate: float = option(0.0, "learning rate after the decay", minimum=0)
+    power: float = option(1.0, "exponent of the decay; 1 for linear decay", minimum=0)
 
 
 @register_lr_scheduler("polynomial", config=PolynomialConfig)
@@ -175,10 +183,12 @@ class CosineConfig(WarmupConfig):
     """Options of ``cosine``."""
 
     lr_period_updates: int = option(
-        0, "updates of the first period; 0 takes optimization.max_update less the warm-up", minimum=0
+        0, "updates in the first period; 0 for optimization.max_update minus the warm-up", minimum=0
     )
-    t_mult: float = option(1.0, "each period is longer than the one before it by this factor", minimum=1)
-    lr_shrink: float = option(0.1, "factor by which both ends of the range shrink after a period", minimum=0, maximum=1)
+    t_mult: float = option(1.0, "ratio of the length of a period to that of the period before it", minimum=1)
+    lr_shrink: float = option(
+        0.1, "factor on maximum and minimum learning rate after each period", minimum=0, maximum=1
+    )
     min_lr: float = option(0.0, "learning rate at the end of the first period", minimum=0)
 
 
@@ -194,7 +204,7 @@ class CosineSchedule(LRScheduler):
     def after_warmup(self, update: int, epoch: int) -> float:
         """Equation 5 of the paper, both ends shrunk by ``lr_shrink`` for each period that is over."""
         done, length, periods = update - self.cfg.warmup_updates, float(self.period), 0
-        last = self.max_update and not self.cfg.lr_period_updates  # a period that spans the training never restarts
+        last = self.max_update and not self.cfg.lr_period_updates  # a period as long as the training has no restart
         while done >= length and not last:
             done, length, periods = done - length, length * self.cfg.t_mult, periods + 1
         shrink = self.cfg.lr_shrink**periods
@@ -207,21 +217,25 @@ class CosineSchedule(LRScheduler):
 class ReduceLROnPlateauConfig(WarmupConfig):
     """Options of ``reduce_lr_on_plateau``."""
 
-    lr_shrink: float = option(0.1, "factor by which the learning rate shrinks", minimum=0, maximum=1)
-    lr_threshold: float = option(1e-4, "share of the best score by which a better one must differ", minimum=0)
-    lr_patience: int = option(0, "validations without a better score that are borne before it shrinks", minimum=0)
+    lr_shrink: float = option(
+        0.1, "factor on the learning rate when the score has stopped improving", minimum=0, maximum=1
+    )
+    lr_threshold: float = option(1e-4, "minimum relative improvement of the score that counts as better", minimum=0)
+    lr_patience: int = option(
+        0, "number of validations without improvement before the learning rate is reduced", minimum=0
+    )
 
 
 @register_lr_scheduler("reduce_lr_on_plateau", config=ReduceLROnPlateauConfig)
 class ReduceLROnPlateauSchedule(LRScheduler):
-    """Shrink the learning rate when the score of ``checkpoint.best_checkpoint_metric`` has stopped getting better."""
+    """Reduce the learning rate when the score of ``checkpoint.best_checkpoint_metric`` has stopped improving."""
 
     def __init__(self, cfg: ReduceLROnPlateauConfig, optimization: OptimizationConfig):
         super().__init__(cfg, optimization)
         self.factor, self.best, self.bad = 1.0, math.inf, 0
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """``lr`` times what it has shrunk by."""
+        """``lr`` times the product of all reductions so far."""
         return self.peak(epoch) * self.factor
 
     def on_validation(self, score: float) -> None:
@@ -234,11 +248,11 @@ class ReduceLROnPlateauSchedule(LRScheduler):
             self.factor, self.bad = self.factor * self.cfg.lr_shrink, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, the best score and how long it has stood."""
+        """The factor, the best score, and the number of validations since then."""
         return {"factor": self.factor, "best": None if math.isinf(self.best) else self.best, "bad": self.bad}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was called."""
+        """Restore the state that ``state_dict`` returned."""
         self.factor, self.bad = state["factor"], state["bad"]
         self.best = math.inf if state["best"] is None else state["best"]
 
@@ -247,6 +261,6 @@ def _total(given: int, otherwise: int, name: str, key: str) -> int:
     if given or otherwise:
         return given or otherwise
     raise ConfigError(
-        f"lr_scheduler={name} must know how long training lasts: give optimization.max_update (above the warm-up) or "
+        f"lr_scheduler={name} needs the length of training: set optimization.max_update (greater than the warm-up) or "
         f"lr_scheduler.{key}"
     )

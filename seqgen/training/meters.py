@@ -10,10 +10,10 @@ from seqgen.training.trainer import UpdateResult
 
 
 class Meter:
-    """Sums of what updates did since the last record, and the time they took.
+    """Sums over the updates since the last log record, and the time they took.
 
-    The sums are part of a checkpoint, so that a record that is written after resuming covers the same updates as it
-    would have without the interruption; the times are those of both processes.
+    The sums are saved in checkpoints, so that the first record after resuming covers the same updates as it would
+    without the interruption. The times of the interrupted and the resumed process are added.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Meter:
         return scores
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs."""
+        """The state needed to resume."""
         names = ("sums", "gnorm", "busy", "updates", "skipped", "seconds")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was called."""
+        """Restore the state that ``state_dict`` returned."""
         vars(self).update({name: state[name] for name in self.state_dict()})
         self._last = time.perf_counter()

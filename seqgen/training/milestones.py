@@ -8,7 +8,7 @@ from seqgen.config import TrainConfig
 
 
 class Milestones:
-    """Reads these from the configuration; it remembers nothing.
+    """Decides, from the configuration alone, when to validate, save and stop; it has no state.
 
     Args:
         cfg: the whole configuration.
@@ -18,7 +18,7 @@ class Milestones:
         self.cfg = cfg
 
     def is_due(self, what: str, update: int, epoch: int, ended: bool) -> bool:
-        """Whether an interval is full.
+        """Whether validating or saving is due.
 
         Args:
             what: ``"validate"`` or ``"save"``.
@@ -30,7 +30,7 @@ class Milestones:
         return (ended and epochs > 0 and epoch % epochs == 0) or (updates > 0 and update % updates == 0)
 
     def ever(self, what: str) -> bool:
-        """Whether it is switched on at all: to ``"validate"`` or to ``"save"`` between two other milestones."""
+        """Whether ``"validate"`` or ``"save"`` is switched on at all, by epochs or by updates."""
         return any(self._intervals(what))
 
     def _intervals(self, what: str) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class Milestones:
         return getattr(group, f"{what}_interval"), getattr(group, f"{what}_interval_updates")
 
     def checkpoint_names(self, update: int, epoch: int, ended: bool, improved: bool) -> list[str]:
-        """Under which names to save, in this order; ``last`` comes last, so that after a kill nothing is older than it.
+        """The names under which to save, in order. ``last`` is written last: it exists only if the others do.
 
         Args:
             update: updates made.
@@ -55,7 +55,7 @@ class Milestones:
         return [*names, *(["best"] if improved else []), "last"]
 
     def reason_to_stop(self, update: int, epochs: int, seconds: float, stale: int, lr: float) -> str:
-        """Why training is over, empty if it is not.
+        """The reason why training stops; empty if it continues.
 
         Args:
             update: updates made.
@@ -77,7 +77,7 @@ class Milestones:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def update_freq(self, epoch: int) -> int:
-        """Batches that make one update in an epoch, from 1; the last number of the list goes on."""
+        """Batches per update in an epoch (from 1); the last value of the list is reused for later epochs."""
         freq = self.cfg.optimization.update_freq or [1]
         return freq[min(epoch, len(freq)) - 1]
 
@@ -90,7 +90,7 @@ class Milestones:
         return min(totals, default=None)
 
     def seconds_left(self, update: int, total: int | None, seconds: float) -> float | None:
-        """How long training will go on at the speed of the updates so far, where that can be told.
+        """The estimated remaining training time at the current speed; ``None`` if it is not known.
 
         Args:
             update: updates made.

@@ -36,18 +36,26 @@ def build_optimizer(cfg: Any, params: Iterable[Parameter]) -> torch.optim.Optimi
 class AdamConfig:
     """Options of ``adam``."""
 
-    adam_betas: list[float] = option([0.9, 0.98], "decay of the two moments", minimum=0, maximum=1)
-    adam_eps: float = option(1e-8, "added to the denominator", minimum=0)
-    weight_decay: float = option(0.0, "decoupled decay: weights shrink by lr * weight_decay an update", minimum=0)
+    adam_betas: list[float] = option(
+        [0.9, 0.98], "decay rates of the first and the second moment", minimum=0, maximum=1
+    )
+    adam_eps: float = option(1e-8, "constant added to the denominator", minimum=0)
+    weight_decay: float = option(
+        0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
+    )
 
 
 @dataclass
 class AdamWConfig:
     """Options of ``adamw``: the same as ``adam`` with PyTorch's defaults."""
 
-    adam_betas: list[float] = option([0.9, 0.999], "decay of the two moments", minimum=0, maximum=1)
-    adam_eps: float = option(1e-8, "added to the denominator", minimum=0)
-    weight_decay: float = option(0.01, "decoupled decay: weights shrink by lr * weight_decay an update", minimum=0)
+    adam_betas: list[float] = option(
+        [0.9, 0.999], "decay rates of the first and the second moment", minimum=0, maximum=1
+    )
+    adam_eps: float = option(1e-8, "constant added to the denominator", minimum=0)
+    weight_decay: float = option(
+        0.01, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
+    )
 
 
 @dataclass
@@ -55,7 +63,7 @@ class SGDConfig:
     """Options of ``sgd``."""
 
     momentum: float = option(0.0, "momentum factor", minimum=0, maximum=1)
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradient", minimum=0)
+    weight_decay: float = option(0.0, "weight of the L2 penalty, whose gradient is added", minimum=0)
 
 
 @dataclass
@@ -63,7 +71,9 @@ class NAGConfig:
     """Options of ``nag``."""
 
     momentum: float = option(0.99, "momentum factor", minimum=0, maximum=1)
-    weight_decay: float = option(0.0, "decoupled decay: weights shrink by lr * weight_decay an update", minimum=0)
+    weight_decay: float = option(
+        0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
+    )
 
 
 @register_optimizer("adam", config=AdamConfig)

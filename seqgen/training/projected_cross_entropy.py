@@ -1,6 +1,6 @@
 """The projection to the vocabulary and the loss over it in one, so that the logits of a batch never all exist.
 
-A batch of 1,024 target tokens has 131 MB of logits over 32,128 symbols. Here some rows of them at a time are computed,
+A batch of 1,024 target tokens has 131 MB of logits over 32,128 tokens. Here some rows of them at a time are computed,
 turned into their gradient in place, and multiplied on, while they are in a processor's cache. The gradient is thereby
 known after the forward pass; the backward pass has only to scale it.
 """
@@ -23,7 +23,7 @@ _CACHED_ELEMENTS = 1 << 18
 """Logits worked on at a time: 1 MiB of float32, which stays in a core's cache."""
 
 _LARGE = 1 << 22
-"""From so many logits on, this is quicker than computing them all."""
+"""Minimum number of logits for which this is faster than computing all logits at once."""
 
 
 def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -68,7 +68,7 @@ def projected_cross_entropy(
         z_loss: likewise.
 
     Returns:
-        The loss (differentiable), the negative log-likelihood, and the number of right guesses; see ``cross_entropy``.
+        The loss (differentiable), the negative log-likelihood, and the number of correct predictions.
     """
     loss, nll, correct = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         features, weight, target, label_smoothing, z_loss
@@ -105,7 +105,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("this loss was differentiated before; its gradient is used up")
+            raise RuntimeError("backward was already called on this loss, which overwrote its gradient")
         if grad_loss != 1:
             gradients = [None if gradient is None else gradient.mul_(grad_loss) for gradient in gradients]
         return gradients[0], gradients[1], None, None, None
@@ -121,7 +121,7 @@ def loss_and_gradient_(logits: Tensor, target: Tensor, label_smoothing: float, z
         z_loss: likewise.
 
     Returns:
-        ``(3,)`` the loss, the negative log-likelihood and the number of right guesses, summed over rows.
+        ``(3,)`` the loss, the negative log-likelihood and the number of correct predictions, summed over rows.
     """
     vocab = logits.size(1)
     b = label_smoothing / (vocab - 1) if vocab > 1 else 0.0

@@ -28,7 +28,7 @@ class Records:
 
     Args:
         run: the run's folder.
-        update: the update to go on from; 0 for a new run.
+        update: the update to continue from; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
         scores: the run's ``scores.json``.
     """
@@ -96,7 +96,7 @@ class Records:
             self._events.add_text("valid/samples", table, update)
 
     def flush(self) -> None:
-        """See the events in the file."""
+        """Flush the events to the file."""
         if self._events is not None:
             with disk_errors(EVENTS):
                 self._events.flush()

@@ -28,7 +28,7 @@ def pick(scores: Mapping[str, float], metric: str) -> float:
     if metric.lower() not in by_name:
         raise ConfigError(
             f"checkpoint.best_checkpoint_metric={metric} is not among the validation scores: {', '.join(by_name)}; "
-            "scores of decoded text need dataset.validate_decode"
+            "scores of decoded text need dataset.validate_decode to be set"
         )
     return by_name[metric.lower()]
 

@@ -1,8 +1,8 @@
 """Randomness that is a function of the seed and of where training stands.
 
-The generators are seeded anew before every batch, from the seed, the number of updates done and the place of the batch
-in its update. So resuming needs no saved generator states, and two processes that share an update draw the same numbers
-for a batch as one process that accumulates both batches.
+The generators are seeded anew before every batch, from the seed, the number of updates done and the index of the batch
+in its update. So resuming needs no saved generator states, and two processes that share an update draw the same random
+numbers for a batch as one process that accumulates both batches.
 """
 
 from __future__ import annotations

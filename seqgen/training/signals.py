@@ -13,7 +13,7 @@ from typing import Any, Self
 _HANGUP: int = getattr(signal, "SIGHUP", 0)
 STOPPING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *((_HANGUP,) if _HANGUP else ()))
 """The signals that ask training to stop; Windows has no SIGHUP."""
-_NOTE = b"\nstopping after this update, and saving; a second signal ends at once\n"
+_NOTE = b"\nstopping after this update and saving; a second signal stops immediately\n"
 
 
 class StopSignals:
@@ -64,13 +64,13 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        if self.second_ends:  # otherwise the launcher has said it
+        if self.second_ends:  # otherwise the launcher has printed it
             with contextlib.suppress(OSError):
                 os.write(2, _NOTE)
 
 
 def _leave_terminal() -> None:
-    """Write nowhere from now on: writing to a terminal that was closed is an error, which would end training."""
+    """Redirect output to the null device: writing to a closed terminal is an error, which would stop training."""
     with open(os.devnull, "w") as nowhere:
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.checkpoints import fit
 from seqgen.training.criteria import Criterion, CriterionOut
 from seqgen.training.distributed import Peers
 from seqgen.training.ema import EMA
@@ -27,7 +27,7 @@ from seqgen.training.scores import move_scalars
 from seqgen.training.seeding import seed_everything
 
 SKIPS = 100
-"""Updates in a row that may be left out for a loss that is not finite before training gives up."""
+"""Maximum number of consecutive updates that are skipped for a non-finite loss before training stops."""
 
 
 class NonFiniteError(UserError):
@@ -43,7 +43,7 @@ class UpdateResult:
             criterion logs.
         gnorm: norm of the gradient of the mean loss, before clipping.
         lr: the learning rate that was used.
-        skipped: why the update was left out; empty where it was made.
+        skipped: why the update was skipped; empty if it was made.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class UpdateResult:
 
 
 class Trainer:
-    """Changes a model's weights.
+    """Makes the updates of a model's weights.
 
     Args:
         cfg: the whole configuration.
@@ -74,7 +74,7 @@ class Trainer:
         self, cfg: TrainConfig, task: Task, model: EncoderDecoderModel, device: torch.device, peers: Peers | None = None
     ):
         if cfg.common.bf16 and cfg.common.fp16:
-            raise ConfigError("common.bf16 and common.fp16 exclude each other; choose one")
+            raise ConfigError("common.bf16 and common.fp16 cannot both be true; choose one")
         self.cfg, self.task, self.model, self.device = cfg, task, model, device
         self.peers = peers or Peers()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
@@ -95,7 +95,7 @@ class Trainer:
         return self.ema.model if self.ema is not None else self.model
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The number format of the forward pass."""
+        """The dtype of the forward pass."""
         if not (self.cfg.common.bf16 or self.cfg.common.fp16):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
@@ -168,7 +168,7 @@ class Trainer:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             if not math.isfinite(result.gnorm):
-                self._leave_out(result, "float16 overflowed, the loss scale was halved", expected=True)
+                self._leave_out(result, "float16 overflow; the loss scale was halved", expected=True)
                 return
         self.update += 1
         self.skips = 0
@@ -182,10 +182,10 @@ class Trainer:
         if self.cfg.optimization.nonfinite_loss == "stop" and not expected:
             raise NonFiniteError(
                 f"update {self.update + 1}: {reason}; a lower optimization.lr or optimization.clip_norm may help, and "
-                "optimization.nonfinite_loss=skip leaves such batches out"
+                "optimization.nonfinite_loss=skip skips such updates"
             )
         if self.skips >= SKIPS:
-            raise NonFiniteError(f"update {self.update + 1}: {reason}, and {SKIPS} times in a row now; training stops")
+            raise NonFiniteError(f"update {self.update + 1}: {reason}, {SKIPS} times in a row; training stops")
         result.skipped = reason
         return result
 
@@ -194,7 +194,7 @@ class Trainer:
         return dict(self.eval_model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs besides ``weights``: nested plain values and tensors."""
+        """The training state without ``weights``: nested plain values and tensors."""
         state = self.optimizer.state_dict()
         return {
             "update": self.update,
@@ -209,7 +209,7 @@ class Trainer:
         }
 
     def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Take up where ``weights`` and ``state_dict`` were taken.
+        """Restore what ``weights`` and ``state_dict`` returned.
 
         Args:
             weights: what ``weights`` returned.

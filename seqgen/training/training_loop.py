@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.run_checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
@@ -20,15 +21,14 @@ from seqgen.errors import CheckpointError, ConfigError, ResourceError
 from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
+from seqgen.renamed import former_names
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
-from seqgen.training.distributed import Peers, join, leave, peers_from_environment
+from seqgen.training.distributed import Peers
 from seqgen.training.meters import Meter
 from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
-from seqgen.training.run_lock import RunLock
 from seqgen.training.scores import lower_is_better, pick
 from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
@@ -36,44 +36,7 @@ from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
-
-def train(
-    cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu", lock: RunLock | None = None
-) -> int:
-    """Train a model into a run folder, or continue what is in it.
-
-    The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
-    that many processes are started on this machine; under ``torchrun`` this process joins the others.
-
-    Args:
-        cfg: the whole configuration.
-        task: the task, set up in the folder.
-        folder: the run's folder.
-        device: where to compute.
-        lock: the folder's lock, given to the process that writes where several are started.
-
-    Returns:
-        The exit code: 0 when training has ended as configured, 130, 143 or 129 when SIGINT, SIGTERM or SIGHUP has ended
-        it after saving; the run can then be continued.
-
-    Raises:
-        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, memory runs out, a process
-            dies, or the loss is not finite.
-    """
-    device = torch.device(device)
-    peers = peers_from_environment()
-    if cfg.distributed_training.distributed_world_size > 1 and peers.world_size == 1:
-        from seqgen.training.launch import launch
-
-        for split in (cfg.dataset.train_subset, cfg.dataset.valid_subset):
-            task.dataset(split)  # encodes the text, so that the processes need not all do it
-        return launch(cfg, folder, device, lock)
-    join(peers, cfg.distributed_training, device)
-    try:
-        with StopSignals(second_ends=peers.world_size == 1) as signals:  # torchrun repeats what the terminal has sent
-            return TrainingRun(cfg, task, folder, device, peers, signals).run()
-    finally:
-        leave()
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class TrainingRun:
@@ -136,7 +99,7 @@ class TrainingRun:
         if not model.supports_packing:
             raise ConfigError(
                 f"dataset.pack=true is not possible with model={MODELS.of(self.cfg.model).name}, which cannot keep the "
-                "examples of a row apart; take a t5 or a transformer, or dataset.pack=false"
+                "examples of a row apart; choose a t5 or a transformer, or set dataset.pack=false"
             )
         return PackedDataset(dataset, self.cfg.dataset.pack_length)
 
@@ -195,13 +158,13 @@ class TrainingRun:
         yield from self.iterator
 
     def _update(self, group: list[Batch | None], epoch: int) -> bool:
-        """Make an update; return whether it was made rather than left out."""
+        """Make an update; return false if it was skipped."""
         self.meter.tick()
         with memory_errors(self._smaller_updates):
             result = self.trainer.train_update(group, epoch)
         self.meter.add(result)
         if result.skipped:
-            self._message(f"update {self.trainer.update + 1} was left out: {result.skipped}")
+            self._message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
             return False
         update = self.trainer.update
         record, due = {**self.meter.record(), "lr": result.lr}, update % self.cfg.common.log_interval == 0
@@ -213,7 +176,7 @@ class TrainingRun:
         return True
 
     def _after_update(self, epoch: int, ended: bool) -> str:
-        """Validate, save and find out whether to stop; the last word on an update.
+        """Validate, save and decide whether to stop, after an update.
 
         Args:
             epoch: the update's epoch.
@@ -242,7 +205,7 @@ class TrainingRun:
         return limit
 
     def _interrupt(self, ended: bool) -> str:
-        """Save between an update and what was to be done after it; that is caught up on when training resumes."""
+        """Save after an update but before validation; the validation is made when training resumes."""
         self.pending = ended
         self._save(["last"])
         return "interrupted"
@@ -309,26 +272,28 @@ class TrainingRun:
         }
 
     def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Be in the state that ``_state`` gave."""
+        """Restore the state that ``_state`` returned."""
         self.trainer.load_state_dict(weights, state, where)
         self.iterator.load_state_dict(state["iterator"])
         self.meter.load_state_dict(state["meter"])
         self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
 
     def _restore(self) -> str:
-        """Take up the run's last checkpoint, or begin anew; return what was done, in words."""
+        """Resume from the run's last checkpoint, or start a new run; return a message that says which."""
         newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
             try:
                 weights, state = read_weights(newest), read_training_state(newest)
             except CheckpointError as error:
-                raise CheckpointError(f"{error}; without {newest} the run goes on from an older one") from None
+                raise CheckpointError(
+                    f"{error}; if you delete {newest}, the run continues from an older checkpoint"
+                ) from None
             try:
                 self._take_up(weights, state, str(newest))
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
-                    f"{newest}: its training state is not one of this run ({type(error).__name__}: "
-                    f"{str(error)[:200]}); without {newest} the run goes on from an older one"
+                    f"{newest}: its training state does not belong to this run ({type(error).__name__}: "
+                    f"{str(error)[:200]}); if you delete {newest}, the run continues from an older checkpoint"
                 ) from error
             return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
         given = self.cfg.checkpoint.finetune_from
@@ -344,19 +309,19 @@ class TrainingRun:
         return f"starting from the weights of {source}"
 
     def _regrouped(self, state: dict[str, Any]) -> str:
-        """What is different with another number of processes, in words."""
+        """A message about the effects of another number of processes."""
         before, batches = state.get("processes"), state.get("batches_in_update")
         if before in (None, self.peers.world_size):
             return ""
         now = self._batches_in_update()
         kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
         return (
-            f"; the number of processes is {self.peers.world_size} rather than {before}: what is left of the epoch is "
-            f"shared anew, and the number of batches in an update is {now}, {kept}"
+            f"; the number of processes is {self.peers.world_size} rather than {before}: the rest of the epoch is "
+            f"distributed among them, and an update has {now} batches, {kept}"
         )
 
     def _smaller_updates(self) -> str:
-        again = f"start anew in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
+        again = f"start a new run in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
         return (
             f"in update {self.trainer.update + 1}; choose a smaller dataset.max_tokens, with a larger "
             "optimization.update_freq for as many tokens in an update"
@@ -365,7 +330,7 @@ class TrainingRun:
 
     def _smaller_validation(self) -> str:
         return (
-            f"in the validation at update {self.trainer.update}, whose weights are saved; choose a smaller "
+            f"in the validation at update {self.trainer.update}, whose weights were saved; choose a smaller "
             "dataset.max_tokens_valid, or generation.beam or generation.batch_size if it decodes, and run the command "
             "again"
         )
@@ -379,7 +344,9 @@ class TrainingRun:
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
-        self._message(f"{params:,} parameters, {self._updates_in_epoch():,} updates an epoch, on {self.trainer.device}")
+        self._message(
+            f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
+        )
 
     def _say_goodbye(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

@@ -78,14 +78,14 @@ class Validator:
         )
 
     def _check_metric(self) -> None:
-        """Find out before training, not at the first validation, that a metric needs decoding."""
+        """Check before training that the metric which ranks checkpoints is computed."""
         metric = self.trainer.cfg.checkpoint.best_checkpoint_metric
         decoded = {name.lower() for name in self.trainer.task.metrics(["a"], ["a"])}
         decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}
         if metric.lower() in decoded and not self.decode_limit:
             raise ConfigError(
-                f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; say with "
-                "dataset.validate_decode how many validation sentences to decode (-1 for all)"
+                f"checkpoint.best_checkpoint_metric={metric} is a score of decoded text; set "
+                "dataset.validate_decode to the number of validation sentences to decode (-1 for all)"
             )
 
     def validate(self) -> ValidationResult:
@@ -145,7 +145,7 @@ class Validator:
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
         """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
-        from seqgen.translator import ModelInMemory, Translator
+        from seqgen.text.translator import ModelInMemory, Translator
 
         trainer, peers = self.trainer, self.trainer.peers
         task = trainer.task.part(part) if part else trainer.task

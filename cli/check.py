@@ -1,0 +1,33 @@
+"""``seqgen-check``: answers questions about models and decodes; each check is a sub-command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from seqgen.cli import check_diff
+from seqgen.errors import nearest
+
+CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
+    "diff": (check_diff.main, check_diff.DESCRIPTION),
+}
+"""The entry point of each sub-command, and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    name, *arguments = list(sys.argv[1:] if argv is None else argv) or [""]
+    if name in CHECKS:
+        CHECKS[name][0](arguments)
+    if name in ("-h", "--help"):
+        print("seqgen-check: Usage: seqgen-check CHECK [key=value ...]; seqgen-check CHECK --help lists its keys")
+        print("".join(f"\n  {check}  {description}" for check, (_, description) in CHECKS.items()))
+        sys.exit(0)
+    wrong = f"there is no check {name!r}{nearest(name, CHECKS)}" if name else "the check is missing"
+    print(f"seqgen-check: {wrong}; give one of: {', '.join(CHECKS)}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

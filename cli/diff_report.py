@@ -1,0 +1,189 @@
+"""What ``seqgen-check diff`` prints of a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqgen.generation.observers import Outcome
+from seqgen.inspection.cause import Decode, Explanation
+from seqgen.inspection.decoding import Lines
+from seqgen.inspection.difference import HYPOTHESIS_SCORE, SCORE, Difference
+from seqgen.inspection.trace import LineTrace, ModelScores
+from seqgen.text.results import TextHypothesis
+
+OUTCOMES = {
+    Outcome.CONTINUES: "continues",
+    Outcome.FINISHED: "finished",
+    Outcome.BELOW_BEAM: "below the beam",
+    Outcome.ENDED_TOO_LOW: "ended, but ranks too low",
+    Outcome.IMPOSSIBLE: "impossible",
+    Outcome.SENTENCE_DONE: "the sentence was done",
+}
+ROWS = 10
+"""Most candidates that are shown of a step."""
+
+TOKENS = 12
+"""Most tokens that are shown of what a beam has generated."""
+
+
+class Report:
+    """Describes differences of two decodes.
+
+    Args:
+        first: a decode.
+        other: the other.
+        given: the keys of the ``generation`` group that the user gave for each.
+        tolerance: see ``Difference``.
+    """
+
+    def __init__(self, first: Decode, other: Decode, given: Sequence[Mapping[str, Any]], tolerance: float):
+        self.decodes, self.given, self.tolerance = {"first": first, "other": other}, given, tolerance
+        self.dictionary = first.dictionary
+
+    def text(self, lines: Lines, line: int, difference: Difference, why: Explanation | LineTrace) -> str:
+        """The whole report.
+
+        Args:
+            lines: the lines among which the difference was found.
+            line: number of the line, from 0.
+            difference: its first difference.
+            why: what explains it; a trace where continuous batching changes the result of that decode.
+        """
+        parts = [f"line {line + 1}: {lines.texts[line - lines.first]}"]
+        if differing := self._differing():
+            parts.append(f"what the decodes have otherwise (first | other): {', '.join(differing)}")
+        if isinstance(why, LineTrace):
+            parts += [_where(difference), *_nbest("step by step", why.hypotheses)]
+            parts += [*_nbest("with continuous batching", why.joined or []), self._by_joining(difference)]
+            return "\n".join(parts)
+        parts.append(_where(difference))
+        if difference.step is not None:
+            for number, side in enumerate(self.decodes):
+                scores = None if why.scores is None else why.scores[number]
+                parts += self._candidates(side, why.traces[number], scores, difference.step, difference.rank)
+            parts += self._forbidden(why, difference)
+        for side, trace in zip(self.decodes, why.traces, strict=True):
+            parts += _nbest(side, trace.hypotheses)
+        return "\n".join([*parts, *self._cause(difference, why)])
+
+    def _differing(self) -> list[str]:
+        first, other = self.decodes.values()
+        models = [] if first.models is other.models else ["models"]
+        return [*models, *map(self._key, first.settings.differing(other.settings))]
+
+    def _candidates(self, side: str, trace: LineTrace, scores: ModelScores | None, step: int, rank: int) -> list[str]:
+        """The candidates of a step, best first, with a mark at the rank of the difference."""
+        if step >= len(trace.steps):
+            return [f"{side}: the sentence was done before this step"]
+        item = trace.steps[step]
+        lines = [f"{side}: candidates of step {step} (the sentence is {'' if item.done else 'not '}done after it)"]
+        lines.append(f"    {'rank':>4} {'beam':>4} {'score':>9} {'model':>9}  {'outcome':<24}  tokens")
+        for row in range(min(len(item.tokens), max(ROWS, rank + 1))):
+            outcome, beam, token = Outcome(int(item.outcomes[row])), int(item.beams[row]), int(item.tokens[row])
+            if outcome is Outcome.IMPOSSIBLE:
+                continue
+            ranked = float(item.hypothesis_scores[row])
+            shown = OUTCOMES[outcome] + (f" with {ranked:.4f}" if ranked > float("-inf") else "")
+            model = "/".join(f"{float(member[beam, token]):.4f}" for member in scores.members) if scores else "-"
+            lines.append(
+                f"  {'>' if row == rank else ' '} {row + 1:>4} {beam + 1:>4} {float(item.scores[row]):>9.4f} {model:>9}"
+                f"  {shown:<24}  {self._tokens([*trace.history(step, beam), token])}"
+            )
+        return lines
+
+    def _tokens(self, tokens: Sequence[int]) -> str:
+        words = [self.dictionary.symbol(token) for token in tokens[-TOKENS:]]
+        return ("... " if len(tokens) > TOKENS else "") + " ".join(words)
+
+    def _forbidden(self, why: Explanation, difference: Difference) -> list[str]:
+        """Which processor of one decode forbade the candidate that the other has."""
+        if why.scores is None or difference.step is None:
+            return []
+        lines = []
+        translated = why.beams, {theirs: own for own, theirs in why.beams.items()}
+        # the candidates of one decode, looked up in the other
+        for side, trace, scores, beams in zip(
+            reversed(self.decodes), why.traces, reversed(why.scores), translated, strict=True
+        ):
+            item = trace.steps[difference.step]
+            if difference.rank < len(item.tokens):
+                beam, token = beams.get(int(item.beams[difference.rank])), int(item.tokens[difference.rank])
+                if beam is not None and (beam, token) in scores.forbidden:
+                    name = self.dictionary.symbol(token)
+                    lines.append(
+                        f"{side}: {name} after beam {beam + 1} is forbidden by {scores.forbidden[beam, token]}"
+                    )
+        return lines
+
+    def _cause(self, difference: Difference, why: Explanation) -> list[str]:
+        lines = []
+        same_models = self.decodes["first"].models is self.decodes["other"].models
+        if why.model_gap == float("inf"):
+            lines.append("the decodes have different numbers of models, or one forbids a token that the other allows")
+        elif why.model_gap is not None:
+            lines.append(
+                f"largest difference of the models' own log-probabilities at this step: {why.model_gap:.3g} nats"
+            )
+        if difference.size < float("inf"):
+            lines.append(f"difference of the scores at this rank: {difference.size:.3g} nats")
+        if difference.tie:
+            lines.append(f"it is a tie: the scores are equal within tolerance={self.tolerance:g}, and rounding decides")
+        if why.keys:
+            lines.append(f"cause: {', '.join(self._key(key) for key in why.keys)}")
+            together = "these values" if len(why.keys) > 1 else "this value"
+            lines.append(f"  with {together} of the other decode, the first one agrees with it up to here")
+            if all(key.startswith("debug.") for key in why.keys):
+                lines.append(f"  {self._optimization(difference)}")
+        elif not same_models and (why.model_gap is None or why.model_gap > self.tolerance):
+            lines.append(
+                "cause: the models, whose log-probabilities differ" + ("" if why.scores else " or are not known")
+            )
+        else:
+            lines.append(
+                "cause: not found; no set of differing keys makes the decodes agree, so that one is not repeatable"
+            )
+        return lines
+
+    def _key(self, key: str) -> str:
+        """A key with both values, and where they come from."""
+        values = [decode.settings.values.get(key) for decode in self.decodes.values()]
+        name = key.removeprefix("generation.")
+        given = any(name in given for given in self.given) or not key.startswith("generation.")
+        return f"{key} ({_value(values[0])} | {_value(values[1])}{'' if given else ', taken from the model'})"
+
+    def _optimization(self, difference: Difference) -> str:
+        if difference.tie:
+            return "an optimization rounds otherwise, which decides a tie"
+        if difference.what in (SCORE, HYPOTHESIS_SCORE):
+            return (
+                f"an optimization changes a score by more than tolerance={self.tolerance:g}: rounding of a dtype of "
+                "low precision, or an error in it"
+            )
+        return "an optimization changes the result by more than rounding, which is an error in it"
+
+    def _by_joining(self, difference: Difference) -> str:
+        tie = ", which is a tie that rounding decides" if difference.tie else ""
+        return (
+            f"cause: debug.continuous_batching: with it the n-best list differs by {difference.size:.3g} nats from "
+            f"that of the same settings without it{tie}"
+        )
+
+
+def _where(difference: Difference) -> str:
+    if difference.step is None:
+        return f"all steps agree; the n-best lists differ first at rank {difference.rank + 1}: {difference.what}"
+    step, rank = difference.step, difference.rank + 1
+    return f"first difference: step {step} (after {step} tokens), rank {rank}: {difference.what}"
+
+
+def _nbest(side: str, hypotheses: Sequence[TextHypothesis]) -> list[str]:
+    lines = [f"{side}: n-best list", f"    {'rank':>4} {'score':>9} {'model':>9}  text"]
+    for rank, item in enumerate(hypotheses, start=1):
+        model = "-" if item.model_score is None else f"{item.model_score:.4f}"
+        lines.append(f"    {rank:>4} {item.score:>9.4f} {model:>9}  {item.text}")
+    return lines
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "not set" if value is None else str(value) or '""'

@@ -1,0 +1,48 @@
+"""A combination of an ensemble's members: the power mean of their probabilities.
+
+``seqgen-generate common.user_dir=examples/extending/combination.py path=[runs/a,runs/b] input=test.en
+generation.combination=power_mean combination.power=-4.0``
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.registry import register_combination
+
+
+@dataclass
+class PowerMeanConfig:
+    """Configuration of the power mean; its fields are the keys ``combination.FIELD``."""
+
+    power: float = option(-1.0, "1 for the mean of probabilities, -1 for the harmonic mean; not 0")
+
+
+@register_combination("power_mean", config=PowerMeanConfig)
+class PowerMean(Combination):
+    """``log (mean_i p_i^r)^(1/r)``, not renormalized: the lower ``r``, the more the least sure member decides.
+
+    Args:
+        power: ``r``.
+    """
+
+    keeps_single = True  # the power mean of one distribution is that distribution
+
+    def __init__(self, power: float):
+        if power == 0:
+            raise ConfigError("combination.power=0 has no power mean; give generation.combination=log")
+        self.power = power
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """Combine the members' ``(..., V)`` log-probabilities; ``context`` is ``None`` where targets are scored."""
+        total = torch.stack([self.power * scores for scores in lprobs]).logsumexp(0)
+        return (total - math.log(len(lprobs))) / self.power

@@ -1,0 +1,56 @@
+"""An observer: writes, for each step and sentence, what happened to the candidates of the search.
+
+``seqgen-generate common.user_dir=examples/extending/observer.py path=runs/a input=test.en
+generation.observers=[outcomes] observer.outcomes.file=outcomes.jsonl``
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from seqgen.config import option
+from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.registry import register_observer
+
+
+@dataclass
+class OutcomesConfig:
+    """Configuration of the observer; its fields are the keys ``observer.outcomes.FIELD``."""
+
+    file: str = option("outcomes.jsonl", "file that one line is added to for each step and sentence")
+
+
+@register_observer("outcomes", config=OutcomesConfig)
+class OutcomesObserver(Observer):
+    """Writes JSON lines such as ``{"step": 3, "sentence": 0, "continues": 5, "finished": 1, "below_beam": 4}``.
+
+    Args:
+        file: where to.
+    """
+
+    needs = frozenset({FORBIDDEN})  # asks for record.forbidden, which costs another pass over the vocabulary
+
+    def __init__(self, file: str):
+        self.file = Path(file)
+
+    def observe(self, record: StepRecord) -> None:
+        """Look at a step; nothing that is changed here has an effect.
+
+        Args:
+            record: the step.
+        """
+        rows = record.outcomes.tolist()  # (live, K)
+        with self.file.open("a", encoding="utf-8") as file:
+            for sentence, row in zip(record.context.sentences.ids.tolist(), rows, strict=True):
+                counts = Counter(Outcome(outcome).name.lower() for outcome in row)
+                line = {"step": record.context.step, "sentence": sentence, **counts, "forbidden_by": self.why(record)}
+                file.write(json.dumps(line) + "\n")
+
+    def why(self, record: StepRecord) -> dict[str, int]:
+        """How many of the most probable tokens each processor forbade in this step, over the whole batch."""
+        forbidden = record.forbidden
+        assert forbidden is not None
+        return Counter(forbidden.processors[index] for index in forbidden.by.flatten().tolist() if index >= 0)

@@ -1,0 +1,54 @@
+"""A search strategy: beam search that drops candidates far below the best one (Freitag and Al-Onaizan 2017).
+
+``seqgen-generate common.user_dir=examples/extending/search_strategy.py path=runs/a input=test.en
+generation.search=threshold search.delta=2.0``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.context import StepContext
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.registry import register_search
+
+
+@dataclass
+class ThresholdConfig:
+    """Configuration of threshold pruning; its fields are the keys ``search.FIELD``."""
+
+    delta: float = option(2.5, "candidates whose score is this far below the best one are dropped, in nats", minimum=0)
+
+
+@register_search("threshold", config=ThresholdConfig, presets={"threshold_tight": ThresholdConfig(delta=0.5)})
+class ThresholdSearch(BeamSearch):
+    """Beam search whose beam is narrower where the model is sure.
+
+    Args:
+        delta: how far below the best candidate of its sentence a candidate may be, in nats.
+    """
+
+    # `step` overrides that of beam search, so that both flags must be stated again; without them the search is slower
+    additive = True  # it only adds and compares lprobs and scores
+    joins = True  # it does not look at context.step, tokens or sources
+
+    def __init__(self, delta: float):
+        super().__init__()
+        self.delta = delta
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """Choose as beam search does, then drop what is too low: a score of ``-inf`` means that there is no candidate.
+
+        Args:
+            context: the step.
+            lprobs: ``(sentences, beam, V)`` log-probabilities of the next token.
+            scores: ``(sentences, beam)`` cumulative scores.
+        """
+        found = super().step(context, lprobs, scores)
+        too_low = found.scores < found.scores[:, :1] - self.delta
+        return Candidates(found.scores.masked_fill(too_low, -torch.inf), found.tokens, found.beams)

@@ -1,0 +1,51 @@
+"""A stopping rule: an output ends as soon as its last tokens repeat, so that a loop does not fill the whole output.
+
+``seqgen-generate common.user_dir=examples/extending/stopping_rule.py path=runs/a input=test.en
+generation.stopping_rules=[loop] stopping.loop.size=2 stopping.loop.times=3``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.generation.context import StepContext
+from seqgen.generation.stopping import StoppingRule
+from seqgen.registry import register_stopping_rule
+
+
+@dataclass
+class LoopConfig:
+    """Configuration of the rule; its fields are the keys ``stopping.loop.FIELD``."""
+
+    size: int = option(1, "tokens in the n-gram that repeats", minimum=1)
+    times: int = option(4, "how often it must follow itself, the first time included", minimum=2)
+
+
+@register_stopping_rule("loop", config=LoopConfig)
+class LoopRule(StoppingRule):
+    """Ends an output whose last ``times * size`` tokens are the same n-gram ``times`` times.
+
+    Args:
+        size: tokens in the n-gram.
+        times: how often it must occur.
+    """
+
+    def __init__(self, size: int = 1, times: int = 4):
+        self.size, self.times = size, times
+
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
+        """Say which rows end: ``(rows,)`` bool.
+
+        Args:
+            tokens: ``(rows, step + 1)`` int64 generated tokens of each candidate, the newest last.
+            context: the step.
+        """
+        window = self.size * self.times
+        if tokens.size(1) < window:
+            return torch.zeros(tokens.size(0), dtype=torch.bool, device=tokens.device)
+        repeats = tokens[:, -window:].view(-1, self.times, self.size)
+        return (repeats == repeats[:, :1]).flatten(1).all(1)

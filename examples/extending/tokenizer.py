@@ -1,0 +1,75 @@
+"""A tokenizer: words in lower case, with a mark before each word that had a capital letter.
+
+A tokenizer is chosen by the task that makes it; this task is translation with this tokenizer:
+``seqgen-train common.user_dir=examples/extending/tokenizer.py task=cased_translation model=transformer_tiny ...``
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
+from seqgen.registry import register_task
+from seqgen.tasks.translation import TranslationConfig, TranslationTask
+
+CAPITAL = "<capital>"
+
+
+@register_tokenizer("cased_words")
+class CasedWordTokenizer(Tokenizer):
+    """``Der Hund`` becomes ``<capital> der <capital> hund``, so that ``Hund`` and ``hund`` share an embedding."""
+
+    def encode(self, text: str) -> list[int]:
+        """Turn one line into ids, without end-of-sentence."""
+        marked = ((CAPITAL, word.lower()) if word[0].isupper() else (word,) for word in text.split())
+        return [self.dictionary.index(symbol) for symbols in marked for symbol in symbols]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text."""
+        symbols = [self.dictionary.symbol(index) for index in ids]
+        capital = [False, *(symbol == CAPITAL for symbol in symbols)]
+        pairs = zip(symbols, capital, strict=False)
+        return " ".join(word.capitalize() if upper else word for word, upper in pairs if word != CAPITAL)
+
+    def fingerprint(self) -> str:
+        """A hash that changes with what ``encode`` gives."""
+        return f"cased_words:{self.dictionary.fingerprint()}"
+
+    def save(self, folder: Path) -> None:
+        """Write what ``load`` reads; ``tokenizer.json`` names the class by its registered name."""
+        write_settings(folder, {"tokenizer": "cased_words"})
+        self.dictionary.save(folder / "dictionary.json")
+
+    @classmethod
+    def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
+        """Read what ``save`` wrote."""
+        return cls(Dictionary.load(folder / "dictionary.json"))
+
+
+@dataclass
+class CasedTranslationConfig(TranslationConfig):
+    """Configuration of the task, with the keys of translation."""
+
+
+@register_task("cased_translation", config=CasedTranslationConfig)
+class CasedTranslationTask(TranslationTask):
+    """Translation with one vocabulary of cased words for both languages."""
+
+    @classmethod
+    def setup_task(cls, cfg: CasedTranslationConfig, folder: Path) -> Self:
+        """Make the tokenizer from the training text, or read it from the run folder."""
+        home = folder / "tokenizer"
+        if not home.is_dir():
+            files = cls.find_files(cfg, folder, "train")
+            lines = (line for file in [*files.source, *(files.target or [])] for line in read_lines(file))
+            counts = Counter(word.lower() for line in lines for word in line.split())
+            words = Dictionary.from_counts({CAPITAL: sum(counts.values()), **counts}, cfg.vocab_size)
+            save_tokenizer(CasedWordTokenizer(words), home)
+        tokenizer = load_tokenizer(home)
+        return cls(cfg, tokenizer, tokenizer, folder)

@@ -1,0 +1,45 @@
+"""A utility for minimum Bayes risk: how many words two outputs share, whatever their order.
+
+``seqgen-generate common.user_dir=examples/extending/utility.py path=runs/a input=test.en generation.sampling=true
+generation.beam=16 generation.mbr=word_f1 utility.ignore_case=false``
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from seqgen.config import option
+from seqgen.registry import register_utility
+from seqgen.text.mbr import Matrix, Utility
+
+
+@dataclass
+class WordF1Config:
+    """Configuration of the utility; its fields are the keys ``utility.FIELD``."""
+
+    ignore_case: bool = option(True, "whether Dog and dog are the same word")
+
+
+@register_utility("word_f1", config=WordF1Config)
+class WordF1(Utility):
+    """The harmonic mean of the precision and the recall of words, between 0 and 1.
+
+    Args:
+        ignore_case: whether words are lower-cased first.
+    """
+
+    def __init__(self, ignore_case: bool = True):
+        self.ignore_case = ignore_case
+
+    def __call__(self, texts: Sequence[str]) -> Matrix:
+        """Compare all pairs: ``(N, N)``, row ``i`` and column ``j`` for text ``i`` with reference ``j``."""
+        words = [Counter((text.lower() if self.ignore_case else text).split()) for text in texts]
+        scores = numpy.zeros((len(texts), len(texts)))
+        for i, own in enumerate(words):
+            for j, reference in enumerate(words):
+                scores[i, j] = 2 * (own & reference).total() / max(1, own.total() + reference.total())
+        return scores

@@ -1,0 +1,88 @@
+"""The average of several checkpoints' weights, which often decodes better than any one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, numbered, read_weights, update_of
+from seqgen.errors import CheckpointError
+
+
+def last_checkpoints(run: Path, count: int) -> list[Path]:
+    """The newest checkpoints of a run: ``epoch_N`` and ``update_N``, each update once.
+
+    Args:
+        run: the run's folder.
+        count: how many.
+
+    Returns:
+        Their folders, oldest first.
+
+    Raises:
+        CheckpointError: there are fewer.
+    """
+    folder = run / FOLDER
+    by_update = {update_of(path): path for kind in ("epoch", "update") for path in numbered(folder, kind)}
+    found = [by_update[update] for update in sorted(by_update)]
+    if count < 1 or len(found) < count:
+        raise CheckpointError(
+            f"{run}: {count} checkpoints are to be averaged, but the run has only {len(found)}; train with "
+            f"checkpoint.keep_last_epochs={count} or checkpoint.keep_interval_updates={count}"
+        )
+    return found[-count:]
+
+
+def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """Average the weights of checkpoints, each read once and summed in float64.
+
+    Args:
+        checkpoints: folders of checkpoints of one architecture; see ``checkpoints.resolve``.
+
+    Returns:
+        Weights by name, with the dtypes of the first checkpoint. Other tensors than floating-point ones are its own.
+
+    Raises:
+        CheckpointError: none is given, one cannot be read, or names or shapes differ.
+    """
+    if not checkpoints:
+        raise CheckpointError("there is no checkpoint to average; give at least one")
+    first = read_weights(checkpoints[0])
+    owners: dict[int, str] = {}  # the first of several names that share a weight; they still share it in the average
+    owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
+    sums = {name: first[name].double() for name in owners.values() if first[name].is_floating_point()}
+    for path in checkpoints[1:]:
+        other = read_weights(path)
+        different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
+        if different:
+            raise CheckpointError(
+                f"{path}: its weights differ in names or shapes from those of {checkpoints[0]}: "
+                + ", ".join(sorted(different)[:5])
+            )
+        for name, total in sums.items():
+            total += other[name]
+    means = {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
+    return {name: means.get(owner[name], tensor) for name, tensor in first.items()}
+
+
+def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:
+    """Write averaged weights as a checkpoint of a run that can be decoded with, though not resumed.
+
+    Args:
+        run: the run's folder; hold its lock.
+        weights: what ``average`` returned.
+        name: the checkpoint's name.
+
+    Returns:
+        The checkpoint's folder.
+    """
+    checkpoints = Checkpoints(run)
+    checkpoints.save([name], weights, None)
+    return checkpoints.folder / name
+
+
+def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:
+    return weights[name].shape if name in weights else None

@@ -1,0 +1,352 @@
+"""Loading trained models: from a path to a model with its task.
+
+A path names a run of seqgen, or a checkpoint of another toolkit that a registered checkpoint loader recognizes. A
+loader is declared with a function that tells whether it can load a path; its module is imported only for such a path::
+
+    declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
+
+    @register_reader("fairseq checkpoint")  # in that module
+    def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel: ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import torch
+import yaml
+
+from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
+from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
+from seqgen.compose import from_dict, to_dict
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.devices import find_device
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.files import frozen, write_atomically
+from seqgen.generation.compatibility import check_compatible
+from seqgen.generation.model_settings import own_settings
+from seqgen.model import EncoderDecoderModel
+from seqgen.reading import parse_yaml, read_bytes
+from seqgen.registry import TASKS, register_task
+from seqgen.task import Task
+
+CONFIG_FILE = "config.yaml"
+WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trained model and what it needs to read and write text.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        task: encodes and decodes text.
+        config: the configuration that it was trained with; of a checkpoint of another toolkit only the model's.
+        checkpoint: the checkpoint that the weights come from.
+        task_values: for a checkpoint of another toolkit, the name (``_name``) and values of a task that such a model
+            can be trained on, so that it can be made a run.
+        notes: what the user should know about how it was read.
+        generation: the model's own decoding settings, by the names of ``GenerationConfig``'s fields; they apply to keys
+            that the user does not set.
+    """
+
+    model: EncoderDecoderModel
+    task: Task
+    config: TrainConfig
+    checkpoint: Path
+    task_values: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(default_factory=dict)
+
+
+@register_task("decoding")
+class DecodingTask(Task):
+    """The task of a model without data: it can only encode and decode text."""
+
+    @classmethod
+    def setup_task(cls, cfg: Any, folder: Path) -> Self:
+        """Read the tokenizers of a run that was made from such a model.
+
+        Args:
+            cfg: has no options.
+            folder: the run folder.
+
+        Raises:
+            DataError: a tokenizer is missing or damaged.
+        """
+        if (folder / "source_tokenizer").is_dir():
+            source, target = (load_tokenizer(folder / f"{side}_tokenizer") for side in ("source", "target"))
+        else:
+            source = target = load_tokenizer(folder / "tokenizer")
+        return cls(cfg, source, target)
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """There are none.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("this model has no data splits to decode; give input=FILE, or input=- for standard input")
+
+    def load_dataset(self, split: str) -> PairDataset:
+        """There is none; see ``source_lines``."""
+        raise DataError("task=decoding has no training data; choose another task, such as task=translation")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Device and dtype of the model. A loader may use them to avoid a second copy of the weights, or ignore them.
+
+    Attributes:
+        device: the device.
+        dtype: dtype of the weights; ``None`` for the dtype in which they were saved.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+
+
+Reader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
+
+_DECLARED: dict[str, tuple[Callable[[Path], bool], str]] = {}
+_READERS: dict[str, Reader] = {}
+
+
+def declare_reader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
+    """Declare which module loads one kind of checkpoint, so that it is imported only when needed.
+
+    Args:
+        kind: what it reads, in words, such as ``"fairseq checkpoint"``.
+        recognizes: whether a path is of that kind; it should check names rather than contents, to be fast.
+        module: dotted name of the module, which calls ``register_reader(kind)``.
+    """
+    _DECLARED[kind] = (recognizes, module)
+
+
+def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None) -> Callable[[Reader], Reader]:
+    """Register the decorated function as the checkpoint loader for one kind of checkpoint.
+
+    Args:
+        kind: what it reads, in words.
+        recognizes: whether a path is of that kind; required if the kind was not declared before.
+
+    Raises:
+        ConfigError: the kind already has a loader, or it was not declared and ``recognizes`` is missing.
+    """
+
+    def decorator(reader: Reader) -> Reader:
+        if kind in _READERS:
+            raise ConfigError(
+                f"two checkpoint loaders are registered for a {kind}, in {_READERS[kind].__module__} and "
+                f"{reader.__module__}"
+            )
+        if recognizes is not None:
+            declare_reader(kind, recognizes, reader.__module__)
+        elif kind not in _DECLARED:
+            raise ConfigError(
+                f"the checkpoint loader for a {kind} in {reader.__module__} does not define which paths it recognizes"
+            )
+        _READERS[kind] = reader
+        return reader
+
+    return decorator
+
+
+def reader_of(path: Path) -> Reader | None:
+    """The checkpoint loader that recognizes a path, its module imported; ``None`` if there is none, as for a run."""
+    for kind, (recognizes, module) in _DECLARED.items():
+        if recognizes(path):
+            if kind not in _READERS:
+                importlib.import_module(module)
+            return _READERS[kind]
+    return None
+
+
+def load_models(
+    paths: Sequence[str],
+    device: torch.device | str = "cpu",
+    reading: ReadingConfig | None = None,
+    dtype: torch.dtype | str | None = torch.float32,
+) -> list[LoadedModel]:
+    """Load the members of an ensemble.
+
+    Args:
+        paths: what ``load_model`` takes; several in one string are separated by colons, as in fairseq.
+        device: where to put them.
+        reading: what checkpoints of other toolkits lack.
+        dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
+
+    Raises:
+        CheckpointError: one cannot be loaded.
+        ConfigError: ``reading`` has values but all models are runs of seqgen, or the device or dtype is not available.
+    """
+    separate = [part for path in paths for part in split_path(path)]
+    given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
+    if given and not any(reader_of(Path(path)) for path in separate):
+        raise ConfigError(
+            f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
+            "seqgen; remove the key"
+        )
+    return [load_model(path, device, dtype, reading) for path in separate]
+
+
+def split_path(path: str) -> list[str]:
+    """Split ``a.pt:b.pt`` at its colons, unless a file or folder of that whole name exists."""
+    return [path] if ":" not in path or Path(path).exists() else [part for part in path.split(":") if part]
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    reading: ReadingConfig | None = None,
+) -> LoadedModel:
+    """Load a trained model.
+
+    Args:
+        path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
+        device: where to put it.
+        dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
+        reading: what a checkpoint of another toolkit lacks.
+
+    Returns:
+        The model with its task.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, it is damaged, or it does not fit its configuration.
+        ConfigError: the device or dtype is not available.
+        DataError: a vocabulary or tokenizer is missing or damaged.
+    """
+    reader, placement = reader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
+    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig(), placement)
+    loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
+    return loaded
+
+
+def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of a name.
+
+    Raises:
+        ConfigError: weights cannot have it.
+    """
+    known = {str(number_format).removeprefix("torch."): number_format for number_format in WEIGHT_FORMATS}
+    found = known.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in WEIGHT_FORMATS:
+        raise ConfigError(f"dtype={dtype} is not a dtype that weights can have; choose one of: {', '.join(known)}")
+    return found
+
+
+def _load_run(path: Path) -> LoadedModel:
+    checkpoint = resolve(path)
+    folder = run_folder_of(checkpoint)
+    config = read_run_config(folder)
+    notes = verify_run(folder, to_dict(config))
+    with frozen(folder):
+        task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
+    verify_task(folder, task)
+    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
+    load_weights(model, checkpoint)
+    return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
+
+
+def run_folder_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint lies in: the nearest folder above it with a configuration.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    for folder in checkpoint.resolve().parents:
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    raise CheckpointError(
+        f"{checkpoint}: no folder above it contains a {CONFIG_FILE}; give a checkpoint inside its run folder"
+    )
+
+
+def run_folder(path: Path) -> Path | None:
+    """The run folder that a path to a run or to a checkpoint inside one means; ``None`` for all other paths."""
+    if (path / CONFIG_FILE).is_file():
+        return path
+    above = (folder for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file())
+    return next(above, None) if path.exists() and reader_of(path) is None else None
+
+
+def recorded_user_dirs(folder: Path) -> list[str]:
+    """The files and folders of the user's own that a run records (``common.user_dir``).
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: its configuration is missing or damaged.
+    """
+    common = read_yaml(folder / CONFIG_FILE).get("common")
+    recorded = common.get("user_dir") if isinstance(common, dict) else None
+    items = recorded if isinstance(recorded, list) else [recorded]
+    return [item for item in items if isinstance(item, str) and item]
+
+
+def read_run_config(folder: Path) -> TrainConfig:
+    """Read the configuration of a run.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        CheckpointError: the file is missing or no YAML.
+        ConfigError: it holds an unknown key or a value of the wrong type.
+    """
+    return from_dict(TrainConfig, read_yaml(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+
+
+def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
+    """Change the default decoding settings of a run, which apply to keys that the user does not set.
+
+    They are stored in the group ``generation`` of the run's ``config.yaml``, which also holds the settings used in
+    validation. Continuing to train the run overwrites the group.
+
+    Args:
+        run: the run folder.
+        cfg: the decoding settings; if its ``semantics`` is empty, the run keeps its own.
+
+    Raises:
+        CheckpointError: it is no run folder, or one that is being trained.
+        ConfigError: a value does not fit, or settings exclude each other.
+    """
+    path = Path(run) / CONFIG_FILE
+    plain = read_yaml(path)
+    before = plain.get("generation")
+    semantics = cfg.semantics or (before.get("semantics", "") if isinstance(before, dict) else "")
+    cfg = from_dict(GenerationConfig, {**to_dict(cfg), "semantics": semantics}, "generation")
+    check_compatible(cfg)
+    plain["generation"] = to_dict(cfg)
+    with run_lock(path.parent):
+        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        update_generation(path.parent, cfg)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of keys and values.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    try:
+        content = parse_yaml(read_bytes(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}; {path.parent} is not a run folder") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: it must contain keys and values")
+    return content

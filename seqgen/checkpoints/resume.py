@@ -1,0 +1,102 @@
+"""Which configuration keys may change when a run is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from seqgen.errors import ConfigError
+
+_WORLD_SIZE = "distributed_training.distributed_world_size"
+_UPDATE_FREQ = "optimization.update_freq"
+MAY_CHANGE = frozenset(
+    {
+        "run_dir",
+        # how long
+        "optimization.max_update",
+        "optimization.max_epoch",
+        "optimization.stop_time_hours",
+        "optimization.stop_min_lr",
+        "checkpoint.patience",
+        # where
+        "task.train",
+        "task.valid",
+        "task.test",
+        "task.cache_dir",
+        "task.workers",
+        "common.device",
+        "common.threads",
+        "common.user_dir",
+        "distributed_training.distributed_backend",
+        "distributed_training.timeout",
+        _WORLD_SIZE,
+        # how often to log, validate and save, and how
+        "common.log_interval",
+        "common.log_format",
+        "common.tensorboard",
+        "checkpoint.save_interval",
+        "checkpoint.save_interval_updates",
+        "checkpoint.keep_last_epochs",
+        "checkpoint.keep_interval_updates",
+        "dataset.num_workers",
+        "dataset.max_tokens_valid",
+        "dataset.batch_size_valid",
+        "dataset.validate_interval",
+        "dataset.validate_interval_updates",
+        "dataset.validate_decode",
+    }
+)
+MAY_CHANGE_GROUPS = ("generation.", "common.user_files.")
+_LENGTH = "optimization.max_update"
+_SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updates"}
+_MISSING = "(not set)"
+
+
+def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a run that was started with one configuration can be continued with another one.
+
+    Args:
+        old: the run's configuration as nested plain values, as in its ``config.yaml``.
+        new: the configuration that is asked for.
+
+    Raises:
+        ConfigError: keys that influence training differ; the message lists them with both values.
+    """
+    before, after = dict(flatten(old)), dict(flatten(new))
+    keys = [*before, *(key for key in after if key not in before)]
+    differing = [key for key in keys if before.get(key, _MISSING) != after.get(key, _MISSING)]
+    refused = [key for key in differing if not _may_change(key, before)]
+    if _UPDATE_FREQ in refused and _batches_in_update(before) == _batches_in_update(after):
+        refused.remove(_UPDATE_FREQ)
+    if refused:
+        lines = [f"  {key}: {before.get(key, _MISSING)} -> {after.get(key, _MISSING)}" for key in refused]
+        hint = f"\n({_LENGTH} determines the length of this run's learning-rate schedule)" if _LENGTH in refused else ""
+        if _UPDATE_FREQ in refused and _WORLD_SIZE in differing:
+            hint += (
+                f"\n({_UPDATE_FREQ} may change together with the number of processes, if their product stays the same)"
+            )
+        raise ConfigError(
+            "this run was started with another configuration and cannot be continued with this one; set these "
+            "keys to their old values, or choose another run_dir:\n" + "\n".join(lines) + hint
+        )
+
+
+def _batches_in_update(config: Mapping[str, Any]) -> list[int]:
+    """Batches of all processes that make one update, for each epoch."""
+    return [freq * config.get(_WORLD_SIZE, 1) for freq in config.get(_UPDATE_FREQ) or [1]]
+
+
+def _may_change(key: str, before: Mapping[str, Any]) -> bool:
+    if key == _LENGTH:
+        length = _SCHEDULE_LENGTH.get(str(before.get("lr_scheduler._name")))
+        return length is None or bool(before.get(f"lr_scheduler.{length}"))
+    return key in MAY_CHANGE or key.startswith(MAY_CHANGE_GROUPS)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested values, each with its keys joined by dots."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,378 @@
+"""Checkpoints: folders in a run's ``checkpoints/``, written whole or not at all.
+
+::
+
+    RUN/checkpoints/last/        model.safetensors            the weights to decode with
+                    best/        training_state.safetensors   what else resuming needs: its tensors
+                    epoch_3/     training_state.json          ... and its plain values
+                    update_500/  SHA256SUMS                   a checksum of each file
+
+A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any moment either the earlier
+one or the new one exists. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
+named ``.NAME.old``; loading finds it there, and the next training run renames it back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.run_lock import run_lock as run_lock
+from seqgen.checkpoints.serialization import (
+    CHECKSUMS,
+    pack,
+    read_json,
+    read_tensors,
+    unpack,
+    verify_checksums,
+    write_checksums,
+    write_json,
+    write_tensors,
+)
+from seqgen.errors import CheckpointError, UserError
+from seqgen.files import disk_errors, sync
+from seqgen.reading import open_regular
+
+MODEL = "model.safetensors"
+STATE_TENSORS = "training_state.safetensors"
+STATE = "training_state.json"
+FOLDER = "checkpoints"
+_HUGGINGFACE = "config.json"  # what makes a folder one in Hugging Face's layout
+_CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
+
+
+class Checkpoints:
+    """The checkpoints of a run that is being trained; only the process that holds the run's lock may have one.
+
+    Args:
+        run: the run's folder.
+    """
+
+    def __init__(self, run: Path):
+        self.folder = run / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._recover()
+
+    def _recover(self) -> None:
+        """Remove or restore temporary folders of a killed process."""
+        for path in self.folder.glob(".*.old"):
+            name = path.name.removeprefix(".").removesuffix(".old")
+            if (self.folder / name).exists():
+                _discard(path)
+            else:
+                path.rename(self.folder / name)
+        for pattern in (".*.tmp", ".*.deleted"):
+            for path in self.folder.glob(pattern):
+                if path.is_dir() and not path.is_symlink():  # ours are folders
+                    shutil.rmtree(path)
+
+    def save(self, names: Sequence[str], weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        """Write one checkpoint under one or several names.
+
+        Args:
+            names: folder names; they are replaced in this order.
+            weights: the weights to decode with.
+            state: the rest of the training state; ``None`` for a checkpoint that cannot be resumed.
+
+        Raises:
+            UserError: the disk is full; all earlier checkpoints are as they were.
+        """
+        temporary = {name: self.folder / f".{name}.tmp" for name in names}
+        first, *others = temporary.values()
+        try:
+            with disk_errors(f"checkpoint {self.folder / names[0]}"):
+                _write(first, weights, state)
+                for other in others:
+                    _link(first, other)
+                for name, path in temporary.items():
+                    _replace(path, self.folder / name)
+                sync(self.folder)
+        except UserError as error:
+            raise CheckpointError(f"{error}; earlier checkpoints are intact") from error.__cause__
+        finally:
+            for path in temporary.values():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def prune(self, kind: str, keep: int) -> None:
+        """Delete the oldest checkpoints of a kind; ``last`` and ``best`` are never deleted.
+
+        Args:
+            kind: ``"epoch"`` or ``"update"``.
+            keep: how many to keep; below 0 for all.
+        """
+        if keep >= 0:
+            numbered = self.numbered(kind)
+            for path in numbered[: max(0, len(numbered) - keep)]:
+                _discard(path)
+
+    def numbered(self, kind: str) -> list[Path]:
+        """The checkpoints ``KIND_N``, oldest first."""
+        return numbered(self.folder, kind)
+
+    def newest(self) -> Path | None:
+        """The checkpoint to resume from: ``last``, else the one with the most updates; ``None`` if there is none."""
+        if (self.folder / "last" / STATE).is_file():
+            return self.folder / "last"
+        rest = [path for path in self.folder.iterdir() if (path / STATE).is_file()]
+        return max(rest, key=update_of, default=None)
+
+
+def numbered(folder: Path, kind: str) -> list[Path]:
+    """The checkpoints ``KIND_N`` in a ``checkpoints`` folder, oldest first."""
+    found = [(int(path.name.rpartition("_")[2]), path) for path in folder.glob(f"{kind}_*") if _number(path, kind)]
+    return [path for _, path in sorted(found)]
+
+
+def update_of(checkpoint: Path) -> int:
+    """The number of updates of a checkpoint; -1 if it does not contain one.
+
+    Raises:
+        CheckpointError: what it says is damaged.
+    """
+    path = checkpoint / STATE
+    if not path.is_file():
+        return -1
+    state = read_json(path)
+    update = state.get("update", -1) if isinstance(state, dict) else None
+    if type(update) is not int:
+        raise CheckpointError(f"{path} is damaged: it does not contain the number of updates")
+    return update
+
+
+def resolve(path: str | Path) -> Path:
+    """Find the checkpoint that a path means.
+
+    Args:
+        path: a run folder (its best checkpoint, else its last), a checkpoint's folder, or the ``model.safetensors`` in
+            one.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is no checkpoint there, or it is of a kind that may contain code.
+    """
+    given = Path(path)
+    if given.is_file():
+        if given.name == MODEL:
+            return _checked(given.parent)
+        if given.suffix in _CODE_SUFFIXES or _looks_like_code(given):
+            raise CheckpointError(
+                f"{given}: such a file can contain code and is never loaded; give a {MODEL}, or convert it "
+                "with seqgen-convert"
+            )
+        raise CheckpointError(f"{given}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
+    for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
+        for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # see the head of this file
+            if (place / MODEL).is_file():
+                return _checked(place)
+    if not given.exists():
+        raise CheckpointError(f"{given}: there is no such file or folder")
+    if (given / FOLDER).is_dir():
+        names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
+        raise CheckpointError(
+            f"{given}: a run folder without checkpoints best and last"
+            + (f"; there are: {names}" if names else "; has its training saved one yet?")
+        )
+    codes = sorted(p.name for p in given.iterdir() if p.suffix in _CODE_SUFFIXES) if given.is_dir() else []
+    hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
+    if given.is_dir() and any(given.glob("*.safetensors")):
+        hint += f"; as a folder in Hugging Face's layout it would need a {_HUGGINGFACE}"
+    raise CheckpointError(f"{given}: neither a run folder nor a checkpoint: no {MODEL} in it{hint}")
+
+
+def _checked(folder: Path) -> Path:
+    """The folder of a ``model.safetensors``, if it is a checkpoint rather than a folder in Hugging Face's layout."""
+    if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
+        return folder
+    if (folder / _HUGGINGFACE).is_file():
+        raise CheckpointError(f"{folder}: a folder in Hugging Face's layout; convert it with seqgen-convert")
+    raise CheckpointError(
+        f"{folder}: neither a Hugging Face folder, because {_HUGGINGFACE} is missing, nor a checkpoint of a "
+        f"run, because {CHECKSUMS} is missing"
+    )
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run folder that a checkpoint's folder lies in."""
+    return checkpoint.absolute().parent.parent
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """Read a checkpoint's weights, checksum verified.
+
+    Args:
+        checkpoint: the checkpoint's folder; see ``resolve``.
+
+    Returns:
+        Weights by name, on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or truncated.
+    """
+    for attempt in (1, 2, 3):
+        before = _identity(checkpoint)
+        try:
+            verify_checksums(checkpoint, [MODEL])
+            return read_tensors(checkpoint / MODEL)
+        except CheckpointError:
+            # A running training process may have replaced the checkpoint while it was being read.
+            if attempt == 3 or _identity(checkpoint) == before:
+                raise
+    raise AssertionError("unreachable")
+
+
+def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's weights by name without their values, on the ``meta`` device.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or truncated.
+    """
+    try:
+        return read_tensors(checkpoint / MODEL, values=False)
+    except CheckpointError:
+        return read_weights(
+            checkpoint
+        )  # which reports what is wrong with it, or loads the newer checkpoint that replaced it
+
+
+def read_training_state(checkpoint: Path) -> dict[str, Any]:
+    """Read the training state except the weights, checksums verified.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or truncated.
+    """
+    verify_checksums(checkpoint, [STATE, STATE_TENSORS])
+    plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
+    try:
+        state: dict[str, Any] = unpack(plain, tensors)
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
+    return state
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Read a checkpoint's weights into a model.
+
+    Args:
+        model: a model of the architecture that the checkpoint was trained with.
+        checkpoint: the checkpoint's folder; see ``resolve``.
+
+    Raises:
+        CheckpointError: the file cannot be used, or names or shapes do not fit; the model is then as it was.
+    """
+    weights = read_weights(checkpoint)
+    upgrade = getattr(model, "upgrade_state_dict", None)
+    if upgrade is not None:
+        upgrade(weights)
+    fit(model, weights, str(checkpoint))
+    model.load_state_dict(weights)
+
+
+def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Check that names and shapes of weights are those of a model.
+
+    Args:
+        model: the model.
+        weights: weights by name.
+        where: where they come from, for messages.
+
+    Raises:
+        CheckpointError: they are not; the message names those that do not fit.
+    """
+    wanted = model.state_dict()
+    shapes = {
+        name: (tuple(weights[name].shape), tuple(tensor.shape))
+        for name, tensor in wanted.items()
+        if name in weights and weights[name].shape != tensor.shape
+    }
+    missing, unexpected = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
+    if not missing and not unexpected and not shapes:
+        return
+    for name, (there, here) in shapes.items():
+        if _is_vocabulary(model, name) and there[0] != here[0]:
+            raise CheckpointError(
+                f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
+                f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
+            )
+    parts = [
+        _listing("missing", missing),
+        _listing("unknown to the model", unexpected),
+        _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
+    ]
+    raise CheckpointError(f"{where}: the weights are not those of this model: {'; '.join(filter(None, parts))}")
+
+
+def _is_vocabulary(model: nn.Module, name: str) -> bool:
+    """Whether a weight is the token embedding matrix (and not the position embeddings)."""
+    module = dict(model.named_modules()).get(name.rpartition(".")[0])
+    return isinstance(module, nn.Embedding) and "position" not in name
+
+
+def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{what}: {', '.join(names[:limit])}{more}" if names else ""
+
+
+def _write(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_tensors(folder / MODEL, weights)
+    if state is not None:
+        plain, tensors = pack(state)
+        write_tensors(folder / STATE_TENSORS, tensors)
+        write_json(folder / STATE, plain)
+    write_checksums(folder)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Copy a folder, by hard links where the file system supports them."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for path in source.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except OSError:
+            shutil.copy2(path, target / path.name)
+    sync(target)
+
+
+def _replace(new: Path, final: Path) -> None:
+    old = final.with_name(f".{final.name}.old")
+    if final.exists():
+        final.rename(old)
+    new.rename(final)
+    if old.exists():
+        _discard(old)
+
+
+def _discard(path: Path) -> None:
+    """Delete a folder; it is first renamed, so that a partly deleted folder is never loaded."""
+    name = path.name.removeprefix(".").removesuffix(".old")
+    deleted = path.with_name(f".{name}.deleted")
+    shutil.rmtree(deleted, ignore_errors=True)
+    path.rename(deleted)
+    shutil.rmtree(deleted)
+
+
+def _number(path: Path, kind: str) -> bool:
+    return re.fullmatch(rf"{kind}_\d+", path.name) is not None
+
+
+def _identity(folder: Path) -> int:
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return -1
+
+
+def _looks_like_code(path: Path) -> bool:
+    with open_regular(path) as file:
+        head = file.read(2)
+    return head[:1] == b"\x80" or head == b"PK"  # a pickle, or the zip that torch.save writes around one

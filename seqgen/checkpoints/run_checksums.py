@@ -1,0 +1,161 @@
+"""Checksums of a run's tokenizers and of configuration keys that its outputs depend on.
+
+``checksums.json`` in the run folder stores their state at the time of training::
+
+    {"files": {"tokenizer/tokenizer.json": SHA256, ...},   every file of the tokenizers
+     "fixed": {"model.encoder_layers": 6, ...},            keys that may not change once the run has weights
+     "values": {"sources.de.input": "...", ...},           further values of the task that may not change
+     "generation": {"beam": 5, ...}}                       keys that may change, which a note reports
+
+All other keys of ``config.yaml`` can be edited. An older run folder without the file is not checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seqgen.checkpoints.resume import MAY_CHANGE, flatten
+from seqgen.checkpoints.serialization import digest
+from seqgen.compose import known_keys, to_dict
+from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.errors import CheckpointError
+from seqgen.files import write_atomically
+from seqgen.reading import parse_json, read_bytes
+from seqgen.task import Task
+
+RUN_CHECKSUMS = "checksums.json"
+_CONFIG = "config.yaml"
+_PARTS = _FILES, _FIXED, _VALUES, _GENERATION = "files", "fixed", "values", "generation"
+_ADVICE = "copy it again from where the run was trained"
+
+
+def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
+    """Write the checksums of a run's tokenizers and configuration.
+
+    Args:
+        run: the run's folder, with its tokenizers.
+        config: its configuration.
+        task: its task.
+    """
+    parts = tokenizer_digests(run), _fixed(config), task.fixed_values(), to_dict(config.generation)
+    _write(run, dict(zip(_PARTS, parts, strict=True)))
+
+
+def update_generation(run: Path, cfg: GenerationConfig) -> None:
+    """Store changed decoding settings of a run; a run without ``checksums.json`` gets none."""
+    content = _read(run)
+    if content is not None:
+        _write(run, {**content, _GENERATION: to_dict(cfg)})
+
+
+def tokenizer_digests(run: Path) -> dict[str, str]:
+    """The checksum of each file of a run's tokenizers, by its path in the run folder."""
+    folders = [path.parent for path in run.glob("*/tokenizer.json") if not path.parent.name.startswith(".")]
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(run).as_posix(): digest(path) for path in files}
+
+
+def verify_tokenizers(run: Path, complete: bool = True) -> None:
+    """Check that the tokenizers are those that training made.
+
+    Args:
+        run: the run's folder.
+        complete: whether a file that is missing is an error.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    for name, expected in ((_read(run) or {}).get(_FILES) or {}).items():
+        path = run / name
+        if not path.is_file():
+            if complete:
+                raise CheckpointError(f"{path} is missing; {_ADVICE}")
+        elif digest(path) != expected:
+            raise CheckpointError(
+                f"{path}: its checksum differs from {RUN_CHECKSUMS}, so one of the two is damaged or was replaced "
+                f"since training wrote it; {_ADVICE}"
+            )
+
+
+def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
+    """Check that tokenizers and configuration are those that the weights were trained with.
+
+    Args:
+        run: the run's folder.
+        plain: its configuration as it is there now, as nested plain values.
+
+    Returns:
+        Notes about what has been changed and may be.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    verify_tokenizers(run)
+    content = _read(run) or {_FIXED: {}, _GENERATION: {}}
+    now = dict(flatten(plain))
+    for key, expected in content[_FIXED].items():
+        if now.get(key) != expected:
+            raise CheckpointError(
+                f"{run / _CONFIG}: {key} is {json.dumps(now.get(key))}, but the run was trained with "
+                f"{json.dumps(expected)} ({RUN_CHECKSUMS}); set it back"
+            )
+    return [
+        f"{run / _CONFIG}: generation.{key} is {json.dumps(now[f'generation.{key}'])}; the run was saved with "
+        f"{json.dumps(before)}"
+        for key, before in flatten(content[_GENERATION])
+        if now.get(f"generation.{key}", before) != before
+    ]
+
+
+def verify_task(run: Path, task: Task) -> None:
+    """Check that the task's fixed values are those that the weights were trained with.
+
+    Args:
+        run: the run's folder.
+        task: its task.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    now = task.fixed_values()
+    for key, expected in ((_read(run) or {}).get(_VALUES) or {}).items():
+        if now.get(key) != expected:
+            raise CheckpointError(
+                f"{run}: {key} is {json.dumps(now.get(key))}, but the run was trained with {json.dumps(expected)} "
+                f"({RUN_CHECKSUMS}); set it back"
+            )
+
+
+def _fixed(config: TrainConfig) -> dict[str, Any]:
+    """The keys of the model, and those of the task that are neither free text (paths, names) nor may change."""
+    plain = to_dict(config)
+    fixed = dict(flatten({"model": plain["model"], "task": {"_name": plain["task"]["_name"]}}))
+    for key, field, value in known_keys(config.task, "task."):
+        if key not in MAY_CHANGE and (isinstance(value, bool | int | float) or field.metadata.get("choices")):
+            fixed[key] = value
+    return fixed
+
+
+def _write(run: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(run / RUN_CHECKSUMS, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def _read(run: Path) -> dict[str, Any] | None:
+    """The content of the file; ``None`` where there is none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = run / RUN_CHECKSUMS
+    if not path.exists():
+        return None
+    try:
+        content = parse_json(read_bytes(path))
+        if all(isinstance(content[part], dict) for part in _PARTS):
+            return dict(content)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise CheckpointError(f"{path} is damaged; {_ADVICE}")

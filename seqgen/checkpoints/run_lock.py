@@ -1,0 +1,82 @@
+"""The lock of a run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import portalocker
+
+from seqgen.errors import CheckpointError
+from seqgen.files import disk_errors
+
+LOCK = ".lock"
+
+
+class RunLock:
+    """The held lock of a run folder.
+
+    It is held as long as any process has the file open: the process that took it, or a child process that got this
+    object as an argument. No other process can take it until all of them have ended.
+
+    Args:
+        descriptor: of the open, locked file.
+    """
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+
+    def sign(self) -> None:
+        """Write into the file that this process holds the lock."""
+        os.ftruncate(self.descriptor, 0)
+        os.write(self.descriptor, f"process {os.getpid()}".encode())  # the file is open for appending
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give the started process the descriptor itself; opening the file anew would be another lock."""
+        from multiprocessing.reduction import DupFd  # there is none on Windows
+
+        return _inherited, (DupFd(self.descriptor),)
+
+
+def _inherited(duplicate: Any) -> RunLock:
+    return RunLock(duplicate.detach())
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[RunLock]:
+    """Lock a run folder for this process, and for child processes that get the lock object.
+
+    The operating system releases the lock when the last process that holds it ends, so the lock file of a killed
+    process does not block a new one.
+
+    Args:
+        folder: the run's folder; made if there is none.
+
+    Yields:
+        The lock.
+
+    Raises:
+        CheckpointError: another process holds it.
+    """
+    with disk_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK).touch()
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+        try:
+            portalocker.lock(file, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
+        except portalocker.LockException:
+            file.seek(0)
+            holder = file.read().strip()
+            raise CheckpointError(
+                f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
+                "another run_dir"
+            ) from None
+        lock = RunLock(file.fileno())
+        lock.sign()
+        try:
+            yield lock
+        finally:
+            file.truncate(0)

@@ -1,0 +1,217 @@
+"""Tensors and plain values to files and back, without pickle.
+
+A state is a tree of dicts, lists, plain values and tensors. It becomes two files: the tensors in ``safetensors``
+format, the rest as JSON in which ``{"$tensor": NAME}`` stands for each tensor. A folder of files carries their
+checksums in ``SHA256SUMS``, in the format of ``sha256sum -c``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from seqgen.errors import CheckpointError, shown
+from seqgen.files import sync
+from seqgen.reading import open_regular, parse_json, read_bytes
+
+CHECKSUMS = "SHA256SUMS"
+_TENSOR = "$tensor"
+_ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict that share memory with another name
+
+
+def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Split a state into what JSON holds and its tensors.
+
+    Args:
+        tree: nested dicts with string keys, lists, tuples (which come back as lists), tensors and plain values.
+        prefix: what the tensors' names begin with.
+
+    Returns:
+        The tree with a reference in place of each tensor, and the tensors by name.
+
+    Raises:
+        TypeError: a key is no string, or a value is none of these.
+    """
+    if isinstance(tree, Tensor):
+        return {_TENSOR: prefix}, {prefix: tree}
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree, {}
+    if isinstance(tree, Mapping):
+        items = list(tree.items())
+    elif isinstance(tree, list | tuple):
+        items = [(str(index), value) for index, value in enumerate(tree)]
+    else:
+        raise TypeError(f"{prefix or 'state'}: a {type(tree).__name__} cannot be saved; use plain values and tensors")
+    packed: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for key, value in items:
+        if not isinstance(key, str):
+            raise TypeError(f"{prefix or 'state'}: key {key!r} is not a string")
+        packed[key], below = pack(value, f"{prefix}/{key}" if prefix else key)
+        tensors.update(below)
+    return (packed if isinstance(tree, Mapping) else list(packed.values())), tensors
+
+
+def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put a state together again; see ``pack``."""
+    if isinstance(tree, dict):
+        if set(tree) == {_TENSOR}:
+            return tensors[tree[_TENSOR]]
+        return {key: unpack(value, tensors) for key, value in tree.items()}
+    return [unpack(value, tensors) for value in tree] if isinstance(tree, list) else tree
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors to a ``safetensors`` file and sync it to disk. One that has several names is written once.
+
+    Args:
+        path: the file.
+        tensors: tensors by name, on any device.
+    """
+    metadata = {"format": "pt"}
+    unique: dict[str, Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        identity = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and identity in names:
+            metadata[_ALIAS + name] = names[identity]
+            continue
+        names[identity] = name
+        unique[name] = _own_memory(tensor.detach().cpu(), storages)
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        safetensors.torch.save_file(unique, path, metadata)
+        _sort_metadata(path)
+    except safetensors.SafetensorError as error:
+        # The library wraps the operating system's error in a text of its own.
+        full = "No space left" in str(error) or "StorageFull" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+    path.chmod(mode)  # by default, the library makes the file readable by its owner only
+    sync(path)
+
+
+def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
+    """Read a ``safetensors`` file, every name of every tensor.
+
+    Args:
+        path: the file.
+        values: whether to read the tensors' values; without them, only their shapes are read.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        open_regular(path).close()
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            if values:
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            else:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error}); it may be truncated") from None
+    for key, name in metadata.items():
+        if key.startswith(_ALIAS):
+            if name not in tensors:
+                raise CheckpointError(
+                    f"{path} is damaged: its metadata has {shown(key)} for {shown(name)}, which it lacks"
+                )
+            tensors[key.removeprefix(_ALIAS)] = tensors[name]
+    return tensors
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON and sync it to disk; floats come back exactly as they were."""
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    sync(path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        return parse_json(read_bytes(path))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files of a folder beside them, and sync the folder."""
+    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    sync(folder / CHECKSUMS)
+    sync(folder)
+
+
+def verify_checksums(folder: Path, names: Sequence[str]) -> None:
+    """Check that files are what was written.
+
+    Args:
+        folder: the folder with the files and their checksums.
+        names: the files to check.
+
+    Raises:
+        CheckpointError: a file or the checksums are missing, or a checksum differs.
+    """
+    try:
+        lines = read_bytes(folder / CHECKSUMS).decode().splitlines()
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: {CHECKSUMS} is missing or unreadable; was the folder copied whole?") from None
+    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: {name} is missing; was the folder copied whole?")
+        if expected.get(name) != digest(path):
+            raise CheckpointError(
+                f"{path}: its checksum differs from {CHECKSUMS}, so the file is damaged or truncated; "
+                "use another checkpoint or copy it again"
+            )
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 checksum of a file, in hexadecimal."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sort_metadata(path: Path) -> None:
+    """Rewrite a header with its metadata keys in order, so that equal tensors give equal files.
+
+    The library writes the keys in an order that changes from process to process. A header is JSON behind eight bytes
+    that hold its length, and may be padded with spaces.
+    """
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > size:
+            raise ValueError(f"{path}: the sorted header has {len(text)} bytes where there is room for {size}")
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
+    """A contiguous tensor that is the whole of a storage not yet among ``storages``, as the format demands."""
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+    if not (tensor.is_contiguous() and whole) or storage.data_ptr() in storages:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    storages.add(tensor.untyped_storage().data_ptr())
+    return tensor

@@ -1,0 +1,54 @@
+"""ByT5's tokenizer: the bytes of the text."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.data.tokenizers.files import TokenizerFiles
+from seqgen.data.tokenizers.slow import SlowTokenizer
+from seqgen.data.tokenizers.special_tokens import SpecialTokens
+
+FIRST = ("<pad>", "</s>", "<unk>")
+"""What stands before the bytes, which begin with the id 3."""
+
+
+class ByteTokenizer(SlowTokenizer):
+    """ByT5's tokenizer (Xue et al. 2022): byte ``b`` has the id ``b + 3``, and the sentinels go upwards from 259.
+
+    Args:
+        files: its files; it has no model.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        special.fill(lstrip=True, rstrip=True)
+        own = (special.named.get(key) for key in ("pad_token", "eos_token", "unk_token"))
+        first = {i: token for i, token in enumerate(own) if isinstance(token, AddedToken)}
+        special.added = {**first, **special.added}
+        count = special.number("extra_ids", 125)
+        if count and special.additional is None:
+            special.additional = [SENTINEL.format(i) for i in range(count)]
+        elif count and special.additional:
+            given = len({str(token) for token in special.additional if "extra_id" in str(token)})
+            if given != count:
+                raise special.differing_sentinels(count, given)
+        symbols = [*FIRST, *map(chr, range(256))]
+        super().__init__(files, special, symbols, 256, vocab_size)
+
+    def pieces(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.pieces``."""
+        return [chr(byte) for byte in text.encode()]
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        return ord(piece) + len(FIRST)
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``; bytes that are no UTF-8 are left out."""
+        content = (piece.encode() if piece in self.added.ids else bytes([ord(piece)]) for piece in pieces)
+        return b"".join(content).decode(errors="ignore")

@@ -1,0 +1,110 @@
+"""T5's fast tokenizer: a pipeline of the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Pipeline
+
+from seqgen.data.pipeline_limits import check_growth, pipeline_errors
+from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
+from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
+from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
+from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
+from seqgen.errors import shown
+
+
+class FastT5Tokenizer(PretrainedTokenizer):
+    """T5's fast tokenizer, read from ``tokenizer.json`` or made from ``spiece.model``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        extra_ids = special.number("extra_ids", 100)
+        special.add_t5_sentinels()
+        prefix = special.config.get("add_prefix_space")
+        # version 5 of transformers, which names its backend, makes nothing anew
+        complete = prefix is None or special.config.get("backend") == "tokenizers"
+        if complete and FAST_FILE in files:
+            self._pipeline = read_pipeline(files)
+        else:  # transformers then makes the pipeline anew, with the tokens of the Python tokenizer
+            prefix = prefix or "add_prefix_space" not in special.config
+            legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
+            origin = f"{files.origin}/{MODEL_FILE}"
+            self._pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, origin)
+            special.fill(special=True)
+        special.fill()
+        self._pipeline.no_truncation()
+        self._pipeline.no_padding()
+        self._pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
+        with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
+            add_missing(self._pipeline, special)
+        symbols = {index: symbol for symbol, index in self._pipeline.get_vocab(with_added_tokens=True).items()}
+        super().__init__(files, special, symbols, vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``."""
+        ids: list[int] = self._encode(text).ids
+        return ids
+
+    def _encode(self, text: str) -> Any:
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode the line {shown(text)}"):
+            return self._pipeline.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``PretrainedTokenizer.decode``."""
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot decode"):
+            text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self.clean_up(text)
+
+    def unknown(self, text: str) -> list[str]:
+        """See ``Tokenizer.unknown``."""
+        encoding = self._encode(text)
+        unk = self.dictionary.unk()
+        offsets = [span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == unk]
+        lacking = [text[start:end].strip() for start, end in offsets]
+        return [word for word in lacking if word and word != self.dictionary.symbol(unk)]
+
+
+def read_pipeline(files: TokenizerFiles) -> Any:
+    """Read ``tokenizer.json``.
+
+    Raises:
+        DataError: it is no pipeline.
+    """
+    check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
+    with pipeline_errors(f"{files.origin}/{FAST_FILE} is no tokenizer, or damaged"):
+        return Pipeline.from_str(files.need(FAST_FILE).decode())
+
+
+def add_missing(pipeline: Any, special: SpecialTokens) -> None:
+    """Add those added and special tokens to a pipeline that it lacks or has with other flags.
+
+    Args:
+        pipeline: the pipeline.
+        special: the tokens that the other files give.
+    """
+    present = pipeline.get_added_tokens_decoder()
+    known = {repr(token) for token in present.values()}
+    tokens: list[Token] = [token for _, token in sorted(special.added.items()) if repr(token) not in known]
+    contents = {token.content for token in present.values()} | {str(token) for token in tokens}
+    names = {str(token) for token in special.all()}
+    # a token that is given with flags overrules what the pipeline has, one that is given by its string does not
+    tokens += [t for t in special.all() if (t not in contents if isinstance(t, str) else t not in tokens)]
+    pipeline.add_tokens([_with_flag(token, names) for token in tokens])
+
+
+def _with_flag(token: Token, special: set[str]) -> AddedToken:
+    if isinstance(token, str):
+        return AddedToken(token, special=token in special)
+    token.special = token.special or token.content in special
+    return token

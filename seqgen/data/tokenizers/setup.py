@@ -1,0 +1,177 @@
+"""Preparing a run's tokenizers: those in its folder, or given ones, or new ones made from the training text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from seqgen.config import option
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.parallel_text import ParallelFiles
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
+from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
+from seqgen.errors import ConfigError
+from seqgen.files import check_not_frozen
+
+
+@dataclass
+class TokenizerConfig:
+    """How text becomes ids."""
+
+    tokenizer: str = option(
+        "sentencepiece",
+        "sentencepiece; t5 (with sentinels), bytes, pretrained (from a folder); whitespace for text that is tokenized",
+        choices=("sentencepiece", "t5", "bytes", "pretrained", "whitespace"),
+    )
+    joined_dictionary: bool = option(True, "use one vocabulary for source and target")
+    vocab_size: int = option(8000, "size of the vocabulary that is trained on the training text", minimum=5)
+    hard_vocab_limit: bool = option(
+        True, "stop with an error if the text is too small for vocab_size, else train a smaller vocabulary"
+    )
+    spm_type: str = option("unigram", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
+    character_coverage: float = option(
+        1.0, "fraction of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
+    )
+    extra_ids: int = option(
+        100, "number of sentinels, whose ids follow those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
+    )
+    pretrained_tokenizer: str = option("", "folder with a T5, mT5, umT5 or ByT5 tokenizer (tokenizer=pretrained)")
+    spm_model: str = option("", "SentencePiece model to use; empty to train one")
+    source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
+    target_spm_model: str = option("", "SentencePiece model of the target (joined_dictionary=false)")
+    srcdict: str = option(
+        "", "dict.txt with the source ids, or with the ids of both languages (joined_dictionary=true)"
+    )
+    tgtdict: str = option("", "dict.txt with the target ids (joined_dictionary=false)")
+    subword_sampling: bool = option(
+        False, "subword sampling: segment training text at random, differently in each epoch"
+    )
+    sampling_alpha: float = option(
+        0.1,
+        "smoothing of sampled segmentations (unigram), or dropout probability of merges (bpe)",
+        minimum=0,
+        maximum=1,
+    )
+    sampling_nbest: int = option(-1, "sample from so many best segmentations; -1 for all (unigram)", minimum=-1)
+
+
+def prepare_tokenizers(
+    cfg: TokenizerConfig, folder: Path, files: Callable[[], ParallelFiles]
+) -> tuple[Tokenizer, Tokenizer]:
+    """Load the tokenizers of a run, or make them and write them into its folder.
+
+    Args:
+        cfg: how.
+        folder: the run folder.
+        files: finds the training text; called only where a vocabulary must be made from it.
+
+    Returns:
+        The tokenizers of source and target; with a joined vocabulary the same object twice.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: a file cannot be used.
+    """
+    if cfg.joined_dictionary:
+        both = prepare_tokenizer(cfg, folder, lambda: _text(files(), (0, 1)))
+        return both, both
+    _check(cfg)
+    source_model, target_model = cfg.source_spm_model or cfg.spm_model, cfg.target_spm_model or cfg.spm_model
+    source = _prepare(cfg, folder / "source_tokenizer", source_model, cfg.srcdict, lambda: _text(files(), (0,)))
+    target = _prepare(cfg, folder / "target_tokenizer", target_model, cfg.tgtdict, lambda: _text(files(), (1,)))
+    return source, target
+
+
+def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+    """Load the one tokenizer of a run, or make it and write it into its folder.
+
+    Args:
+        cfg: how.
+        folder: the run folder.
+        lines: gives the training text; called only where a vocabulary must be made from it.
+
+    Raises:
+        ConfigError: settings contradict each other.
+        DataError: a file cannot be used.
+    """
+    _check(cfg)
+    return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines)
+
+
+MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
+DICTIONARY_KEYS = ("srcdict", "tgtdict")
+WRONG_KEYS = {
+    "sentencepiece": ("pretrained_tokenizer",),
+    "t5": ("pretrained_tokenizer", "subword_sampling", *DICTIONARY_KEYS),
+    "bytes": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "pretrained": ("subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
+}
+"""The keys that each kind of tokenizer has no use for."""
+
+
+def _check(cfg: TokenizerConfig) -> None:
+    for name in WRONG_KEYS[cfg.tokenizer]:
+        if getattr(cfg, name):
+            kinds = " or ".join(kind for kind, wrong in WRONG_KEYS.items() if name not in wrong)
+            raise ConfigError(f"task.{name} needs task.tokenizer={kinds}; remove one of the two keys")
+    if cfg.joined_dictionary:
+        for name in ("source_spm_model", "target_spm_model", "tgtdict"):
+            if getattr(cfg, name):
+                raise ConfigError(f"task.{name} needs separate vocabularies; add task.joined_dictionary=false")
+    if cfg.tokenizer == "pretrained" and not cfg.pretrained_tokenizer:
+        raise ConfigError("task.pretrained_tokenizer is missing; give the folder of the tokenizer's files")
+    if cfg.sampling_nbest in (0, 1):
+        raise ConfigError(f"task.sampling_nbest={cfg.sampling_nbest}: give 2 or more segmentations, or -1 for all")
+
+
+def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
+    files.check()  # check line numbers before a vocabulary is trained on the files
+    both = (files.source, files.target or [])
+    return chain.from_iterable(read_lines(both[side]) for side in sides)
+
+
+def _prepare(
+    cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
+) -> Tokenizer:
+    if not folder.is_dir():
+        check_not_frozen(folder)  # training one may take long
+        save_tokenizer(_make(cfg, model, dictionary, lines), folder)
+    return load_tokenizer(folder)
+
+
+def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+    if cfg.tokenizer == "pretrained":
+        return load_pretrained_tokenizer(Path(cfg.pretrained_tokenizer))
+    if cfg.tokenizer == "bytes":
+        return make_tokenizer(byte_files())
+    given = Dictionary.load(dictionary) if dictionary else None
+    if cfg.tokenizer == "whitespace":
+        if given is None:
+            counts = Counter(chain.from_iterable(line.split() for line in lines()))
+            given = Dictionary.from_counts(counts, cfg.vocab_size)
+        return WhitespaceTokenizer(given)
+    content = read_model(Path(model)) if model else _train(cfg, lines())
+    origin = model or "the SentencePiece model"
+    if cfg.tokenizer == "t5":
+        load_processor(content, origin)
+        return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
+    return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)
+
+
+def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:
+    return train_sentencepiece(
+        lines,
+        vocab_size=cfg.vocab_size,
+        model_type=cfg.spm_type,
+        character_coverage=cfg.character_coverage,
+        hard_vocab_limit=cfg.hard_vocab_limit,
+        special_ids=T5_IDS if cfg.tokenizer == "t5" else FAIRSEQ_IDS,
+        key="task.vocab_size",
+    )

@@ -1,0 +1,112 @@
+"""What T5's and ByT5's Python tokenizers have in common: added tokens first, then the pieces between them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.files import TokenizerFiles
+from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
+from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
+
+
+class SlowTokenizer(PretrainedTokenizer):
+    """A tokenizer that cuts a text at its added tokens and then each part into pieces.
+
+    A subclass implements ``pieces``, ``piece_id`` and ``join``.
+
+    Args:
+        files: its files.
+        special: its special tokens; ``added`` holds the added ones so far, to which those that lack are added.
+        pieces: its own symbols in the order of their ids.
+        base_size: number of ids that count as its own, below which a special token is no addition.
+        vocab_size: see ``load_pretrained_tokenizer``.
+    """
+
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        special: SpecialTokens,
+        pieces: Sequence[str],
+        base_size: int,
+        vocab_size: int | None,
+    ):
+        symbols = dict(enumerate(pieces))
+        add_tokens(special.all(), special.added, symbols)
+        self.added = AddedVocabulary(special.added)
+        symbols.update((index, token.content) for index, token in special.added.items())
+        self._symbols = symbols
+        self._special = {str(token) for token in special.all()}
+        above = {str(t) for t in special.additional or [] if self.added.ids.get(str(t), 0) >= base_size}
+        self._alone = (set(self.added.ids) - self._special) | above
+        if "backend" in special.config:  # version 5 of transformers writes no spaces beside them
+            self._alone = set()
+        super().__init__(files, special, symbols, vocab_size)
+
+    @abstractmethod
+    def pieces(self, text: str) -> list[str]:
+        """Cut a text without added tokens into pieces."""
+
+    @abstractmethod
+    def piece_id(self, piece: str) -> int:
+        """The id of a piece."""
+
+    @abstractmethod
+    def join(self, pieces: list[str]) -> str:
+        """Make text of pieces, of which there is at least one."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Cut a text into added tokens and pieces."""
+        if self.special.config.get("split_special_tokens"):
+            return self.pieces(text) if text else []
+        parts = self.added.split(text)
+        return [token for part in parts for token in ([part] if part in self.added.ids else self.pieces(part))]
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``; an end-of-sentence that the text ends with is left for the caller to append."""
+        added = self.added.ids
+        ids = [added[token] if token in added else self.piece_id(token) for token in self.tokenize(text)]
+        return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See ``PretrainedTokenizer.decode``."""
+        tokens = [self._symbols[index] for index in ids if index in self._symbols]
+        if skip_special_tokens:
+            tokens = [token for token in tokens if token not in self._special]
+        texts: list[str] = []
+        run: list[str] = []
+        for token in tokens:
+            if token not in self._alone:
+                run.append(token)
+                continue
+            if run and (text := self.join(run)):
+                texts.append(text)
+            texts.append(token)
+            run = []
+        if run:
+            texts.append(self.join(run))
+        return self.clean_up(" ".join(texts))
+
+
+def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], symbols: dict[int, str]) -> None:
+    """Add special tokens to the added ones; those that are no symbols yet get the next ids.
+
+    Args:
+        tokens: the special tokens.
+        added: the added tokens by id, which grow.
+        symbols: the pieces by id.
+    """
+    ids = {symbol: index for index, symbol in symbols.items() if index not in added}
+    ids.update((token.content, index) for index, token in added.items())
+    known = {token.content for token in added.values()}
+    for token in tokens:
+        if isinstance(token, str):
+            if token in known:
+                continue
+            token = AddedToken(token, special=True, normalized=False)
+        token.special = True
+        index = ids.setdefault(token.content, len(ids))
+        known.add(token.content)
+        added[index] = token

@@ -1,0 +1,270 @@
+"""Special and added tokens: what a tokenizer finds in a text before its own pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.data.tokenizers.files import ADDED_TOKENS_FILE, CONFIG_FILE, FAST_FILE, SPECIAL_TOKENS_FILE, TokenizerFiles
+from seqgen.errors import DataError
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+MAX_IDS = 10_000_000
+"""Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
+
+UNSUPPORTED = ("sp_model_kwargs",)
+
+ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
+"""The key of the special tokens without a name, until version 4 of transformers and since version 5."""
+
+Token: TypeAlias = AddedToken | str
+"""A token with its flags, or, where a file does not give the flags, its string alone."""
+
+
+@dataclass
+class SpecialTokens:
+    """The special and added tokens of a tokenizer, as its files give them.
+
+    Attributes:
+        origin: the tokenizer's folder, for messages.
+        config: the content of ``tokenizer_config.json``.
+        named: the tokens that have a name, such as ``eos_token``; ``None`` where a file says that there is none.
+        additional: the other special tokens, such as the sentinels; ``None`` where no file says.
+        added: the added tokens, special or not, by id.
+    """
+
+    origin: str
+    config: dict[str, Any]
+    named: dict[str, Token | None]
+    additional: list[Token] | None
+    added: dict[int, AddedToken]
+
+    @classmethod
+    def read(cls, files: TokenizerFiles) -> SpecialTokens:
+        """Gather them from the files.
+
+        ``tokenizer_config.json`` is the newest form and complete where it has ``added_tokens_decoder``. Where it has
+        not, ``special_tokens_map.json``, ``added_tokens.json`` and ``tokenizer.json`` say the rest, a later one
+        overruling an earlier one.
+
+        Args:
+            files: the tokenizer's files.
+
+        Raises:
+            DataError: a token is not one.
+        """
+        config = files.json(CONFIG_FILE)
+        special = cls(files.origin, config, {}, None, {})
+        for key in UNSUPPORTED:
+            if config.get(key):
+                raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
+        if isinstance(config.get("extra_special_tokens"), dict) and config["extra_special_tokens"]:
+            raise DataError(
+                f"{files.origin}/{CONFIG_FILE} has extra_special_tokens with names, which seqgen does not "
+                "support; remove it"
+            )
+        special._take(config, CONFIG_FILE)
+        if "added_tokens_decoder" in config:
+            entries = _object(config["added_tokens_decoder"], files.origin, "added_tokens_decoder")
+            special._add(entries.items(), files.origin)
+        else:
+            special._take(files.json(SPECIAL_TOKENS_FILE), SPECIAL_TOKENS_FILE, special=True)
+            special._take_added(files.json(ADDED_TOKENS_FILE))
+            entries = files.json(FAST_FILE).get("added_tokens", [])
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise DataError(f"{files.origin}/{FAST_FILE}: added_tokens is no list of tokens; copy it again")
+            special._add(((entry.get("id"), entry) for entry in entries), files.origin)
+        return special
+
+    def _take(self, content: dict[str, Any], name: str, **flags: bool) -> None:
+        where = f"{self.origin}/{name}"
+        for key in NAMED:
+            if key in content:
+                self.named[key] = None if content[key] is None else as_token(content[key], f"{where}: {key}", **flags)
+        for key in ADDITIONAL:
+            tokens = content.get(key)
+            if tokens is None or tokens == {}:
+                continue
+            if not isinstance(tokens, list):
+                raise DataError(f"{where}: {key} is no list; copy the file again")
+            have = [str(token) for token in self.additional or []]
+            new = [as_token(token, f"{where}: {key}", **flags) for token in tokens]
+            self.additional = [*(self.additional or []), *(token for token in new if str(token) not in have)]
+
+    def _take_added(self, ids: dict[str, Any]) -> None:
+        special = {str(token) for token in self.all()}
+        for content, index in ids.items():
+            flag = content in special
+            self.added[as_id(index, self.origin)] = AddedToken(content, special=flag, normalized=not flag)
+
+    def _add(self, entries: Iterable[tuple[Any, Any]], origin: str) -> None:
+        tokens: dict[int, AddedToken] = {}
+        for index, entry in entries:
+            token = as_token(entry, f"{origin}: the added token {index!r}")
+            if isinstance(token, str):
+                raise DataError(f"{origin}: the added token {index!r} has no flags; copy the folder again")
+            tokens[as_id(index, origin)] = token
+        self.added.update(tokens)
+        by_content = {token.content: token for token in tokens.values()}
+        self.named = {key: token and by_content.get(str(token), token) for key, token in self.named.items()}
+
+    def all(self) -> list[Token]:
+        """The special tokens, each string once: the named ones, then the additional ones."""
+        tokens = [token for key in NAMED if (token := self.named.get(key))]
+        distinct: dict[str, Token] = {}
+        for token in [*tokens, *(self.additional or [])]:
+            distinct.setdefault(str(token), token)
+        return list(distinct.values())
+
+    def fill(self, **flags: bool) -> None:
+        """Name the tokens that every T5 tokenizer has, where no file does.
+
+        Args:
+            flags: the flags of those that are given by their string; without any, they stay strings.
+        """
+        for key, default in DEFAULTS.items():
+            token = self.named.setdefault(key, default)
+            if flags and isinstance(token, str):
+                self.named[key] = AddedToken(token, **flags)
+
+    def number(self, key: str, default: int) -> int:
+        """A whole number of ``tokenizer_config.json``.
+
+        Args:
+            key: its key.
+            default: the value where there is none.
+
+        Raises:
+            DataError: it is no number of ids.
+        """
+        value = self.config.get(key, default)
+        if type(value) is not int or not 0 <= value <= MAX_IDS:
+            raise DataError(f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a number of ids")
+        return value
+
+    def add_t5_sentinels(self) -> int:
+        """Add the sentinels that T5's tokenizers have without being told so.
+
+        Returns:
+            How many of them the tokenizer numbers by itself, downwards from the top.
+
+        Raises:
+            DataError: ``extra_ids`` and the sentinels that are given differ.
+        """
+        count = self.number("extra_ids", 100)
+        new: list[Token] = [SENTINEL.format(i) for i in range(count)]
+        if self.additional is None:
+            self.additional = new
+            return count
+        given = sum("<extra_id_" in str(token) for token in self.additional)
+        if not given:
+            self.additional += new
+        elif count not in (0, given):
+            raise self.differing_sentinels(count, given)
+        return given
+
+    def differing_sentinels(self, count: int, given: int) -> DataError:
+        """The error where ``extra_ids`` and the number of the given sentinels differ."""
+        return DataError(
+            f"{self.origin}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
+            "additional_special_tokens; set extra_ids to their number"
+        )
+
+
+def as_token(value: Any, where: str, **flags: bool) -> Token:
+    """Read a token from JSON.
+
+    Args:
+        value: its string, or an object with ``content`` and flags.
+        where: file and key, for messages.
+        flags: further flags of an object.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        given = {key: bool(value[key]) for key in FLAGS if key in value}
+        return AddedToken(value["content"], **{**given, **flags})
+    raise DataError(f"{where} is {str(value)[:40]!r}, which is no token; copy the file again")
+
+
+def as_id(value: Any, origin: str) -> int:
+    """Read an id from JSON, where it may stand as a string.
+
+    Raises:
+        DataError: it is no id.
+    """
+    text = str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
+        raise DataError(f"{origin}: {text[:40]!r} is no id of an added token; copy the folder again")
+    return int(text)
+
+
+def _object(value: Any, origin: str, key: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"{origin}/{CONFIG_FILE}: {key} is no object; copy the file again")
+    return value
+
+
+class AddedVocabulary:
+    """Finds added tokens in a text.
+
+    Args:
+        added: the tokens by id.
+
+    Attributes:
+        ids: id of each token's string.
+        tokens: the tokens by id.
+    """
+
+    def __init__(self, added: dict[int, AddedToken]):
+        self.tokens = added
+        self.ids = {token.content: index for index, token in added.items()}
+        longest_first = sorted((content for content in self.ids if content), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+    def split(self, text: str) -> list[str]:
+        """Cut a text before and after each added token.
+
+        A token may take the white space at its sides with it (``lstrip``, ``rstrip``), or count only where it stands
+        between spaces (``single_word``)::
+
+            "a <x> b"  ->  ["a ", "<x>", " b"]        or, with lstrip,  ["a", "<x>", " b"]
+
+        Args:
+            text: the text.
+
+        Returns:
+            Tokens and what is between them, in order; none is empty.
+        """
+        if self._pattern is None:
+            return [text] if text else []
+        parts = [part for part in self._pattern.split(text) if part]
+        for i, part in enumerate(parts):
+            if part in self.ids:
+                self._take_spaces(parts, i, self.tokens[self.ids[part]])
+        return [part for part in parts if part]
+
+    @staticmethod
+    def _take_spaces(parts: list[str], i: int, token: AddedToken) -> None:
+        left = parts[i - 1] if i > 0 else ""
+        right = parts[i + 1] if i + 1 < len(parts) else ""
+        if token.rstrip and right:
+            parts[i + 1] = right.lstrip()
+        if token.lstrip and left:
+            parts[i - 1] = left.rstrip()
+        if token.single_word and left and left[-1] != " ":
+            parts[i - 1] += token.content
+            parts[i] = ""
+        elif token.single_word and right and right[0] != " ":
+            parts[i + 1] = token.content + parts[i + 1]
+            parts[i] = ""

@@ -1,0 +1,102 @@
+"""T5's Python tokenizer: SentencePiece with sentinels, in its two forms."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.base import SENTINEL
+from seqgen.data.tokenizers.files import MODEL_FILE, TokenizerFiles
+from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
+from seqgen.data.tokenizers.slow import SlowTokenizer
+from seqgen.data.tokenizers.special_tokens import SpecialTokens
+
+SPACE = "▁"
+
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+"""Appended to a model, sets ``normalizer_spec.add_dummy_prefix`` (field 3 of field 3) to false: two serialized protocol
+buffers one after the other are the one merged into the other."""
+
+
+class SlowT5Tokenizer(SlowTokenizer):
+    """T5's Python tokenizer, which finds the sentinels in a text and gives the parts between them to SentencePiece.
+
+    With ``legacy``, SentencePiece puts a space before each part. Without, only the text as a whole gets one, so that
+    what follows a sentinel without a space stays without.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        legacy = special.config.get("legacy")
+        self.legacy = legacy is None or bool(legacy)
+        self.add_prefix_space = bool(special.config.get("add_prefix_space", True))
+        model = files.need(MODEL_FILE)
+        self._processor = load_processor(model, f"{files.origin}/{MODEL_FILE}")
+        if not self.legacy:
+            self._processor = load_processor(model + NO_DUMMY_PREFIX, f"{files.origin}/{MODEL_FILE}")
+        size = self._processor.vocab_size()
+        top = size - 1 + special.number("extra_ids", 100)
+        flags = {"lstrip": True, "rstrip": True, "normalized": False, "special": True}
+        count = special.add_t5_sentinels()
+        own = {top - i: AddedToken(SENTINEL.format(i), **flags) for i in range(count)}
+        special.added = {**own, **special.added}
+        special.fill(special=True)
+        pieces = [self._processor.id_to_piece(i) for i in range(size)]
+        super().__init__(files, special, pieces, size, vocab_size)
+        self._unk = str(special.named["unk_token"])
+        self._unk_length = len(self._processor.encode(self._unk))
+
+    def tokenize(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.tokenize``."""
+        if self.legacy or not text:
+            return super().tokenize(text)
+        text = text.replace(SPACE, " ")
+        tokens = super().tokenize(SPACE + text if self.add_prefix_space else text)
+        return tokens[1:] if len(tokens) > 1 and tokens[0] == SPACE and tokens[1] in self._special else tokens
+
+    def pieces(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.pieces``."""
+        pieces: list[str]
+        if self.legacy or not text.startswith((SPACE, " ")):
+            pieces = self._processor.encode(text, out_type=str)
+            return pieces
+        # SentencePiece drops a space at the beginning, so something must stand before it: "<unk> a" -> < unk > ▁a
+        pieces = self._processor.encode(self._unk + text, out_type=str)
+        return pieces[self._unk_length :] if len(pieces) >= self._unk_length else pieces
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        index: int = self._processor.piece_to_id(piece)
+        return index
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``."""
+        if self.add_prefix_space and pieces[0].startswith(SPACE):
+            pieces = [pieces[0][1:], *pieces[1:]]
+        text = ""
+        run: list[str] = []
+        after_special = False
+        for piece in pieces:
+            if piece in self._special:
+                text += ("" if after_special else " ") + self._text(run) + piece
+                run = []
+            else:
+                run.append(piece)
+            after_special = piece in self._special
+        return (text + self._text(run)).strip()
+
+    def _text(self, pieces: list[str]) -> str:
+        text: str = self._processor.decode(pieces)
+        return text
+
+    def unknown(self, text: str) -> list[str]:
+        """See ``Tokenizer.unknown``."""
+        pieces = [piece for piece in self.tokenize(text) if piece not in self.added.ids]
+        lacking = [piece.strip(SPACE) for piece in pieces if self.piece_id(piece) == self.dictionary.unk()]
+        return [piece for piece in lacking if piece]

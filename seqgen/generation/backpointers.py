@@ -1,0 +1,186 @@
+"""The generated tokens of the beams of a batch, kept as back-pointers.
+
+At each step stand the token that each beam wrote and the beam of the step before that it continues; nothing is moved
+when beams change places. A hypothesis is read backwards from where it ended. Of one sentence with two beams::
+
+    step       0        1        2
+    tokens     a  b     c  d     e  f
+    parents    0  0     1  1     0  1
+
+Beam 1 at step 2 has the tokens b d f, and beam 0 has b c e.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates, gather_beams
+
+_BLOCK = 32
+"""Steps that memory is made for at a time."""
+
+
+class BackPointers:
+    """Tokens, parents and scores of the beams of all live sentences, step by step.
+
+    Args:
+        sentences: sentences of the batch.
+        beam: beams of each.
+        start: what the decoder's input begins with.
+        device: where the tensors live.
+    """
+
+    def __init__(self, sentences: int, beam: int, start: int, device: torch.device):
+        self.beam = beam
+        self.start = start
+        self.length = 0
+        self.tokens = torch.zeros(sentences, 0, beam, dtype=torch.int64, device=device)
+        self.parents = torch.zeros_like(self.tokens)
+        self.cumulative: Tensor | None = None
+        self.attention: Tensor | None = None
+        self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
+        """The step at which each sentence began; what stands before it is not its own."""
+        self._matrix: Tensor | None = None
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences are live."""
+        return self.tokens.size(0)
+
+    def attend(self, attention: Tensor | None) -> None:
+        """Note what the beams attend to at this step, before they change places.
+
+        Args:
+            attention: ``(live, beam, S)``, or ``None`` where nobody asked for it.
+        """
+        if attention is not None:
+            self.attention = _written(self.attention, self.length, attention)
+
+    def append(self, active: Candidates) -> None:
+        """Append the next step.
+
+        Args:
+            active: ``beam`` candidates of each live sentence.
+        """
+        self.tokens = _written(self.tokens, self.length, active.tokens)
+        self.parents = _written(self.parents, self.length, active.beams)
+        self.cumulative = _written(self.cumulative, self.length, active.scores)
+        self.length += 1
+        if self._matrix is not None:
+            rows = gather_beams(self._matrix, active.beams)
+            self._matrix = torch.cat([rows, active.tokens.unsqueeze(-1)], dim=-1)
+
+    def select(self, keep: Tensor) -> None:
+        """Keep the sentences in ``keep``, ``(kept,)`` int64."""
+        self.tokens, self.parents = self.tokens.index_select(0, keep), self.parents.index_select(0, keep)
+        self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
+        self.attention = None if self.attention is None else self.attention.index_select(0, keep)
+        self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
+        self.starts = self.starts.index_select(0, keep)
+
+    def merge(self, other: BackPointers) -> None:
+        """Add the sentences of another batch behind these, the last step of both being the same from now on.
+
+        What both have in common at the beginning is forgotten: of histories of 5 and 2 steps, the second begins 3 steps
+        later than the first.
+        """
+        length = max(self.length, other.length)
+        begins = [one.starts + (length - one.length) for one in (self, other)]
+        for name in ("tokens", "parents", "cumulative"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(
+                self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
+            )
+        self.starts = torch.cat(begins)
+        self.length = length
+        self._matrix = None
+
+    def crop_left(self, steps: int) -> None:
+        """Forget the first steps, in which no sentence had begun."""
+        self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
+        self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
+        self.starts = self.starts - steps
+        self.length -= steps
+
+    def last_tokens(self) -> Tensor:
+        """The newest token of each beam, ``(live, beam)`` int64: the start symbol before the first step."""
+        if self.length == 0:
+            return self.tokens.new_full((self.sentences, self.beam), self.start)
+        return self.tokens[:, self.length - 1]
+
+    def matrix(self) -> Tensor:
+        """The tokens of each beam from its start symbol on, ``(live, beam, 1 + step)`` int64.
+
+        The first call reads it from the back-pointers; from then on it is kept up to date.
+        """
+        if self._matrix is None:
+            live = torch.arange(self.beam, device=self.tokens.device).expand(self.sentences, -1)
+            columns = []
+            for step in reversed(range(self.length)):
+                columns.append(self.tokens[:, step].gather(1, live))
+                live = self.parents[:, step].gather(1, live)
+            columns.append(torch.full_like(live, self.start))
+            self._matrix = torch.stack(columns[::-1], dim=-1)
+        return self._matrix
+
+    def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Read hypotheses backwards.
+
+        Args:
+            sentences: ``(k,)`` int64 live sentences.
+            beams: ``(k, B)`` int64, the beam that each of ``B`` hypotheses of a sentence continued when it ended.
+            lengths: ``(k, B)`` int64 tokens before the one that ended it.
+
+        Returns:
+            On the CPU, with ``L`` the largest length: the tokens before the last ``(k, B, L)`` int64, the score up to
+            each of them ``(k, B, L)``, and the attention at each of them and at the last ``(k, B, L + 1, S)`` or
+            ``None``. What stands behind a hypothesis's own length means nothing.
+        """
+        longest = int(lengths.max()) if lengths.numel() else 0
+        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.starts[sentences].cpu()
+        tokens = _from(self.tokens[sentences].cpu(), begins, longest)
+        parents = _from(self.parents[sentences].cpu(), begins, longest)
+        sums = (
+            tokens.new_zeros(tokens.shape)
+            if self.cumulative is None
+            else _from(self.cumulative[sentences].cpu(), begins, longest)
+        )
+        attention = None if self.attention is None else _from(self.attention[sentences].cpu(), begins, longest + 1)
+        traced = torch.zeros(*live.shape, longest, dtype=torch.int64)
+        totals = torch.zeros(*live.shape, longest, dtype=sums.dtype)
+        weights = None if attention is None else attention.new_zeros(*live.shape, longest + 1, attention.size(-1))
+        for step in reversed(range(longest + 1)):
+            if weights is not None and attention is not None:
+                weights[:, :, step] = gather_beams(attention[:, step], live)
+            if step == 0:
+                break
+            inside = lengths >= step
+            traced[:, :, step - 1] = tokens[:, step - 1].gather(1, live)
+            totals[:, :, step - 1] = sums[:, step - 1].gather(1, live)
+            live = torch.where(inside, parents[:, step - 1].gather(1, live), live)
+        return traced, totals, weights
+
+
+def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
+    """``memory`` ``(live, capacity, ...)`` with ``values`` ``(live, ...)`` written at a step; it grows where needed."""
+    capacity = 0 if memory is None else memory.size(1)
+    if step >= capacity or memory is None:
+        more = values.new_zeros(values.size(0), _BLOCK + capacity // 2, *values.shape[1:])
+        memory = more if memory is None else torch.cat([memory.to(values.dtype), more], dim=1)
+    memory[:, step] = values
+    return memory
+
+
+def _aligned(memory: Tensor, length: int, wanted: int) -> Tensor:
+    """The steps that are filled, with as many empty ones before them as are wanted: ``(live, wanted, beam)``."""
+    empty = memory.new_zeros(memory.size(0), wanted - length, memory.size(2))
+    return torch.cat([empty, memory[:, :length]], dim=1)
+
+
+def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:
+    """``length`` steps of each sentence from its beginning on: ``memory`` ``(k, steps, ...)``, ``begins`` ``(k,)``."""
+    if not bool(begins.any()):
+        return memory[:, :length]
+    steps = (begins.unsqueeze(1) + torch.arange(length)).clamp(max=memory.size(1) - 1)
+    return memory.gather(1, steps.view(*steps.shape, *[1] * (memory.dim() - 2)).expand(-1, -1, *memory.shape[2:]))

@@ -1,0 +1,193 @@
+"""Which keys of the ``generation`` group go together; the others are refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.rules import DRAWING, draws, rules_named
+
+NOT_DRAWING = (
+    "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
+)  # fmt: skip
+"""The built-in strategies that do not."""
+
+
+def takes_seed(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy takes its seed from the configuration; one of the user's own has its own."""
+    return cfg.search in DRAWING or (cfg.sampling and not cfg.search)
+
+
+def writes_one(cfg: GenerationConfig) -> bool:
+    """Whether the search strategy writes one output whatever the beam."""
+    return cfg.search in ("greedy", "contrastive")
+
+
+def _stops_early(cfg: GenerationConfig) -> bool:
+    """Whether beams compete until enough of them have finished, by Hugging Face's rules."""
+    if not cfg.search:
+        return cfg.beam > 1 or bool(cfg.constraints)
+    return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam")
+
+
+def max_len_b(cfg: GenerationConfig) -> int:
+    """The limit that ``max_len_b`` sets; its default is lifted to a greater ``max_len`` that is given alone."""
+    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
+    return cfg.max_len_b if given else max(cfg.max_len, cfg.max_len_b)
+
+
+class Need(NamedTuple):
+    """Some keys that mean nothing without others.
+
+    Attributes:
+        keys: names of fields; one counts as given where its value is not the default.
+        met: whether a configuration has what they need.
+        sentence: what they need, after "generation.KEY=VALUE ".
+    """
+
+    keys: tuple[str, ...]
+    met: Callable[[GenerationConfig], bool]
+    sentence: str
+
+
+CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+NEEDS = (
+    Need(
+        CUTOFFS,
+        draws,
+        "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
+    ),
+    Need(
+        ("seed",),
+        takes_seed,
+        "has no effect, since no search strategy that takes it draws at random; give generation.sampling=true, or "
+        "leave it out",
+    ),
+    Need(
+        ("sampling",),
+        lambda cfg: cfg.search not in NOT_DRAWING,
+        "draws at random, and the strategy that generation.search names does not; choose one",
+    ),
+    Need(
+        ("sampling",),
+        lambda cfg: cfg.diverse_beam_groups < 1 and cfg.diversity_rate <= 0 and not cfg.constraints,
+        "is one search strategy, and generation.diverse_beam_groups, diversity_rate and constraints are others; "
+        "choose one",
+    ),
+    Need(
+        ("diverse_beam_strength",),
+        lambda cfg: cfg.diverse_beam_groups > 0,
+        "has no effect without generation.diverse_beam_groups; give both or neither",
+    ),
+    Need(
+        ("penalty_alpha", "contrastive_topk"),
+        lambda cfg: cfg.search == "contrastive",
+        "belongs to contrastive search; give generation.search=contrastive, or leave it out",
+    ),
+    Need(
+        ("draft_tokens",),
+        lambda cfg: bool(cfg.draft) or cfg.prompt_lookup > 0,
+        "has no effect without a draft; give generation.draft or generation.prompt_lookup, or leave it out",
+    ),
+    Need(
+        ("draft",),
+        lambda cfg: cfg.prompt_lookup == 0,
+        "and generation.prompt_lookup both draft; choose one",
+    ),
+    Need(
+        ("mbr",),
+        lambda cfg: cfg.beam > 1 and not writes_one(cfg),
+        "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
+        "search, which write one whatever the beam",
+    ),
+    Need(
+        ("beam",),
+        lambda cfg: cfg.beam == 1 or not writes_one(cfg),
+        "has no effect, since greedy and contrastive search write one output whatever the beam; leave it out, or "
+        "choose another search",
+    ),
+    Need(
+        ("diversity_rate",),
+        lambda cfg: cfg.diversity_rate >= 0,
+        "is below 0 and has no effect; give a rate above 0, or leave it out",
+    ),
+    Need(
+        ("exponential_decay_start",),
+        lambda cfg: cfg.exponential_decay_factor != 1,
+        "has no effect without generation.exponential_decay_factor; give both or neither",
+    ),
+    Need(
+        ("early_stopping",),
+        _stops_early,
+        "says when a sentence has enough of several hypotheses that compete, and here none do; leave it out",
+    ),
+    Need(
+        ("lenpen", "length_penalty"),
+        lambda cfg: not cfg.unnormalized,
+        "has no effect with generation.unnormalized=true; leave one out",
+    ),
+    Need(
+        ("max_len_a", "max_len_b"),
+        lambda cfg: not cfg.match_source_len,
+        "has no effect with generation.match_source_len=true; leave one out",
+    ),
+    Need(
+        ("min_len",),
+        lambda cfg: cfg.min_len < 2 or not cfg.match_source_len,
+        "has no effect with generation.match_source_len=true; leave one out",
+    ),
+    Need(
+        ("min_len",),
+        lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
+        "is more than generation.max_len allows; lower the one or raise the other",
+    ),
+    Need(
+        ("min_len",),
+        lambda cfg: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= max_len_b(cfg),
+        "is more than generation.max_len_b allows; lower the one or raise the other",
+    ),
+    Need(
+        ("nbest",),
+        lambda cfg: cfg.nbest <= cfg.beam,
+        "hypotheses are more than generation.beam keeps; lower the one or raise the other",
+    ),
+    Need(
+        ("nbest",),
+        lambda cfg: cfg.search != "greedy",
+        "hypotheses are more than the one that greedy search writes; choose another search",
+    ),
+)
+"""What is refused, in the order in which it is looked for."""
+
+
+def check_compatible(cfg: GenerationConfig) -> None:
+    """Refuse keys that exclude each other, or that have no effect without another key or under the rules in use.
+
+    Args:
+        cfg: the configuration.
+
+    Raises:
+        ConfigError: the first such key, the reason and what to do.
+    """
+    for key, reason in incompatible(cfg):
+        value = getattr(cfg, key)
+        shown = str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"generation.{key}={shown} {reason}")
+
+
+def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
+    """The keys that ``check_compatible`` refuses, and why."""
+    neutral = dataclasses.asdict(GenerationConfig())
+    given = [key for key, value in vars(cfg).items() if value != neutral[key]]
+    for need in NEEDS:
+        for key in need.keys:
+            if key in given and not need.met(cfg):
+                yield key, need.sentence
+    rules = rules_named(cfg.semantics)
+    for key in given:
+        if reason := rules.objection(cfg, key):
+            yield key, reason

@@ -1,0 +1,197 @@
+"""What all components of decoding share: configuration, declared needs, and per-batch state that follows the beams.
+
+Search strategies, logits processors, combinations, stopping rules and observers are components. A component that
+remembers something between two steps keeps it in tensors and names them in ``sentence_state`` or ``beam_state``; the
+session then reorders, drops and joins them with the sentences::
+
+    class MaximumCoverage(LogitsProcessor):
+        beam_state = ("seen",)                                   # (sentences, beam, V)
+
+        def begin(self, batch):
+            processor = super().begin(batch)                     # a copy for this batch
+            processor.seen = torch.zeros(batch.num_sentences, batch.beam_size, self.size, device=batch.device)
+            return processor
+
+        def advance(self, active):
+            super().advance(active)                              # row i of seen now belongs to the parent of beam i
+            self.seen.scatter_(2, active.tokens.unsqueeze(2), 1.0)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from seqgen.data.dictionary import Dictionary
+from seqgen.flags import Flagged
+from seqgen.generation.candidates import Candidates, gather_beams
+
+Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
+"""Token ids that must follow one another; or several such phrases, of which one is enough."""
+
+Phrases: TypeAlias = Sequence[Phrase]
+"""What one sentence's output must contain."""
+
+FEATURES = "features"
+"""A need: the last hidden features of the first member's decoder."""
+
+ATTENTION = "attention"
+"""A need: attention over the source."""
+
+MEMBER_LOGITS = "member_logits"
+"""A need: the logits of each member before they are combined."""
+
+NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What a component is told when the decoding of a batch begins.
+
+    Attributes:
+        num_sentences: sentences in the batch.
+        beam_size: beams of each sentence.
+        eos: id of end-of-sentence.
+        device: where the scores will be.
+        constraints: for each sentence the phrases that its output must contain; ``None`` without constraints.
+        ids: ``(num_sentences,)`` int64, line number of each sentence, on which random numbers depend.
+        end_tokens: ids that end an output, end-of-sentence first.
+        pad: id of padding.
+        source_texts: the text of each source line; ``None`` where sentences were not given as text.
+    """
+
+    num_sentences: int
+    beam_size: int
+    eos: int
+    device: torch.device
+    constraints: Sequence[Phrases] | None = None
+    ids: Tensor | None = None
+    end_tokens: Sequence[int] = ()
+    pad: int = 1
+    source_texts: Sequence[str] | None = None
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates are enough for ``beam_size`` of them to continue: each end token may end every beam."""
+        return (1 + max(1, len(self.end_tokens))) * self.beam_size
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a component may use when it is built from its configuration.
+
+    Attributes:
+        dictionary: the target vocabulary.
+        encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
+        decode: turns ids into text; ``None`` without a tokenizer.
+    """
+
+    dictionary: Dictionary
+    encode: Callable[[str], Sequence[int]] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+
+
+class Component(Flagged):
+    """The base class of everything that takes part in a decoding step."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What the step context must hold for it: any of ``FEATURES``, ``ATTENTION`` and ``MEMBER_LOGITS``. Only what some
+    component in use declares is computed."""
+
+    sentence_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that are tensors ``(sentences, ...)`` of a batch."""
+
+    beam_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that are tensors ``(sentences, beam, ...)`` of a batch."""
+
+    @classmethod
+    def build(cls, cfg: Any, resources: Resources) -> Self:
+        """Make the component from an instance of the configuration class that it is registered with.
+
+        Args:
+            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
+            resources: the target vocabulary and its tokenizer.
+        """
+        return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """Prepare for a batch.
+
+        Args:
+            batch: what is known of it.
+
+        Returns:
+            The component for this batch: a copy where the class declares state, else the component itself.
+        """
+        return copy.copy(self) if self.sentence_state or self.beam_state else self
+
+    def advance(self, active: Candidates) -> None:
+        """Follow the beams: beam ``i`` of each sentence now continues beam ``active.beams[:, i]``.
+
+        Args:
+            active: the ``beam`` candidates of each sentence that continue.
+        """
+        for name in self.beam_state:
+            setattr(self, name, gather_beams(getattr(self, name), active.beams))
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    def merge(self, other: Self) -> None:
+        """Add the sentences of another batch after these; see ``SequenceGenerator.generate_continuously``."""
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+    def fork(self) -> Self:
+        """A copy whose state changes independently, for a strategy that returns to earlier prefixes."""
+        other = copy.copy(self)
+        for name in (*self.sentence_state, *self.beam_state):
+            setattr(other, name, getattr(self, name).clone())
+        return other
+
+
+class Composite(Component):
+    """A component made of others, whose state it moves; a subclass sets ``parts``."""
+
+    parts: list[Any]
+    """The components that it is made of."""
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """What any part needs."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        return self._with([part.begin(batch) for part in self.parts])
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Component.advance``."""
+        for part in self.parts:
+            part.advance(active)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Component.select_sentences``."""
+        for part in self.parts:
+            part.select_sentences(keep)
+
+    def merge(self, other: Self) -> None:
+        """See ``Component.merge``."""
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.merge(theirs)
+
+    def fork(self) -> Self:
+        """See ``Component.fork``."""
+        return self._with([part.fork() for part in self.parts])
+
+    def _with(self, parts: list[Any]) -> Self:
+        other = copy.copy(self)
+        other.parts = parts
+        return other

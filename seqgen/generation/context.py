@@ -1,0 +1,178 @@
+"""The step context: what every component may look at during one decoding step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.structures import map_tensors
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of a batch that are still in it, and what is known of each; ``live`` counts them.
+
+    Attributes:
+        ids: ``(live,)`` int64, the line number of each.
+        max_lengths: ``(live,)`` int64, the last step of each in the batch's own count.
+        done: ``(live,)`` bool, which of them need no further hypotheses.
+        starts: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
+        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` where not known.
+        src_padding: ``(live, S)`` bool, true where these are padding; ``None`` where none is.
+        texts: the text of each source line; ``None`` where sentences were not given as text.
+    """
+
+    ids: Tensor
+    max_lengths: Tensor
+    done: Tensor
+    starts: Tensor | None = None
+    prefix_tokens: Tensor | None = None
+    src_tokens: Tensor | None = None
+    src_padding: Tensor | None = None
+    texts: Sequence[str] | None = None
+
+    @property
+    def own_limits(self) -> Tensor:
+        """``(live,)`` int64, the last step of each in its own count."""
+        return self.max_lengths if self.starts is None else self.max_lengths - self.starts
+
+    def select(self, keep: Tensor) -> Sentences:
+        """Keep the sentences in ``keep``, ``(kept,)`` int64."""
+        kept: Sentences = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
+        return kept if self.texts is None else replace(kept, texts=[self.texts[index] for index in keep.tolist()])
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What the members computed in this step.
+
+    A part is ``None`` where no component in use declares a need for it, or where the models have no such thing.
+
+    Attributes:
+        features: ``(rows, C)`` last hidden features of the first member's decoder.
+        attention: ``(rows, S)`` attention over the source, combined over the members that read the source alike.
+        member_logits: ``(rows, V)`` logits of each member, temperature applied.
+    """
+
+    features: Tensor | None = None
+    attention: Tensor | None = None
+    member_logits: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What a component may look at during one step.
+
+    A row is one beam of one sentence (for a stopping rule: one candidate); rows are sentence-major, so row ``i``
+    belongs to sentence ``i // rows_per_sentence``. Derived attributes are computed when first read.
+
+    Attributes:
+        step: how many tokens each row has, in the batch's own count; ``steps`` has each row's own.
+        sentences: what is known of each live sentence.
+        rows_per_sentence: beams of each sentence, or candidates.
+        eos: id of end-of-sentence.
+        pad: id of padding.
+        first_end: the smallest of ``max_lengths``, so that nothing needs to be read from the device before that step.
+        read_tokens: gives ``(rows, 1 + step)`` int64, the tokens of each row after its start symbol.
+        counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
+        scores: ``(rows,)`` cumulative scores; ``None`` before they are known.
+        parents: ``(live, candidates)`` int64, for a stopping rule the beam that each candidate continues; or ``None``.
+        outputs: what the members computed, as far as it was declared as a need.
+        process: applies the logits processors to ``(live, beam, V)`` scores, perhaps in place; ``None`` where they were
+            applied before the search.
+        watch: is told each processor and the scores that it left; ``None`` unless an observer asks.
+    """
+
+    step: int
+    sentences: Sentences
+    rows_per_sentence: int
+    eos: int
+    pad: int
+    first_end: int
+    read_tokens: Callable[[], Tensor] = field(repr=False)
+    counts_start: bool = False
+    scores: Tensor | None = None
+    parents: Tensor | None = None
+    outputs: StepOutputs = field(default_factory=StepOutputs)
+    process: Callable[[Tensor], Tensor] | None = None
+    watch: Callable[[Any, Tensor], None] | None = None
+
+    @cached_property
+    def _tokens(self) -> Tensor:
+        return self.read_tokens()
+
+    @property
+    def tokens(self) -> Tensor:
+        """``(rows, step)`` int64, the generated tokens of each row, without a start symbol."""
+        return self._tokens[:, 1:]
+
+    @property
+    def generated(self) -> Tensor:
+        """``(rows, step)`` or ``(rows, step + 1)`` int64, the tokens that count as generated before.
+
+        By Hugging Face's rules the start symbol is one of them; by fairseq's it is not.
+        """
+        return self._tokens if self.counts_start else self._tokens[:, 1:]
+
+    @cached_property
+    def steps(self) -> Tensor:
+        """``(rows,)`` int64, how many tokens each row has; sentences that joined a running batch have fewer."""
+        starts = self.sentences.starts
+        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if starts is None else starts)
+        return self.by_row(own)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether sentences joined the batch at different steps."""
+        return self.sentences.starts is not None
+
+    @cached_property
+    def max_lengths(self) -> Tensor:
+        """``(rows,)`` int64, the last step of each row: there the output ends or is cut, as the rules say."""
+        return self.by_row(self.sentences.max_lengths)
+
+    @cached_property
+    def sentence_ids(self) -> Tensor:
+        """``(rows,)`` int64, the line number of each row's sentence."""
+        return self.by_row(self.sentences.ids)
+
+    @cached_property
+    def prefix_tokens(self) -> Tensor | None:
+        """``(rows, P)`` int64, tokens that each row begins with, padded on the right; or ``None``."""
+        return None if self.sentences.prefix_tokens is None else self.by_row(self.sentences.prefix_tokens)
+
+    @cached_property
+    def src_tokens(self) -> Tensor | None:
+        """``(rows, S)`` int64, ids of the source, padded; ``None`` where not known."""
+        return None if self.sentences.src_tokens is None else self.by_row(self.sentences.src_tokens)
+
+    @cached_property
+    def src_padding(self) -> Tensor | None:
+        """``(rows, S)`` bool, true where the source is padding; ``None`` where none is."""
+        return None if self.sentences.src_padding is None else self.by_row(self.sentences.src_padding)
+
+    @property
+    def source_texts(self) -> Sequence[str] | None:
+        """The source line of each live sentence; ``None`` where sentences were not given as text."""
+        return self.sentences.texts
+
+    @property
+    def done(self) -> Tensor:
+        """``(live,)`` bool, which sentences need no further hypotheses; their candidates are ignored."""
+        return self.sentences.done
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """Repeat ``(live, ...)`` values for each row of the sentence: ``(rows, ...)``."""
+        return values.repeat_interleave(self.rows_per_sentence, 0)
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        """View ``(rows, ...)`` values as ``(live, rows_per_sentence, ...)``."""
+        rows = self.rows_per_sentence
+        grouped: Tensor = values.view(values.size(0) // rows, rows, *values.shape[1:])
+        return grouped

@@ -1,0 +1,5 @@
+"""Members of an ensemble, and the combinations of their scores."""
+
+from seqgen.renamed import former_names
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name

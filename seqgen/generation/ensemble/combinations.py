@@ -1,0 +1,224 @@
+"""Combinations: how the scores of an ensemble's members become one distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.flags import Flags
+from seqgen.generation.component import Component, Composite
+from seqgen.generation.context import StepContext
+from seqgen.registry import register_combination
+
+
+class Combination(Component):
+    """Combines the members' scores; a subclass implements ``__call__``.
+
+    One that is registered with ``@register_combination`` can be chosen by name (``generation.combination``).
+    """
+
+    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "joins": ("__call__",)}
+
+    keeps_single: bool = False
+    """Whether the scores of a single member stay as they are; then an ensemble of one may skip the combination."""
+
+    joins: bool = False
+    """Whether it is right where sentences have joined a running batch: it reads neither tokens nor source ids, and
+    counts steps by ``context.steps``."""
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """Combine the members' scores of the next token.
+
+        Args:
+            lprobs: ``(..., V)`` log-probabilities in nats from each member, in their order.
+            context: the step; ``None`` where known targets are scored.
+
+        Returns:
+            ``(..., V)`` scores in nats; they need not be normalized.
+        """
+        raise NotImplementedError
+
+    def attention_weights(self, members: int) -> list[float]:
+        """How much each member counts where attention is averaged; by default all alike."""
+        return [1.0] * members
+
+
+@dataclass
+class MeanConfig:
+    """Configuration of the weighted means."""
+
+    weights: list[float] = option([], "weight of each member, scaled to sum to one; empty for equal ones", minimum=0)
+
+
+class Mean(Combination):
+    """A weighted mean of the members' distributions; a subclass says of what.
+
+    Args:
+        weights: how much each member counts; scaled to sum to one. Empty for equal weights.
+    """
+
+    keeps_single = True
+    joins = True
+
+    def __init__(self, weights: Sequence[float] = ()):
+        self.weights = list(weights)
+
+    def attention_weights(self, members: int) -> list[float]:
+        """The members' weights, scaled to sum to one.
+
+        Raises:
+            ConfigError: there is not one weight for each member, or they are all zero.
+        """
+        weights = self.weights or [1.0] * members
+        if len(weights) != members or sum(weights) <= 0:
+            raise ConfigError(
+                f"generation.ensemble_weights has {len(weights)} weights that sum to {sum(weights):g}, but there are "
+                f"{members} models; give one weight for each, not all zero"
+            )
+        return [weight / sum(weights) for weight in weights]
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        if len(lprobs) == 1:
+            return lprobs[0]
+        pairs = zip(self.attention_weights(len(lprobs)), lprobs, strict=True)
+        return self.mean([(weight, scores) for weight, scores in pairs if weight > 0])
+
+    def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
+        """The mean of ``(..., V)`` log-probabilities whose weights sum to one."""
+        raise NotImplementedError
+
+
+@dataclass
+class ProbabilityMeanConfig(MeanConfig):
+    """Configuration of the mean of probabilities."""
+
+
+@register_combination("probability", config=ProbabilityMeanConfig)
+class ProbabilityMean(Mean):
+    """The weighted arithmetic mean of probabilities: ``log sum_i w_i p_i``."""
+
+    def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
+        """See ``Mean.mean``."""
+        total = weighted[0][1] + math.log(weighted[0][0])
+        for weight, scores in weighted[1:]:
+            total = torch.logaddexp(total, scores + math.log(weight))
+        return total
+
+
+@dataclass
+class LogProbabilityMeanConfig(MeanConfig):
+    """Configuration of the mean of log-probabilities."""
+
+
+@register_combination("log", config=LogProbabilityMeanConfig)
+class LogProbabilityMean(Mean):
+    """The weighted geometric mean of probabilities, renormalized: ``log softmax(sum_i w_i log p_i)``."""
+
+    def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
+        """See ``Mean.mean``."""
+        mean = weighted[0][1] * weighted[0][0]
+        for weight, scores in weighted[1:]:
+            mean = mean.add(scores, alpha=weight)
+        return mean.log_softmax(-1)
+
+
+@dataclass
+class ProductConfig:
+    """Configuration of the product."""
+
+
+@register_combination("product", config=ProductConfig)
+class Product(Combination):
+    """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
+
+    keeps_single = True
+    joins = True
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        return torch.stack(list(lprobs)).sum(0)
+
+
+@dataclass
+class FusionConfig:
+    """Configuration of fusion."""
+
+    weight: float = option(0.3, "weight of every member but the first; below 0 for contrast")
+    weights: list[float] = option([], "weight of each member but the first; empty for weight")
+
+
+@register_combination("fusion", config=FusionConfig)
+class Fusion(Combination):
+    """The first member's log-probabilities and a weighted sum of the others': ``log p_1 + sum_i w_i log p_i``.
+
+    With a language model as the second member this is shallow fusion (Gulcehre et al. 2015, equation 5), not
+    renormalized. A negative weight contrasts the first member with the others (Li et al. 2023, equation 2, without its
+    plausibility constraint). Where another member forbids a token, only a positive weight forbids it.
+
+    Args:
+        weight: ``w_i`` of every member but the first.
+        weights: ``w_i`` of each member but the first, in place of ``weight``.
+    """
+
+    keeps_single = True
+    joins = True
+
+    def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
+        self.weight, self.weights = weight, list(weights)
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        others = lprobs[1:]
+        weights = self.weights or [self.weight] * len(others)
+        if len(weights) != len(others):
+            raise ConfigError(
+                f"combination.weights has {len(weights)} weights for {len(others)} members after the first; give one "
+                "for each of them, or combination.weight for all"
+            )
+        fused = lprobs[0]
+        for weight, other in zip(weights, others, strict=True):
+            if weight < 0:  # -inf * w would be inf, and make a token certain
+                other = other.clamp(min=torch.finfo(other.dtype).min / (1 - weight))
+            fused = fused.add(other, alpha=weight) if weight else fused
+        return fused
+
+
+class Guidance(Composite, Combination):
+    """Classifier-free guidance: away from what the same models predict without their source (Sanchez et al. 2023).
+
+    The first half of the members reads the source, the second half an empty one; ``inner`` combines each half. Its
+    scores are ``scale * (log p - log q) + log q``, not normalized; where only one of the two is finite, ``log p``.
+
+    Args:
+        inner: combines the members of each half.
+        scale: 1 for the conditional distribution, above 1 for more than that, 0 for the unconditional one.
+    """
+
+    def __init__(self, inner: Combination, scale: float):
+        self.parts, self.scale = [inner], scale
+
+    @property
+    def inner(self) -> Combination:
+        """Combines the members of each half."""
+        inner: Combination = self.parts[0]
+        return inner
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        half = len(lprobs) // 2
+        conditional, unconditional = self.inner(lprobs[:half], context), self.inner(lprobs[half:], context)
+        guided = self.scale * (conditional - unconditional) + unconditional
+        return guided.where(conditional.isfinite() & unconditional.isfinite(), conditional)
+
+    def attention_weights(self, members: int) -> list[float]:
+        """The weights of the conditional half; the other has none."""
+        half = members // 2
+        return [*self.inner.attention_weights(half), *[0.0] * half]

@@ -1,0 +1,95 @@
+"""One model or several, seen by the session as a single source of next-token scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
+from seqgen.generation.ensemble.member import INPUT, MemberSpec
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.cached_weight import CachedWeight
+from seqgen.structures import Batch, Source
+
+
+class Ensemble:
+    """Models that share the target vocabulary, and the combination of their scores.
+
+    Args:
+        members: one or more models, of any architectures, each perhaps with a part of its own.
+        combination: combines their scores; by default the mean of probabilities.
+    """
+
+    def __init__(self, members: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination | None = None):
+        if not members:
+            raise ConfigError("an ensemble needs at least one model")
+        self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]
+        self.combination = combination or ProbabilityMean()
+        self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
+
+    @property
+    def models(self) -> list[EncoderDecoderModel]:
+        """The models, each of which a batch has a source for; companions read that of the model that they share."""
+        return [member.model for member in self.members if not member.companion]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put every model into evaluation mode, and afterwards back into the mode that it was in.
+
+        A model that is in evaluation mode keeps its prepacked weights, unless the weights have changed.
+        """
+        training = [model for model in self.models if model.training]
+        for model in self.models:
+            if any(module.training for module in model.modules()):
+                model.eval()
+            for module in model.modules():
+                if isinstance(module, CachedWeight):
+                    module.refresh()
+        try:
+            yield
+        finally:
+            for model in training:
+                model.train()
+
+    def sources(self, sample: Batch) -> list[Source]:
+        """The source of a batch as each member reads it."""
+        models = self.models
+        if sample.member_sources is None:
+            given = [sample.source] * len(models)
+        elif len(sample.member_sources) != len(models):
+            raise ValueError(f"the batch has {len(sample.member_sources)} sources for {len(models)} models")
+        else:
+            given = sample.member_sources
+        by_model = {id(model): source for model, source in zip(models, given, strict=True)}
+        own = iter(given)
+        return [
+            member.source_of(by_model[id(member.model)] if member.companion else next(own)) for member in self.members
+        ]
+
+    def read_alike(self, sources: Sequence[Source]) -> list[bool]:
+        """Which members read the same source tokens as the first, so that their attention can be averaged."""
+        return [
+            member.source == INPUT and torch.equal(source.src_tokens, sources[0].src_tokens)
+            for member, source in zip(self.members, sources, strict=True)
+        ]
+
+    def combine_attention(self, attention: Sequence[Tensor | None]) -> Tensor | None:
+        """Average attention weights over the members that have some and that read the source alike.
+
+        Args:
+            attention: ``(..., S)`` from each member, or ``None``.
+        """
+        weights = self.combination.attention_weights(len(self.members))
+        given = [
+            (weight, values)
+            for weight, values in zip(weights, attention, strict=True)
+            if values is not None and values.shape == next(a for a in attention if a is not None).shape
+        ]
+        if not given:
+            return None
+        total = sum(weight for weight, _ in given) or 1.0
+        return torch.stack([values * (weight / total) for weight, values in given]).sum(0)

@@ -1,0 +1,204 @@
+"""One member of an ensemble: what it is, and what it remembers while a batch is decoded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.config import DebugConfig
+from seqgen.decoder import Decoder, IncrementalDecoder
+from seqgen.errors import ConfigError
+from seqgen.incremental_state import IncrementalState, rows_of_sentences
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Source, map_tensors
+
+INPUT, EMPTY = "input", "empty"
+"""What a member reads: the input line, or a source that holds nothing but end-of-sentence. ``field2`` is the second of
+the fields that tabs separate in an input line, such as the same sentence in another language."""
+
+_FIELD = re.compile(r"field([1-9]\d?)")
+
+
+@dataclass(frozen=True)
+class MemberSpec:
+    """A model and its part in an ensemble.
+
+    Attributes:
+        model: the model.
+        source: what it reads: ``"input"``, ``"empty"`` or ``"fieldN"``.
+        companion: whether it shares the batch's source with another member of the same model, as the unconditional half
+            of classifier-free guidance does. Any other member has a source of its own in the batch.
+    """
+
+    model: EncoderDecoderModel
+    source: str = INPUT
+    companion: bool = False
+
+    def source_of(self, source: Source) -> Source:
+        """What this member reads of the source that the batch has for its model."""
+        return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
+
+
+def field_of(source: str) -> int:
+    """The number of the field that ``"fieldN"`` names; 0 for the whole input line.
+
+    Raises:
+        ConfigError: it is no source that a member can read.
+    """
+    if source in (INPUT, EMPTY):
+        return 0
+    if (found := _FIELD.fullmatch(source)) is None:
+        raise ConfigError(
+            f"generation.members: {source!r} is no source; a member reads input, empty, or fieldN for the N-th of the "
+            "fields that tabs separate"
+        )
+    return int(found[1])
+
+
+def empty_source(source: Source, left_padded: bool) -> Source:
+    """A source of the same sentences that holds their end-of-sentence alone.
+
+    Args:
+        source: ``(sentences, S)``.
+        left_padded: the side on which it is padded.
+    """
+    last = source.src_tokens.size(1) if left_padded else source.src_lengths
+    columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
+    return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
+
+
+@dataclass(frozen=True)
+class MemberOutput:
+    """What a member computes for the newest token of each row.
+
+    Attributes:
+        logits: ``(rows, V)``.
+        attention: ``(rows, S)``, or ``None`` where not asked for.
+        features: ``(rows, C)`` last hidden features, or ``None`` likewise.
+    """
+
+    logits: Tensor
+    attention: Tensor | None = None
+    features: Tensor | None = None
+
+    def select(self, rows: Tensor) -> MemberOutput:
+        """The output of some rows, ``(kept,)`` int64."""
+        selected: MemberOutput = map_tensors(self, lambda tensor: tensor.index_select(0, rows))
+        return selected
+
+
+class Member:
+    """One model that decodes a batch: its encoder output and its incremental state.
+
+    Args:
+        model: the model.
+        source: the sentences as this model reads them.
+        beam_size: rows of each sentence.
+        start_symbol: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
+        debug: switches of optimizations.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        source: Source,
+        beam_size: int,
+        start_symbol: int | None,
+        debug: DebugConfig,
+    ):
+        self.model = model
+        self.beam_size = beam_size
+        self.start_symbol = start_symbol
+        sentences, device = source.src_tokens.size(0), source.src_tokens.device
+        decoder = model.decoder
+        self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+        use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
+        self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
+        if not self.shares_encoder_output:
+            rows = torch.arange(sentences, device=device).repeat_interleave(beam_size)
+            self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
+        self.state: IncrementalState | None = None
+        if use_cache and isinstance(decoder, IncrementalDecoder):
+            decoder.set_beam_size(beam_size)
+            self.state = decoder.new_incremental_state(sentences, beam_size, device)
+            self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
+
+    def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
+        """Score the token after the last one.
+
+        Args:
+            tokens: ``(rows, 1 + step)`` int64, after a start symbol.
+            need_attention: whether the attention weights are wanted.
+            need_features: whether the decoder's last hidden features are wanted.
+        """
+        if self.start_symbol is not None:
+            tokens = tokens.clone()
+            tokens[:, 0] = self.start_symbol
+        decoder: Any = self.model.decoder
+        arguments: dict[str, Any] = {"need_attention": need_attention}
+        if self.state is not None:
+            arguments["incremental_state"] = self.state
+        features = None
+        if need_features:
+            features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
+            features = features[:, -1]
+            logits = decoder.output_layer(features)
+        else:
+            logits, attention = decoder(tokens, self.encoder_out, **arguments)
+            logits = logits[:, -1]
+        logits = self.model.adjust_logits_during_generation(logits, tokens.size(1) - 1)
+        return MemberOutput(logits, None if attention is None else attention[:, -1], features)
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        """Continue from other beams of the same sentences.
+
+        The encoder output stays: the rows of one sentence all hold the same.
+
+        Args:
+            parents: ``(sentences, beam)`` int64.
+        """
+        if self.state is not None:
+            self.model.decoder.reorder_beams(self.state, parents)  # type: ignore[operator]
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        rows = keep if self.shares_encoder_output else rows_of_sentences(keep, self.beam_size)
+        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
+        if self.state is not None:
+            self.model.decoder.select_sentences(self.state, keep)  # type: ignore[operator]
+
+    def merge(self, other: Member) -> None:
+        """Add the sentences of another batch that this model decodes."""
+        decoder, encoder = self.model.decoder, self.model.encoder
+        assert isinstance(decoder, IncrementalDecoder)
+        assert self.state is not None
+        assert other.state is not None
+        self.encoder_out = encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
+        self.state = decoder.merge(self.state, other.state)
+
+    def crop_left(self, positions: int) -> None:
+        """Forget the first positions, which no sentence sees."""
+        self.model.decoder.trim(self.state, positions)  # type: ignore[operator]
+
+
+def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
+    """Refuse models whose decoders do not give their hidden features.
+
+    Args:
+        models: the models.
+        what: what needs the features, for the message.
+
+    Raises:
+        ConfigError: a decoder implements ``forward`` as a whole.
+    """
+    for model in models:
+        if type(model.decoder).extract_features in (Decoder.extract_features, IncrementalDecoder.extract_features):
+            raise ConfigError(
+                f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
+                "extract_features and output_layer in place of forward, or leave it out"
+            )

@@ -1,0 +1,200 @@
+"""From a configuration to a ``DecodingSetup``: which components decode, with which values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from seqgen.compose import check_component_keys
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import ConfigError
+from seqgen.generation.compatibility import check_compatible
+from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.combinations import Combination, Guidance
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of
+from seqgen.generation.finished import Ranking
+from seqgen.generation.observers import Observer
+from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.registered import build
+from seqgen.generation.rules import Rules, rules_named
+from seqgen.generation.search.base import Search
+from seqgen.generation.setup import DecodingSetup, Limits, longest_output
+from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
+from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.generation.stopping import StoppingRule, stopping_from_config
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import COMBINATIONS, OBSERVERS, SEARCHES
+
+FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
+    "diverse_beam": {"groups": "diverse_beam_groups", "strength": "diverse_beam_strength"},
+    "diverse_siblings": {"rate": "diversity_rate"},
+    "sampling": {"seed": "seed"},
+    "beam_sampling": {"seed": "seed"},
+    "stochastic_beam": {"seed": "seed"},
+    "contrastive": {"penalty_alpha": "penalty_alpha", "contrastive_topk": "contrastive_topk"},
+}
+"""Keys of the ``generation`` group that set fields of a strategy's configuration, as fairseq names them."""
+
+
+def setup_from_config(
+    models: Sequence[EncoderDecoderModel | MemberSpec],
+    tgt_dict: Dictionary,
+    cfg: GenerationConfig,
+    tokenizer: Tokenizer | None = None,
+    draft: EncoderDecoderModel | None = None,
+    *,
+    search_strategy: Search | None = None,
+    combination: Combination | None = None,
+    processors: Sequence[LogitsProcessor] = (),
+    stopping: Sequence[StoppingRule] = (),
+    observers: Sequence[Observer] = (),
+    need_attention: bool = False,
+    debug: DebugConfig | None = None,
+) -> DecodingSetup:
+    """Make the setup that a configuration asks for; see ``SequenceGenerator.from_config``.
+
+    Raises:
+        ConfigError: the configuration contradicts itself, or names a component that does not exist.
+    """
+    rules = rules_named(cfg.semantics)
+    check_compatible(cfg)
+    cfg = replace(cfg, search=search_name(cfg, rules))
+    objects = {"search": search_strategy, "combination": combination}
+    check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
+    resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
+    search = rules.search(search_strategy or search_from_config(cfg, resources))
+    search = _with_drafts(search, cfg, draft)
+    beam = search.rows(cfg.beam)
+    if cfg.nbest > beam:
+        raise ConfigError(
+            f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {cfg.search} gives, which is "
+            f"{beam}; lower it, or take another strategy"
+        )
+    members = _members(models, cfg)
+    ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
+    of_config = processors_from_config(cfg, tgt_dict, rules, resources.encode)
+    named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
+    return DecodingSetup(
+        ensemble=ensemble,
+        rules=rules,
+        search=search,
+        processors=[*of_config, *processors],
+        stopping=[*stopping_from_config(cfg, tgt_dict, tokenizer, cfg.stopping_rules), *stopping],
+        observers=[*named, *observers],
+        ranking=Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty, cfg.coverage_penalty),
+        limits=Limits(cfg.max_len_a, _max_len_b(cfg), longest_output(ensemble, cfg.max_len), cfg.match_source_len),
+        beam_size=beam,
+        temperature=cfg.temperature if rules.divides_by_temperature_first else 1.0,
+        early_stopping=cfg.early_stopping,
+        eos=tgt_dict.eos(),
+        pad=tgt_dict.pad(),
+        end_tokens=end_tokens_from_config(cfg, tgt_dict),
+        vocab_size=len(tgt_dict),
+        need_attention=need_attention,
+        debug=debug or DebugConfig(),
+    )
+
+
+def search_name(cfg: GenerationConfig, rules: Rules) -> str:
+    """The name of the strategy that a configuration asks for.
+
+    Raises:
+        ConfigError: it asks for several at once.
+    """
+    wanted = {
+        "search": cfg.search,
+        "diverse_beam_groups": "diverse_beam" if cfg.diverse_beam_groups > 0 else "",
+        "diversity_rate": "diverse_siblings" if cfg.diversity_rate > 0 else "",
+        "constraints": "constrained" if cfg.constraints else "",
+    }
+    names = {key: name for key, name in wanted.items() if name}
+    if len(set(names.values())) > 1:
+        first, second, *_ = names
+        raise ConfigError(f"generation.{first} and generation.{second} are two search strategies; choose one")
+    return next(iter(names.values())) if names else rules.default_search(cfg)
+
+
+def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
+    """Make the strategy that ``cfg.search`` names.
+
+    A flat key counts where its value is not the default; ``search.KEY`` of the same field counts before it.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    neutral = vars(GenerationConfig())
+    fields = FLAT_SEARCH_KEYS.get(cfg.search, {})
+    flat = {field: getattr(cfg, key) for field, key in fields.items() if getattr(cfg, key) != neutral[key]}
+    if cfg.search == "constrained" and cfg.constraints:
+        flat["ordered"] = cfg.constraints == "ordered"
+    return build(SEARCHES, cfg.search, Search, cfg, resources, **flat)
+
+
+def combination_from_config(cfg: GenerationConfig, resources: Resources) -> Combination:
+    """Make the combination that a configuration names.
+
+    Raises:
+        ConfigError: it is not registered.
+    """
+    name = cfg.combination or cfg.ensemble_average
+    flat = {"weights": cfg.ensemble_weights} if cfg.ensemble_weights else {}
+    return build(COMBINATIONS, name, Combination, cfg, resources, **flat)
+
+
+def _members(
+    models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig
+) -> list[EncoderDecoderModel | MemberSpec]:
+    """The models, each with the source that ``generation.members`` gives it.
+
+    Raises:
+        ConfigError: there is not one entry for each model, or an entry is no source.
+    """
+    if not cfg.members:
+        return list(models)
+    if len(cfg.members) != len(models):
+        raise ConfigError(
+            f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
+        )
+    for source in cfg.members:
+        field_of(source)  # raises where it is no source
+    plain = [model.model if isinstance(model, MemberSpec) else model for model in models]
+    return [MemberSpec(model, source) for model, source in zip(plain, cfg.members, strict=True)]
+
+
+def _ensemble(
+    models: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination, guidance_scale: float
+) -> Ensemble:
+    """The ensemble; for classifier-free guidance with each model a second time, on an empty source."""
+    if guidance_scale == 1:
+        return Ensemble(models, combination)
+    plain = Ensemble(models, combination)
+    unconditional = [MemberSpec(model, EMPTY, companion=True) for model in plain.models]
+    return Ensemble([*plain.members, *unconditional], Guidance(combination, guidance_scale))
+
+
+def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderModel | None) -> Search:
+    """The strategy, sped up by the drafts that a configuration asks for.
+
+    Raises:
+        ConfigError: a draft model is named, and none is given.
+    """
+    if draft is not None:
+        return SpeculativeSearch(ModelDrafter(draft), cfg.draft_tokens, search)
+    if cfg.draft:
+        raise ConfigError(
+            f"generation.draft={cfg.draft} names a model that has not been loaded; give it as draft=MODEL where the "
+            "generator is built"
+        )
+    if cfg.prompt_lookup:
+        return SpeculativeSearch(PromptLookup(cfg.prompt_lookup), cfg.draft_tokens, search)
+    return search
+
+
+def _max_len_b(cfg: GenerationConfig) -> int:
+    """Where a user gives ``max_len`` alone, the default of the other limit must not cut outputs before it."""
+    given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
+    return cfg.max_len_b if given or not cfg.max_len else max(cfg.max_len, cfg.max_len_b)

@@ -1,0 +1,1 @@
+"""Logits processors: changes of the next-token scores."""

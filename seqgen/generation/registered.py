@@ -1,0 +1,33 @@
+"""Registered components of a configuration: which class, with which values."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from seqgen.compose import component_config
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Component, Resources
+from seqgen.registry import Registry
+
+C = TypeVar("C", bound=Component)
+
+
+def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, resources: Resources, **flat: Any) -> C:
+    """Make a registered component.
+
+    Args:
+        registry: has it.
+        name: a registered name or a preset.
+        base: the class that it must be a subclass of.
+        cfg: has the values that the user gave for it (``cfg.components``).
+        resources: what it may use.
+        flat: values by the names of its configuration's fields that flat keys of ``cfg`` gave.
+
+    Raises:
+        ConfigError: the name is not registered or is of another kind of component, or a value is given twice.
+    """
+    entry = registry.entry(name)
+    if not issubclass(entry.component, base):
+        raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
+    return entry.component.build(component_config(registry, name, cfg, **flat), resources)

@@ -1,0 +1,61 @@
+"""Beam search and greedy search."""
+
+from __future__ import annotations
+
+import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates, best_continuations
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.search.base import Search
+from seqgen.registry import register_search
+
+
+@register_search("beam")
+class BeamSearch(Search):
+    """Keeps the hypotheses with the largest cumulative log-probabilities."""
+
+    additive = True
+    joins = True
+
+    def __init__(self) -> None:
+        self.candidates_per_beam = 2
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        search = copy.copy(super().begin(batch))
+        search.candidates_per_beam = batch.num_candidates // batch.beam_size
+        return search
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        count = self.candidates_per_beam * lprobs.size(1)
+        if context.step == 0:
+            lprobs, scores = lprobs[:, :1], scores[:, :1]
+        return best_continuations(lprobs, scores, count)
+
+
+@register_search("greedy")
+class Greedy(Search):
+    """Writes the most probable token at every step."""
+
+    additive = True
+    independent_rows = True
+
+    def rows(self, beam: int) -> int:
+        """One: all beams would be the same."""
+        return 1
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``; one candidate for each beam."""
+        best, tokens = lprobs.max(dim=-1)
+        return Candidates(scores + best, tokens, own_beams(tokens))
+
+
+def own_beams(values: Tensor) -> Tensor:
+    """The beams of ``(sentences, beam)`` candidates each of which continues the beam at whose rank it stands."""
+    return torch.arange(values.size(1), device=values.device).expand_as(values).contiguous()

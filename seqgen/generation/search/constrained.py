@@ -1,0 +1,122 @@
+"""Beam search whose outputs contain given phrases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.finished import FinishedHypotheses, FirstFinished, Ranking
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.beam_allocation import allocate, repeated
+from seqgen.generation.search.lexical_constraints import NONE, LexicalConstraints
+from seqgen.registry import register_search
+
+
+@dataclass
+class ConstrainedConfig:
+    """Configuration of lexically constrained search."""
+
+    ordered: bool = option(False, "whether phrases must occur in the order given")
+
+
+@register_search("constrained", config=ConstrainedConfig)
+class ConstrainedSearch(Search):
+    """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
+
+    Hypotheses are divided into banks by how many tokens of the phrases they have, and the beam takes the best of each
+    bank in turn, the furthest bank first. Besides the best candidates of all, the best one of each beam and all that
+    bring a hypothesis further are considered. No hypothesis ends before it has every phrase. By Hugging Face's rules
+    ``HuggingFaceConstrainedBeam`` takes its place.
+
+    Args:
+        ordered: whether phrases must occur in the order given, none overlapping another.
+    """
+
+    takes_constraints = True
+
+    def __init__(self, ordered: bool = False):
+        self.ordered = ordered
+
+    def begin(self, batch: BatchInfo) -> Any:
+        """See ``Search.begin``; without constraints this is beam search."""
+        if batch.constraints is None:
+            return BeamSearch().begin(batch)
+        return _ConstrainedBatch(batch, self.ordered)
+
+
+class _ConstrainedBatch(Search):
+    """The search over one batch: its phrases, and how many of their tokens each beam has."""
+
+    def __init__(self, batch: BatchInfo, ordered: bool):
+        assert batch.constraints is not None
+        self.batch = batch
+        self.constraints = LexicalConstraints(batch.constraints, ordered, batch.device)
+        self.progress = self.constraints.start(batch.beam_size)
+        self._beam_search = BeamSearch().begin(replace(batch, constraints=None))
+
+    def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
+        """See ``Search.finished``."""
+        return _CompleteFinished(self, ranking)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """See ``Search.select_sentences``."""
+        self.constraints.select(keep)
+        self.progress = self.progress.select(keep)
+
+    def advance(self, active: Candidates) -> None:
+        """See ``Search.advance``."""
+        self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        unmet = self.constraints.unmet(self.progress)
+        for token in self.batch.end_tokens or [self.batch.eos]:
+            lprobs[..., token].masked_fill_(unmet, -torch.inf)
+        candidates = self._candidates(context, lprobs, scores)
+        reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        columns = allocate(self.constraints.bank(reached), candidates.scores)
+        return candidates.gather(columns[:, : self.batch.num_candidates])
+
+    def lacking(self, candidates: Candidates) -> Tensor:
+        """Which candidates lack a phrase: ``(sentences, K)`` bool."""
+        reached = self.constraints.advance(self.progress.gather(candidates.beams), candidates.tokens)
+        return self.constraints.unmet(reached)
+
+    def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """The best of all, the best of each beam, and those that bring a hypothesis further, each once."""
+        top = self._beam_search.step(context, lprobs, scores)
+        if context.step == 0:
+            lprobs, scores = lprobs[:, :1], scores[:, :1]
+        totals = lprobs + scores.unsqueeze(-1)
+        beam, vocab = totals.shape[1:]
+        each = torch.arange(beam, device=totals.device).expand(totals.size(0), -1)
+        further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, 2 * P)
+        tokens = torch.cat([top.tokens, totals.argmax(-1), further.flatten(1)], dim=1)
+        beams = torch.cat([top.beams, each, each.repeat_interleave(further.size(-1), dim=1)], dim=1)
+        nothing = tokens == NONE
+        entries = (beams * vocab + tokens).masked_fill(nothing, NONE)
+        values = totals.flatten(1).gather(1, entries.clamp(min=0)).masked_fill(nothing, -torch.inf)
+        return Candidates(values.masked_fill(repeated(entries), -torch.inf), tokens.clamp(min=0), beams)
+
+
+class _CompleteFinished(FirstFinished):
+    """fairseq's rule for hypotheses that have every phrase; whatever ends one that lacks some, it is dropped."""
+
+    def __init__(self, search: _ConstrainedBatch, ranking: Ranking):
+        super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)
+        self.search = search
+
+    def finalize(
+        self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
+    ) -> Candidates:
+        """See ``FinishedHypotheses.finalize``."""
+        scores = candidates.scores.masked_fill(ends & self.search.lacking(candidates), -torch.inf)
+        return super().finalize(Candidates(scores, candidates.tokens, candidates.beams), ends, step, bonus)

@@ -1,0 +1,137 @@
+"""Search strategies that keep the hypotheses of a sentence apart."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.registry import register_search
+
+
+@dataclass
+class DiverseBeamConfig:
+    """Configuration of diverse beam search."""
+
+    groups: int = option(2, "groups of beams", minimum=1)
+    strength: float = option(0.5, "what a token loses for each use by an earlier group, in nats", minimum=0)
+
+
+@register_search("diverse_beam", config=DiverseBeamConfig)
+class DiverseBeamSearch(Search):
+    """Groups of beams, each of which avoids the tokens of those before it (Vijayakumar et al. 2018, section 4).
+
+    The groups choose one after the other, at every step. A token loses ``strength`` for each time that it is among the
+    candidates of an earlier group (Hamming diversity), and the loss stays in the scores. Beam ``i`` belongs to group
+    ``i % groups``, and the candidates are interleaved rank by rank, so that the first ``beam`` of them are the first
+    few of each group. As in fairseq, a group is a set of ranks: when a hypothesis has ended, those after it move up,
+    and the next step finds them in other groups. By Hugging Face's rules ``HuggingFaceDiverseBeam`` takes its place.
+
+    Args:
+        groups: how many; the beam size must be a multiple of it. One group is plain beam search.
+        strength: see above, in nats.
+    """
+
+    additive = True
+
+    def __init__(self, groups: int = 2, strength: float = 0.5):
+        self.groups = groups
+        self.strength = strength
+        self._beam_search: Search = BeamSearch()
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        check_groups(batch.beam_size, self.groups)
+        search = copy.copy(super().begin(batch))
+        search._beam_search = self._beam_search.begin(batch)
+        return search
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        if self.groups == 1:
+            return self._beam_search.step(context, lprobs, scores)
+        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups have each token
+        chosen = []
+        for group in range(self.groups):
+            members = slice(group, None, self.groups)
+            penalized = lprobs[:, members] - self.strength * used.unsqueeze(1)
+            own = self._beam_search.step(context, penalized, scores[:, members])
+            used.scatter_add_(1, own.tokens, (own.scores > -torch.inf).to(used.dtype))
+            # with 3 groups, beams 0 and 1 of group 2 are beams 2 and 5 of the sentence
+            chosen.append(Candidates(own.scores, own.tokens, own.beams * self.groups + group))
+        # candidates a0 a1 of group 0 and b0 b1 of group 1 are interleaved to a0 b0 a1 b1
+        return Candidates(
+            torch.stack([own.scores for own in chosen], dim=2).flatten(1),
+            torch.stack([own.tokens for own in chosen], dim=2).flatten(1),
+            torch.stack([own.beams for own in chosen], dim=2).flatten(1),
+        )
+
+
+@dataclass
+class DiverseSiblingsConfig:
+    """Configuration of diverse siblings search."""
+
+    rate: float = option(0.5, "what the i-th best child of a beam loses, times i, in nats", minimum=0)
+
+
+@register_search("diverse_siblings", config=DiverseSiblingsConfig)
+class DiverseSiblingsSearch(Search):
+    """Beam search in which continuations of one hypothesis compete (Li, Monroe and Jurafsky 2016, section 3.2).
+
+    The best continuation of each beam loses ``rate``, the second best twice that, and so on; the losses stay in the
+    scores. The first step, whose beams are all the same, is plain beam search.
+
+    Args:
+        rate: see above, in nats.
+    """
+
+    additive = True
+
+    def __init__(self, rate: float = 0.5):
+        self.rate = rate
+        self._beam_search: Search = BeamSearch()
+        self._each = 2
+
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Search.begin``."""
+        search = copy.copy(super().begin(batch))
+        search._beam_search = self._beam_search.begin(batch)
+        search._each = batch.num_candidates // batch.beam_size
+        return search
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """See ``Search.step``."""
+        if context.step == 0:
+            return self._beam_search.step(context, lprobs, scores)
+        beam, vocab = lprobs.shape[1:]
+        count = self._each * beam
+        siblings = min(count, vocab)
+        children, tokens = (lprobs + scores.unsqueeze(-1)).topk(siblings, dim=2)
+        children = children - self.rate * torch.arange(1, siblings + 1, device=lprobs.device)
+        # (sentences, beam, siblings) -> (sentences, beam * siblings): entry 2 * siblings + 1 is a child of beam 2
+        best, entries = children.flatten(1).topk(min(count, beam * siblings), dim=1)
+        candidates = Candidates(best, tokens.flatten(1).gather(1, entries), entries // siblings)
+        return candidates.padded(count)
+
+
+def check_groups(beam: int, groups: int) -> None:
+    """Refuse a beam size that cannot be divided among the groups.
+
+    Raises:
+        ConfigError: it is not a multiple of their number.
+    """
+    if beam % groups:
+        raise ConfigError(
+            f"generation.beam={beam} cannot be divided into generation.diverse_beam_groups={groups} groups of equal "
+            "size; give a beam that is a multiple of it"
+        )

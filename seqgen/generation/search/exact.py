@@ -1,0 +1,242 @@
+"""Exact search: the outputs that are best of all, by branch and bound."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.finished import EachRow
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import Search
+from seqgen.generation.session import Session, StepScores
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.incremental_state import IncrementalState
+from seqgen.registry import register_search
+from seqgen.structures import Batch, Hypothesis, map_tensors
+
+_ROUNDING = 1e-4
+"""A log-probability may be above zero by so much without being taken for a reward."""
+
+
+@dataclass
+class ExactSearchConfig:
+    """Configuration of exact search."""
+
+    expansions: int = option(100_000, "prefixes of a sentence that may be scored before the search gives up", minimum=1)
+    at_once: int = option(16, "prefixes that are scored together", minimum=1)
+
+
+@register_search("exact", config=ExactSearchConfig)
+class ExactSearch(Search):
+    """Finds the ``beam`` best of all outputs: no other has a better score (Stahlberg and Byrne 2019, algorithm 2).
+
+    A prefix is given up when nothing that continues it can be better than what has been found: log-probabilities are
+    negative, so that sums only fall, and a sum divided by a length is largest at the greatest length, or at the least
+    where the length penalty is negative. This needs time that grows exponentially with what the model is unsure of,
+    and is meant for small problems and for measuring the search errors of other strategies.
+
+    Args:
+        expansions: prefixes of a sentence that may be scored; beyond it the search raises an error.
+        at_once: prefixes that are scored together.
+    """
+
+    def __init__(self, expansions: int = 100_000, at_once: int = 16):
+        if expansions < 1 or at_once < 1:
+            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
+        self.expansions, self.at_once = expansions, at_once
+
+
+@dataclass
+class Branch:
+    """Continuations that wait to be tried, and the state of the beams that they continue.
+
+    Attributes:
+        candidates: ``(1, K)`` continuations, best first.
+        bounds: ``(K,)`` the best score that each may lead to.
+        backpointers: what the beams have generated.
+        states: the decoding state of each member.
+        processors: the logits processors, with their state.
+        combination: the combination, with its state.
+        coverage: see ``Session``.
+        attention: at the newest token, likewise.
+        tried: how many of the candidates have been.
+    """
+
+    candidates: Candidates
+    bounds: Tensor
+    backpointers: BackPointers
+    states: list[IncrementalState | None]
+    processors: list[LogitsProcessor]
+    combination: Combination
+    coverage: Tensor | None
+    attention: Tensor | None
+    tried: int = 0
+
+    def take(self, count: int, least: float) -> Candidates | None:
+        """The next ``count`` candidates that may lead to more than ``least``; ``None`` where there is none."""
+        wanted = self.bounds[self.tried : self.tried + count] > least
+        columns = wanted.nonzero().T + self.tried
+        self.tried += count
+        return self.candidates.gather(columns).padded(count) if columns.numel() else None
+
+
+class ExactSession(Session):
+    """Searches the sentences of a batch, one after the other.
+
+    The search goes into the depth: of the newest continuations the best are tried first, several at once, and others
+    only when nothing is left of these. So the first outputs are found as a beam search finds them, and what waits
+    takes little memory.
+
+    Args:
+        setup: see ``Session``; its search is an ``ExactSearch``.
+        request: see ``Session``.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        if request.streamer is not None:
+            raise ConfigError("exact search knows no token of an output before it knows all; it cannot be streamed")
+        if setup.observers:
+            names = ", ".join(type(observer).__name__ for observer in setup.observers)
+            raise ConfigError(f"exact search has no steps that an observer ({names}) could be told of; leave it out")
+        self.whole = request
+        self.row = 0
+        self._begin(setup, 0)
+
+    def _begin(self, setup: DecodingSetup, row: int) -> None:
+        """Prepare for one sentence of the batch."""
+        assert isinstance(setup.search, ExactSearch)
+        whole, exact = self.whole, setup.search
+        sentence: Batch = map_tensors(whole.sample, lambda tensor: tensor[row : row + 1])
+        texts = whole.sample.texts
+        sentence = replace(sentence, texts=None if texts is None else texts[row : row + 1])
+        prefix = None if whole.prefix_tokens is None else whole.prefix_tokens[row : row + 1]
+        super().__init__(setup, replace(whole, sample=sentence, prefix_tokens=prefix), beam=exact.at_once)
+        self.row, self.live = row, self.live + row
+        self.wanted, self.expansions = setup.beam_size, exact.expansions
+        self.expanded = 0
+        self.longest = int(self.sentences.max_lengths[0])
+        self.scores[:, 1:] = -torch.inf  # at first all beams are the same
+        self.branches: list[Branch] = []
+        self.found: list[Hypothesis] = []
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Search sentence by sentence until nothing better is left.
+
+        Raises:
+            DecodingError: a sentence needs too many expansions, or a score rises, so that there is no bound.
+        """
+        results = []
+        for row in range(self.whole.sample.num_sentences):
+            if row:
+                self._begin(self.setup, row)
+            results.append(self._search())
+        return results
+
+    def _search(self) -> list[Hypothesis]:
+        """The hypotheses of the sentence."""
+        self.expand()
+        while self.branches and self.timed_out is None:
+            branch = self.branches[-1]
+            active = branch.take(self.beam, self.least())
+            if active is None:
+                self.branches.pop()
+            else:
+                self.resume(branch)
+                self.advance(active, branch.attention)
+                self.expand()
+        if self.timed_out is not None:
+            self.found = [replace(hypothesis, timed_out=True) for hypothesis in self.found]
+        return self.found
+
+    def least(self) -> float:
+        """The score that an output must exceed to be wanted."""
+        return self.found[-1].score if len(self.found) == self.wanted else -torch.inf
+
+    def expand(self) -> None:
+        """Score all continuations of the beams: keep what ends, and remember what may still become better."""
+        step = self.backpointers.length
+        self.expanded += int((self.scores > -torch.inf).sum())
+        if self.expanded > self.expansions:
+            raise DecodingError(
+                f"exact search of sentence {self.row} of the batch has scored {self.expansions} prefixes "
+                "and would need more; allow more (ExactSearch(expansions=...)) or fewer tokens (generation.max_len), "
+                "or take beam search"
+            )
+        context, scored = self.score(step)
+        attention = scored.attention
+        candidates = self.continuations(scored, step)
+        self.backpointers.attend(attention)
+        ends = self.ended(candidates, context)[0]
+        if self.timed_out is not None and self.found:
+            return  # whole outputs are worth more than the beginnings of others
+        self.keep(_columns(candidates, ends), step, attention)
+        active = _columns(candidates, ~ends)
+        if step < self.longest and active.scores.numel():
+            states = [member.state for member in self.members]
+            bounds = self.bounds(active.scores[0], step + 2)
+            state = (states, self.processors, self.combination, self.coverage)
+            self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
+
+    def continuations(self, scored: StepScores, step: int) -> Candidates:
+        """All continuations that may be wanted, those with the largest sum first: ``(1, K)``."""
+        lprobs, scores = scored.lprobs, scored.scores
+        vocab = lprobs.size(-1)
+        totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
+        totals = totals.masked_fill((scores[0] == -torch.inf).unsqueeze(1), -torch.inf)
+        self.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
+        if bool((totals > scores[0].unsqueeze(1) + _ROUNDING).any()):
+            raise DecodingError(
+                f"exact search needs scores that only fall, and one rises at step {step} in sentence "
+                f"{self.row} of the batch; take away what rewards tokens (such as unkpen below 0, "
+                "sequence_bias, exponential_decay_factor), or take beam search"
+            )
+        sums = totals.flatten()
+        entries = (self.bounds(sums, step + 1) > self.least()).nonzero().squeeze(1)
+        sums, order = sums[entries].sort(descending=True, stable=True)
+        entries = entries[order].unsqueeze(0)
+        # (beam, V) -> (beam * V,): entry 2 * V + 7 is token 7 after beam 2
+        return Candidates(sums.unsqueeze(0), entries % vocab, entries // vocab)
+
+    def bounds(self, sums: Tensor, shortest: int) -> Tensor:
+        """The largest score that outputs of at least ``shortest`` tokens can have when they begin with such a sum."""
+        ranking = self.setup.ranking
+        return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
+
+    def keep(self, ended: Candidates, step: int, attention: Tensor | None) -> None:
+        """Put those that have ended among the best, if they are."""
+        size = ended.scores.size(1)
+        if size == 0:
+            return
+        bonus = self.coverage_penalty(ended, attention)
+        if bonus is None:  # then they rank as they stand
+            ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
+        finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
+        finished.finalize(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
+        first = torch.zeros(1, dtype=torch.int64, device=ended.tokens.device)
+        self.found += finished.hypotheses(first, self.backpointers)[0]
+        self.found = sorted(self.found, key=lambda hypothesis: hypothesis.score, reverse=True)[: self.wanted]
+
+    def resume(self, branch: Branch) -> None:
+        """Go back to where a branch began; what is written from now on does not touch it."""
+        self.backpointers = copy.deepcopy(branch.backpointers)
+        self.coverage = branch.coverage
+        self.processors = [processor.fork() for processor in branch.processors]
+        self.combination = branch.combination.fork()
+        for member, state in zip(self.members, branch.states, strict=True):
+            member.state = copy.deepcopy(state)
+
+
+def _columns(candidates: Candidates, wanted: Tensor) -> Candidates:
+    """The candidates ``(1, K)`` at which ``wanted``, ``(K,)`` bool, is true."""
+    return candidates.gather(wanted.nonzero().T)
+
+
+ExactSearch.session_class = ExactSession

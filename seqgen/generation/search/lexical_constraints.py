@@ -1,0 +1,309 @@
+"""Phrases that an output must contain, and how far each hypothesis has come with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Phrase, Phrases
+from seqgen.generation.search.beam_allocation import NONE
+
+Node: TypeAlias = tuple[int, ...]
+"""What has been matched of a phrase: the beginning of one of its alternatives."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far hypotheses have come with the phrases of their sentence.
+
+    Attributes:
+        met: ``(sentences, k, P)`` bool, the phrases that they contain.
+        matched: ``(sentences, k, P)`` int64, the node that they have reached in each phrase; 0, where none of its
+            tokens counts, for those that are met and for those whose turn has not come.
+        turns: ``(sentences, k, P)`` int64, in which order phrases are asked whether they begin.
+    """
+
+    met: Tensor
+    matched: Tensor
+    turns: Tensor
+
+    def gather(self, beams: Tensor) -> Progress:
+        """The progress of other beams, ``beams`` being ``(sentences, k)`` int64."""
+        index = beams.unsqueeze(-1).expand(-1, -1, self.met.size(-1))
+        return Progress(*(getattr(self, field.name).gather(1, index) for field in fields(self)))
+
+    def select(self, keep: Tensor) -> Progress:
+        """The progress of some sentences, ``keep`` being ``(kept,)`` int64."""
+        return Progress(*(getattr(self, field.name).index_select(0, keep) for field in fields(self)))
+
+
+class LexicalConstraints:
+    """The phrases of a batch as tensors, ``P`` for each sentence.
+
+    A phrase is met when it occurs; one that has alternatives, when one of these occurs. One that is listed twice must
+    occur twice, and those in a given order must occur one after the other. Both are one rule: a phrase may have a
+    predecessor, and its turn comes after that one is met. Otherwise phrases may overlap.
+
+    A phrase is a tree whose ``N`` nodes are the beginnings of its alternatives, and whose alphabet are the ``A`` tokens
+    that occur in it.
+
+    Args:
+        phrases: the phrases of each sentence, as ids.
+        ordered: whether they must occur in the order given.
+        device: where the tensors live.
+    """
+
+    falls_back: bool = True
+    """Whether, when a phrase breaks off, what was written last may still be the beginning of one."""
+
+    def __init__(self, phrases: Sequence[Phrases], ordered: bool, device: torch.device):
+        trees = [[Tree(some, self.falls_back) for phrase in own if (some := alternatives(phrase))] for own in phrases]
+        count = max((len(own) for own in trees), default=0) or 1
+        filler = Tree([], self.falls_back)
+        padded = [[*own, *[filler] * (count - len(own))] for own in trees]
+        nodes, letters, children = (
+            max((getattr(tree, name) for own in padded for tree in own), default=1)
+            for name in ("num_nodes", "num_letters", "num_children")
+        )
+        self.alphabet = _tensor([[_pad(tree.alphabet, letters, NONE) for tree in own] for own in padded], device)
+        self.following = _tensor(
+            [[_grid(tree.children, nodes, children, NONE) for tree in own] for own in padded], device
+        )
+        self.table = _tensor([[_grid(tree.table, nodes, letters, 0) for tree in own] for own in padded], device)
+        self.accepting = _tensor([[_pad(tree.accepting, nodes, 0) for tree in own] for own in padded], device).bool()
+        values = [self.worth(own) for own in padded]
+        self.lengths = _tensor([[whole for whole, _ in own] for own in values], device)
+        self.worths = _tensor([[_pad(each, nodes, 0) for _, each in own] for own in values], device)
+        self.predecessors = _tensor([_pad(_predecessors(own, ordered), count, NONE) for own in trees], device)
+
+    def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
+        """What progress counts, in tokens.
+
+        Args:
+            trees: the phrases of one sentence.
+
+        Returns:
+            For each phrase what it counts when it is met, and what each of its nodes counts before: by how many tokens
+            it is nearer to the end of an alternative than the beginning is.
+        """
+        return [
+            (tree.missing[0], [tree.missing[0] - min(missing, tree.missing[0]) for missing in tree.missing])
+            for tree in trees
+        ]
+
+    def select(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        for name in ("alphabet", "following", "table", "accepting", "lengths", "worths", "predecessors"):
+            setattr(self, name, getattr(self, name).index_select(0, keep))
+
+    def start(self, beam: int) -> Progress:
+        """The progress of ``beam`` hypotheses without tokens; a phrase that only fills up is met from the start."""
+        met = self.lengths.eq(0).unsqueeze(1).expand(-1, beam, -1)
+        turns = torch.arange(met.size(-1), device=met.device).expand_as(met)
+        return Progress(met, torch.zeros_like(met, dtype=torch.int64), turns)
+
+    def advance(self, progress: Progress, tokens: Tensor) -> Progress:
+        """Append a token to each hypothesis.
+
+        Args:
+            progress: before.
+            tokens: ``(sentences, k)`` int64.
+        """
+        return self._arrived(progress, self._steps(progress, tokens) * self._open(progress.met), progress.turns)
+
+    def next_tokens(self, progress: Progress) -> Tensor:
+        """What would bring a hypothesis further: ``(sentences, k, W)`` int64, ``NONE`` where there is nothing.
+
+        These are the first tokens of each phrase, and the next tokens of those that have begun. As in fairseq, the
+        first tokens of a met phrase count as well: they stay among the candidates and may fill a free place in the
+        beam.
+        """
+        begins = self.following[:, :, 0].unsqueeze(1).expand(-1, progress.met.size(1), -1, -1)
+        continues = _at(self.following, progress.matched).masked_fill(progress.met.unsqueeze(-1), NONE)
+        return torch.cat([begins, continues], dim=-1).flatten(2)
+
+    def bank(self, progress: Progress) -> Tensor:
+        """How many tokens of the phrases each hypothesis has, ``(sentences, k)`` int64.
+
+        Those of the phrases that are met, and of the others the one that is furthest.
+        """
+        worths = _at(self.worths, progress.matched).max(-1).values
+        return (progress.met * self.lengths.unsqueeze(1)).sum(-1) + worths
+
+    def unmet(self, progress: Progress) -> Tensor:
+        """Which hypotheses lack a phrase: ``(sentences, k)`` bool."""
+        return ~progress.met.all(-1)
+
+    def _steps(self, progress: Progress, tokens: Tensor) -> Tensor:
+        """The node of each phrase after a token, ``(sentences, k, P)`` int64; 0 where the token leads nowhere."""
+        same = self.alphabet.unsqueeze(1) == tokens[..., None, None]  # (sentences, k, P, A)
+        after = _at(self.table, progress.matched).gather(-1, same.to(torch.int8).argmax(-1, keepdim=True))
+        return after.squeeze(-1) * same.any(-1)
+
+    def _arrived(self, progress: Progress, matched: Tensor, turns: Tensor) -> Progress:
+        """The progress at given nodes: a phrase whose end is reached is met."""
+        complete = _at(self.accepting, matched)
+        return Progress(progress.met | complete, matched.masked_fill(complete, 0), turns)
+
+    def _open(self, met: Tensor) -> Tensor:
+        """The phrases that are not met and whose turn it is: ``(sentences, k, P)`` bool."""
+        predecessors = self.predecessors.unsqueeze(1).expand_as(met)
+        return ~met & ((predecessors == NONE) | met.gather(-1, predecessors.clamp(min=0)))
+
+
+class OneAtATime(LexicalConstraints):
+    """Phrases by Hugging Face's rules: a hypothesis is within one at most, and tokens count for one only.
+
+    A token that does not continue the phrase that a hypothesis is within breaks it off; it begins no other, and the
+    phrase broken off is asked last from then on. A phrase counts as many tokens as the sentence's longest, whichever
+    alternative is met, and one begun counts from its end.
+    """
+
+    falls_back = False
+
+    def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
+        """See ``LexicalConstraints.worth``."""
+        longest = max((tree.height for tree in trees), default=0)
+        return [
+            (longest if tree.height else 0, [longest - tree.height + len(node) if node else 0 for node in tree.nodes])
+            for tree in trees
+        ]
+
+    def advance(self, progress: Progress, tokens: Tensor) -> Progress:
+        """See ``LexicalConstraints.advance``."""
+        steps, turns = self._steps(progress, tokens), progress.turns
+        within = progress.matched > 0
+        begins = self._open(progress.met) & (steps > 0)
+        first = turns.masked_fill(~begins, torch.iinfo(turns.dtype).max).amin(-1, keepdim=True)
+        goes = torch.where(within.any(-1, keepdim=True), within, begins & (turns == first))
+        turns = torch.where(within & (steps == 0), turns.amax(-1, keepdim=True) + 1, turns)
+        return self._arrived(progress, steps * goes, turns)
+
+    def next_tokens(self, progress: Progress) -> Tensor:
+        """The next tokens of the phrase that a hypothesis is within, or else the first tokens of the unmet phrases."""
+        within = progress.matched > 0
+        asked = torch.where(within.any(-1, keepdim=True), within, self._open(progress.met))
+        return _at(self.following, progress.matched).masked_fill(~asked.unsqueeze(-1), NONE).flatten(2)
+
+
+class Tree:
+    """The alternatives of one phrase, joined where they begin alike.
+
+    Args:
+        some: the alternatives, none empty.
+        falls_back: see ``LexicalConstraints``.
+
+    Attributes:
+        nodes: the beginnings of alternatives, the empty one first.
+        alphabet: the tokens that occur.
+        table: for each node and letter the node that follows. For the phrase ``a a b``, after ``a a`` another ``a``
+            leads to ``a a`` where it falls back (Aho and Corasick 1975), and to the empty beginning where not.
+        children: for each node the tokens that lead further.
+        accepting: for each node, whether an alternative is met there.
+        missing: for each node, how many tokens it lacks at least.
+    """
+
+    def __init__(self, some: Sequence[Node], falls_back: bool):
+        # an alternative that begins with another one is never reached: the other is met before
+        needed = [own for own in some if not any(own[:n] in some for n in range(1, len(own)))]
+        self.nodes: list[Node] = list(dict.fromkeys([(), *(own[:n] for own in needed for n in range(1, len(own) + 1))]))
+        numbers = {node: number for number, node in enumerate(self.nodes)}
+        self.alphabet = sorted({token for node in self.nodes for token in node})
+
+        def follows(node: Node, token: int) -> int:
+            text = (*node, token)
+            ends = (text[i:] for i in range(len(text) if falls_back else 1))
+            return next((numbers[end] for end in ends if end in numbers), 0)
+
+        self.table = [[follows(node, token) for token in self.alphabet] for node in self.nodes]
+        self.children = [[n[-1] for n in self.nodes if n and n[:-1] == node] for node in self.nodes]
+        self.accepting = [any(node[i:] in needed for i in range(len(node) if falls_back else 1)) for node in self.nodes]
+        self.missing = [
+            min((len(own) - len(node) for own in needed if own[: len(node)] == node), default=0) for node in self.nodes
+        ]
+        self.height = max(len(node) for node in self.nodes)
+        self.num_nodes, self.num_letters = len(self.nodes), max(len(self.alphabet), 1)
+        self.num_children = max(1, *(len(own) for own in self.children))
+
+
+def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
+    """Refuse constraints that do not fit a batch or a vocabulary.
+
+    Args:
+        phrases: the phrases of each sentence.
+        sentences: sentences of the batch.
+        vocab: size of the vocabulary.
+
+    Raises:
+        ConfigError: there are not as many lists as sentences, or something in a phrase is not an id of the vocabulary.
+    """
+    if len(phrases) != sentences:
+        raise ConfigError(
+            f"there are constraints for {len(phrases)} sentences, but the batch has {sentences}; give a list of "
+            "phrases for each sentence, an empty one for none"
+        )
+    for sentence, own in enumerate(phrases):
+        items: Iterable[Any] = (item for phrase in own for item in phrase)
+        tokens = [token for item in items for token in ([item] if isinstance(item, int) else item)]
+        wrong = [token for token in tokens if not isinstance(token, int) or not 0 <= token < vocab]
+        if wrong:
+            raise ConfigError(
+                f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
+                "symbols; a phrase is a list of ids, or a list of such lists for alternatives"
+            )
+
+
+def alternatives(phrase: Phrase) -> list[Node]:
+    """The alternatives of a phrase, each once; the phrase itself where it has none.
+
+    Args:
+        phrase: ids, or several sequences of ids.
+
+    Returns:
+        Those that are not empty.
+    """
+    items: list[Any] = list(cast(Iterable[Any], phrase))
+    several = bool(items) and not isinstance(items[0], int)
+    found = [tuple(int(token) for token in own) for own in (items if several else [items])]
+    return list(dict.fromkeys(own for own in found if own))
+
+
+def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
+    """For each phrase, the one that must be met before: the one before it, or the last before it that is the same."""
+    if ordered:
+        return [i - 1 for i in range(len(trees))]
+    nodes = [set(tree.nodes) for tree in trees]
+    return [max((j for j in range(i) if nodes[j] == nodes[i]), default=NONE) for i in range(len(nodes))]
+
+
+def _at(values: Tensor, nodes: Tensor) -> Tensor:
+    """What belongs to each hypothesis's node of each phrase.
+
+    Args:
+        values: ``(sentences, P, N, ...)``.
+        nodes: ``(sentences, k, P)`` int64.
+
+    Returns:
+        ``(sentences, k, P, ...)``.
+    """
+    further = values.shape[3:]
+    index = nodes.unsqueeze(-1).view(*nodes.shape, 1, *[1] * len(further)).expand(*nodes.shape, 1, *further)
+    spread = values.unsqueeze(1).expand(-1, nodes.size(1), *[-1] * (values.dim() - 1))
+    return spread.gather(3, index).squeeze(3)
+
+
+def _pad(values: Sequence[int], size: int, fill: int) -> list[int]:
+    return [*values, *([fill] * (size - len(values)))]
+
+
+def _grid(rows: Sequence[Sequence[int]], height: int, width: int, fill: int) -> list[list[int]]:
+    return [_pad(row, width, fill) for row in [*rows, *([[]] * (height - len(rows)))]]
+
+
+def _tensor(values: list[Any], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,0 +1,478 @@
+"""The session: the loop that decodes one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
+from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo, Component
+from seqgen.generation.context import Sentences, StepContext, StepOutputs
+from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
+from seqgen.generation.finished import FinishedHypotheses
+from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
+from seqgen.generation.processors.base import apply_all
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.stopping import TimeLimit
+from seqgen.structures import Hypothesis, Source
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """The scores of the next token.
+
+    Attributes:
+        lprobs: ``(live, beam, V)`` what each token adds; log-probabilities, or logits where nothing needs them
+            normalized.
+        scores: ``(live, beam)`` what it adds to: cumulative scores, less the log-sum-exp of the logits in that case.
+        attention: ``(live, beam, S)`` where wanted.
+    """
+
+    lprobs: Tensor
+    scores: Tensor
+    attention: Tensor | None
+
+
+_LAZY = 8
+"""Finished sentences are dropped when their number times this reaches the number in the batch."""
+
+
+class Session:
+    """Decodes one batch; made for one call and thrown away.
+
+    Its tensors hold the live sentences only; ``live`` says which sentences of the batch these are. A sentence that is
+    done keeps its rows until enough such sentences are there to pay for moving the others together.
+
+    Args:
+        setup: how to decode.
+        request: the batch, and what is asked of its outputs.
+        beam: rows of each sentence; the setup's beam size if not given.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
+        self.setup, self.request = setup, request
+        self.beam = beam or setup.beam_size
+        sample = request.sample
+        sources = setup.ensemble.sources(sample)
+        device, count = sources[0].src_tokens.device, sample.num_sentences
+        specs = setup.ensemble.members
+        starts = [spec.model.start_symbol(setup.eos) for spec in specs]
+        # generated tokens follow the start symbol of the first member
+        self.members = [
+            self.new_member(spec, source, start if start != starts[0] else None)
+            for spec, source, start in zip(specs, sources, starts, strict=True)
+        ]
+        self.reads_alike = setup.ensemble.read_alike(sources)
+        self.ids = sample.ids.to(device)
+        self.live = torch.arange(count, device=device)
+        batch = BatchInfo(
+            count,
+            self.beam,
+            setup.eos,
+            device,
+            request.constraints,
+            self.ids,
+            setup.end_tokens,
+            setup.pad,
+            sample.texts,
+        )
+        self.search = setup.search.begin(batch)
+        self.combination = setup.ensemble.combination.begin(batch)
+        self.processors = [processor.begin(batch) for processor in setup.processors]
+        self.stopping = [rule.begin(batch) for rule in setup.stopping]
+        self.observers = [observer.begin(batch) for observer in setup.observers]
+        self.needs = setup.needs
+        if FEATURES in self.needs:
+            check_features([specs[0].model], setup.needing(FEATURES))
+        last_steps = setup.limits.last_steps(sources[0].src_lengths)
+        self.sentences = Sentences(
+            ids=self.ids,
+            max_lengths=last_steps,
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            prefix_tokens=request.prefix_tokens,
+            src_tokens=sources[0].src_tokens,
+            src_padding=_padding(sources[0], specs[0].model.left_pad_source),
+            texts=sample.texts,
+        )
+        self.timed_out: Tensor | None = None
+        """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
+        self.num_done = 0
+        self.first_end = int(last_steps.min())
+        self.scores = torch.zeros(count, self.beam, device=device)
+        self.coverage: Tensor | None = None
+        self.backpointers = BackPointers(count, self.beam, starts[0], device)
+        self.finished = self._finished_hypotheses(count, device)
+        self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.collected: list[int] = []
+        """Sentences whose results were collected since ``new_results`` was last called."""
+
+    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
+        """One model with its source; a session that asks more of it makes its own kind.
+
+        Args:
+            spec: the model and its part.
+            source: the sentences as it reads them.
+            start_symbol: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
+        """
+        return Member(spec.model, source, self.beam, start_symbol, self.setup.debug)
+
+    def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
+        setup = self.setup
+        if (own := self.search.finished(setup.ranking, setup.early_stopping)) is not None:
+            return own
+        if self.search.independent_rows:
+            return setup.rules.finished_rows(count, self.beam, setup.ranking, device)
+        return setup.rules.finished(count, self.beam, setup.ranking, device, setup.early_stopping)
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Decode until every sentence is done.
+
+        Raises:
+            DecodingError: a model gave NaN or infinity.
+        """
+        while self.step():
+            pass
+        self.collect_all()
+        return self.results
+
+    def step(self) -> bool:
+        """Decode one step.
+
+        Returns:
+            Whether any sentence needs another one.
+
+        Raises:
+            DecodingError: a model gave NaN or infinity.
+        """
+        step = self.backpointers.length
+        # (1) The members score the next token, the combination merges their scores, the processors change them.
+        context, scored = self.score(step)
+        # (2) The search strategy chooses candidates.
+        candidates = self.choose(context, scored)
+        # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
+        ended = self.ended(candidates, context)
+        # (4) Those that end may become finished hypotheses; of the others, the best continue.
+        self.backpointers.attend(scored.attention)
+        active = self.finalize(context, candidates, ended, scored.attention)
+        # (5) Sentences that are done leave the batch, once they are enough.
+        if not self.needs_another_step(candidates, step):
+            return False
+        attention = scored.attention
+        if self.num_done * (_LAZY if self.setup.debug.lazy_compaction else len(self.live)) >= len(self.live):
+            active, attention = self.compact(active, attention)
+        # (6) Tokens, scores, decoder states and components follow the beams that continue.
+        self.advance(active, attention)
+        return True
+
+    def score(self, step: int) -> tuple[StepContext, StepScores]:
+        """Score the next token of every beam."""
+        setup, scores = self.setup, self.scores
+        logits, outputs = self._outputs()
+        context = replace(self.context(step, self.beam), scores=scores.flatten(), outputs=outputs)
+        attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
+        log_sum: Tensor | None = None
+        if setup.renormalizes:  # processors may forbid a whole row, a model may not
+            nothing = logits[0].amax(1) == -torch.inf
+            scores = torch.where(nothing.view_as(scores), torch.nan, scores)
+        if setup.adds_logits:
+            lprobs = logits[0]
+            log_sum = None if setup.renormalizes else log_sum_exp(lprobs)  # before processors, which work in place
+        elif setup.processes_logits:
+            lprobs = logits[0]
+        else:
+            models = (spec.model for spec in setup.ensemble.members)
+            each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
+            lprobs = self.combination(each, context)
+        context, lprobs = self._process(context, lprobs)
+        if setup.renormalizes and setup.adds_logits:
+            log_sum = _log_sum_exp_of_allowed(lprobs)
+        elif setup.renormalizes:
+            nothing = lprobs.amax(-1, keepdim=True) == -torch.inf  # everything is forbidden
+            lprobs = lprobs.log_softmax(-1).masked_fill_(nothing, -torch.inf)
+        if log_sum is not None:
+            scores = scores - log_sum.view_as(scores)
+        return context, StepScores(context.by_sentence(lprobs), scores, attention)
+
+    def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
+        """Logits ``(rows, V)`` of each member in float32 or wider, and what components declare that they need."""
+        need_attention = ATTENTION in self.needs
+        outputs = self.member_outputs(need_attention)
+        logits = []
+        for out in outputs:
+            wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+            logits.append(wide / self.setup.temperature if self.setup.temperature != 1.0 else wide)
+        attention = None
+        if need_attention:
+            weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
+            attention = self.setup.ensemble.combine_attention(weights)
+        kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
+        return logits, StepOutputs(outputs[0].features, attention, kept)
+
+    def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
+        """What each member computes for the newest token of each row."""
+        tokens, features = self._decoder_input(), FEATURES in self.needs
+        return [
+            member.next_output(tokens, need_attention, features and number == 0)
+            for number, member in enumerate(self.members)
+        ]
+
+    def _decoder_input(self) -> Tensor:
+        """Decoder input ``(rows, 1 + step)`` int64; where no decoder reads more, only its last column is valid."""
+        if self.setup.reads_history:
+            return self.backpointers.matrix().flatten(0, 1)
+        return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
+
+    def _process(self, context: StepContext, lprobs: Tensor) -> tuple[StepContext, Tensor]:
+        """Apply the logits processors to ``(rows, V)`` scores."""
+        if FORBIDDEN in self.needs:
+            context = replace(context, watch=ForbiddenWatch(lprobs.log_softmax(-1), 2 * self.beam))
+        if not self.search.processes_itself:
+            return context, apply_all(self.processors, lprobs, context)
+
+        def process(scores: Tensor) -> Tensor:
+            return apply_all(self.processors, scores.flatten(0, 1), context).view_as(scores)
+
+        return replace(context, process=process), lprobs
+
+    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
+        """What components may look at.
+
+        Args:
+            step: how many tokens each row has.
+            rows: rows of each live sentence.
+            tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
+        """
+        setup = self.setup
+        return StepContext(
+            step=step,
+            sentences=self.sentences,
+            rows_per_sentence=rows,
+            eos=setup.eos,
+            pad=setup.pad,
+            first_end=self.first_end,
+            read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
+            counts_start=setup.rules.counts_start,
+        )
+
+    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+        """Let the search strategy choose candidates; sentences that are done have none."""
+        candidates = self.search.step(context, scored.lprobs, scored.scores)
+        alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
+        return Candidates(alive, candidates.tokens, candidates.beams)
+
+    def ended(self, candidates: Candidates, context: StepContext) -> Tensor:
+        """Which candidates end: ``(live, K)`` bool."""
+        ended = candidates.tokens == self.setup.end_tokens[0]
+        for token in self.setup.end_tokens[1:]:
+            ended |= candidates.tokens == token
+        if not self.setup.rules.forces_end:
+            ended |= (self.sentences.max_lengths <= context.step).unsqueeze(1)
+        if self.stopping:
+            parents = gather_beams(self.backpointers.matrix(), candidates.beams)
+            tokens = torch.cat([parents, candidates.tokens.unsqueeze(-1)], dim=-1)
+            of_candidates = self.context(context.step, candidates.tokens.size(1), tokens[..., :-1])
+            of_candidates = replace(of_candidates, scores=candidates.scores.flatten(), parents=candidates.beams)
+            for rule in self.stopping:
+                ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
+            if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):
+                self.timed_out = ~self.sentences.done
+        return ended
+
+    def finalize(
+        self, context: StepContext, candidates: Candidates, ended: Tensor, attention: Tensor | None
+    ) -> Candidates:
+        """Finalize hypotheses, note which sentences are done, and tell observers and the streamer.
+
+        Returns:
+            The ``beam`` candidates of each sentence that continue.
+        """
+        own = context.step if self.sentences.starts is None else context.step - self.sentences.starts
+        by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
+        before = Places.of(self.finished) if self.observers else None
+        was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
+        active = self.finished.finalize(candidates, ended, by_candidate, penalty)
+        done = was_done | self.finished.done(active, own, self.sentences.own_limits)
+        self.sentences = replace(self.sentences, done=done)
+        if before is not None:
+            watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
+            after = Places.of(self.finished)
+            record = StepRecord(context, candidates, ended, active, was_done, done, before, after, watch)
+            for observer in self.observers:
+                observer.observe(record)
+        self.stream(candidates, done & ~was_done)
+        return active
+
+    def coverage_penalty(self, candidates: Candidates, attention: Tensor | None) -> Tensor | None:
+        """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` without one."""
+        weight = self.setup.ranking.coverage
+        if not weight:
+            return None
+        if attention is None:
+            raise ConfigError(
+                "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
+                "attends to; leave it out"
+            )
+        covered = attention if self.coverage is None else self.coverage + attention
+        logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
+        padding = self.sentences.src_padding
+        if padding is not None and padding.size(1) == logs.size(-1):
+            logs = logs.masked_fill(padding.unsqueeze(1), 0.0)
+        return weight * logs.sum(-1)
+
+    def stream(self, candidates: Candidates, done: Tensor) -> None:
+        """Hand the newest token of each sentence's first beam to the streamer, and say which sentences are done now."""
+        streamer = self.request.streamer
+        if streamer is None:
+            return
+        exists = (candidates.scores[:, 0] > -torch.inf).tolist()
+        tokens, ids = candidates.tokens[:, 0].tolist(), self.sentences.ids.tolist()
+        for sentence, token, exists_, done_ in zip(ids, tokens, exists, done.tolist(), strict=True):
+            if exists_:
+                streamer.put(sentence, [token])
+            if done_:
+                streamer.end(sentence)
+
+    def needs_another_step(self, candidates: Candidates, step: int) -> bool:
+        """Whether any sentence is not done. This is the one time in a step that the device is waited for."""
+        damaged = candidates.scores.isnan()
+        self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
+        if bad:
+            sentence = int(self.live[damaged.any(1)][0])
+            raise DecodingError(
+                f"a model's scores are NaN or infinite at step {step} in sentence {sentence} of the batch; its weights "
+                "are damaged or its dtype overflows"
+            )
+        return self.num_done < len(self.live)
+
+    @property
+    def components(self) -> list[Component]:
+        """Everything whose state follows the beams."""
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers]
+
+    def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
+        """Collect the results of the sentences that are done, and drop their rows."""
+        done = self.sentences.done
+        self.collect(done.nonzero().squeeze(1))
+        keep = (~done).nonzero().squeeze(1)
+        self.select_sentences(keep)
+        self.num_done = 0
+        self.first_end = int(self.sentences.max_lengths.min()) if len(keep) else 0
+        return active.select(keep), None if attention is None else attention.index_select(0, keep)
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Drop the rows of all sentences but those in ``keep``, ``(kept,)`` int64."""
+        self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
+        self.sentences = self.sentences.select(keep)
+        self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+        self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
+        self.backpointers.select(keep)
+        self.finished.select(keep)
+        for component in self.components:
+            component.select_sentences(keep)
+        for member in self.members:
+            member.select_sentences(keep)
+
+    def advance(self, active: Candidates, attention: Tensor | None) -> None:
+        """Move everything to the next step: tokens, scores, components and decoder states."""
+        if self.setup.ranking.coverage and attention is not None:
+            covered = attention if self.coverage is None else self.coverage + attention
+            self.coverage = gather_beams(covered, active.beams)
+        self.backpointers.append(active)
+        self.scores = active.scores
+        for component in self.components:
+            component.advance(active)
+        if self.search.independent_rows or self.beam == 1:
+            return  # every beam continues itself
+        for member in self.members:
+            member.reorder_beams(active.beams)
+
+    def merge(self, other: Self) -> None:
+        """Add the sentences of another batch, which have been decoded for a step at least.
+
+        From then on both are one batch. ``DecodingSetup.joins`` says whether that is possible.
+
+        Args:
+            other: a session of the same setup, not to be used any more.
+        """
+        self.live = torch.cat([self.live, other.live + len(self.ids)])
+        self.collected += [sentence + len(self.ids) for sentence in other.collected]
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        self.scores = torch.cat([self.scores, other.scores])
+        self.finished.merge(other.finished)
+        for mine, theirs in zip(self.components, other.components, strict=True):
+            mine.merge(theirs)
+        for mine_, theirs_ in zip(self.members, other.members, strict=True):
+            mine_.merge(theirs_)
+        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
+        self.backpointers.merge(other.backpointers)
+        if (unseen := int(self.backpointers.starts.min())) > 0:
+            self.backpointers.crop_left(unseen)
+            for member in self.members:
+                member.crop_left(unseen)
+        starts = self.backpointers.starts
+        texts = [one.sentences.texts for one in (self, other)]
+        self.sentences = Sentences(  # no processor that reads source ids or prefixes is in use
+            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
+            max_lengths=own_limits + starts,
+            done=torch.cat([self.sentences.done, other.sentences.done]),
+            starts=starts,
+            texts=None if None in texts else [text for own in texts for text in own or ()],
+        )
+        self.first_end = int(self.sentences.max_lengths.min())
+
+    def drop_done(self) -> None:
+        """Collect the results of all sentences that are done, and drop their rows, between two steps."""
+        if self.num_done:
+            self.compact(
+                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
+            )
+
+    def collect(self, rows: Tensor) -> None:
+        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, that are done."""
+        owners = self.live[rows].tolist()
+        late = [False] * len(owners) if self.timed_out is None else self.timed_out[rows].tolist()
+        found = self.finished.hypotheses(rows, self.backpointers)
+        for sentence, hypotheses, timed_out in zip(owners, found, late, strict=True):
+            self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
+            for observer in self.observers:
+                observer.end(int(self.ids[sentence]), self.results[sentence])
+        self.collected += owners
+
+    def collect_all(self) -> None:
+        """Read the hypotheses of all live sentences."""
+        self.collect(torch.arange(len(self.live), device=self.live.device))
+
+    def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Hand over the results collected since the last call: numbers in ``ids``, and hypotheses."""
+        for sentence in self.collected:
+            yield int(self.ids[sentence]), self.results[sentence]
+            self.results[sentence] = []
+        self.collected = []
+
+    @property
+    def width(self) -> int:
+        """How many positions the encoded sources of the batch have."""
+        return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
+
+
+def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:
+    """The log-sum-exp of processed scores, ``(rows, 1)``; 0 where everything is forbidden, which is no error."""
+    nothing = scores.amax(1, keepdim=True) == -torch.inf
+    return log_sum_exp(scores).masked_fill(nothing, 0.0)
+
+
+def _padding(source: Source, left: bool) -> Tensor | None:
+    """Where a source is padding, ``(sentences, S)`` bool; ``None`` where it nowhere is."""
+    width = source.src_tokens.size(1)
+    if bool((source.src_lengths == width).all()):
+        return None
+    columns = torch.arange(width, device=source.src_tokens.device)
+    lengths = source.src_lengths.unsqueeze(1)
+    return columns < width - lengths if left else columns >= lengths

@@ -1,0 +1,212 @@
+"""How batches are decoded: what a generator hands to its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from seqgen.config import DebugConfig
+from seqgen.decoder import Decoder
+from seqgen.generation.component import ATTENTION, Component, Phrases
+from seqgen.generation.ensemble.ensemble import Ensemble
+from seqgen.generation.finished import Ranking
+from seqgen.generation.observers import Observer
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.rules import Rules
+from seqgen.generation.search.base import Search
+from seqgen.generation.stopping import StoppingRule
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
+
+
+class Streamer(Protocol):
+    """Receives tokens while they are generated."""
+
+    def put(self, sentence: int, tokens: Sequence[int]) -> None:
+        """Receive the next tokens of a sentence.
+
+        Args:
+            sentence: its number in the batch's ``ids``.
+            tokens: their ids.
+        """
+        ...
+
+    def end(self, sentence: int) -> None:
+        """Note that a sentence is complete."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long outputs may be.
+
+    Attributes:
+        max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence.
+        max_len_b: see ``max_len_a``.
+        max_len: most tokens of any output, end-of-sentence included.
+        match_source_len: whether an output is exactly as long as its source.
+    """
+
+    max_len_a: float
+    max_len_b: int
+    max_len: int
+    match_source_len: bool = False
+
+    def last_steps(self, src_lengths: Tensor) -> Tensor:
+        """The last step of each sentence.
+
+        Args:
+            src_lengths: ``(sentences,)`` int64, end-of-sentence included.
+
+        Returns:
+            ``(sentences,)`` int64.
+        """
+        if self.match_source_len:
+            return (src_lengths - 1).clamp(max=self.max_len - 1)
+        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+
+
+@dataclass(frozen=True)
+class DecodingSetup:
+    """Everything that a session needs to know about how to decode.
+
+    Attributes:
+        ensemble: the models.
+        rules: fairseq's or Hugging Face's.
+        search: the strategy, in the variant that the rules prescribe.
+        processors: logits processors in their order.
+        stopping: stopping rules besides end-of-sentence and the maximum length.
+        observers: are told of every step.
+        ranking: how finished hypotheses score.
+        limits: how long outputs may be.
+        beam_size: beams of each sentence.
+        temperature: logits are divided by it before everything else.
+        early_stopping: see ``BestFinished``.
+        eos: id of end-of-sentence.
+        pad: id of padding.
+        end_tokens: ids that end an output.
+        vocab_size: tokens of the target vocabulary.
+        need_attention: whether hypotheses carry attention and alignment.
+        debug: switches.
+    """
+
+    ensemble: Ensemble
+    rules: Rules
+    search: Search
+    processors: Sequence[LogitsProcessor]
+    stopping: Sequence[StoppingRule]
+    observers: Sequence[Observer]
+    ranking: Ranking
+    limits: Limits
+    beam_size: int
+    temperature: float
+    early_stopping: str
+    eos: int
+    pad: int
+    end_tokens: Sequence[int]
+    vocab_size: int
+    need_attention: bool = False
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+    @property
+    def components(self) -> list[Component]:
+        """Everything that takes part in a step."""
+        return [self.search, self.ensemble.combination, *self.processors, *self.stopping, *self.observers]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What some component declares that it needs."""
+        wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
+        return wanted.union(*(component.needs for component in self.components))
+
+    def needing(self, need: str) -> str:
+        """The class of the first component that declares a need, for a message."""
+        return next(type(component).__name__ for component in self.components if need in component.needs)
+
+    def switched(self) -> AbstractContextManager[None]:
+        """Apply those debug switches that are not arguments of what they concern."""
+        debug = self.debug
+        return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether any decoder reads more than the newest column of its input."""
+        models = self.ensemble.models
+        return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
+
+    @property
+    def renormalizes(self) -> bool:
+        """Whether scores are normalized after the processors."""
+        return self.rules.renormalizes(self.search)
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether processors see logits rather than log-probabilities."""
+        ensemble = self.ensemble
+        return ensemble.combination.keeps_single and self.rules.processes_logits(self.search, len(ensemble.members))
+
+    @property
+    def adds_logits(self) -> bool:
+        """Whether logits can be searched without being normalized over the vocabulary."""
+        model = self.ensemble.members[0].model
+        return (
+            self.debug.skip_log_softmax
+            and len(self.ensemble.members) == 1
+            and self.ensemble.combination.keeps_single
+            and self.search.additive
+            and type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
+            and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
+            and all(processor.shift_invariant for processor in self.processors)
+        )
+
+    @property
+    def joins(self) -> bool:
+        """Whether waiting sentences may join a running batch."""
+        models = self.ensemble.models
+        return (
+            self.debug.use_cache
+            and self.debug.continuous_batching
+            and self.search.session_class is None
+            and self.search.joins
+            and len(models) == len(self.ensemble.members)
+            and self.ensemble.combination.joins
+            and not self.stopping
+            and not self.observers
+            and not self.needs
+            and all(getattr(model.decoder, "joins", False) for model in models)
+            and not any(_adjusts_logits(model) for model in models)
+            and all(processor.joins for processor in self.processors)
+        )
+
+
+@dataclass(frozen=True)
+class DecodingRequest:
+    """One call of the generator.
+
+    Attributes:
+        sample: the batch; only its sources are read.
+        prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right; or ``None``.
+        constraints: phrases for each sentence, or ``None``.
+        streamer: receives the tokens of the first beam, or ``None``.
+    """
+
+    sample: Batch
+    prefix_tokens: Tensor | None = None
+    constraints: Sequence[Phrases] | None = None
+    streamer: Streamer | None = None
+
+
+def _adjusts_logits(model: EncoderDecoderModel) -> bool:
+    own = type(model).adjust_logits_during_generation
+    return own is not EncoderDecoderModel.adjust_logits_during_generation
+
+
+def longest_output(ensemble: Ensemble, max_len: int) -> int:
+    """The most tokens that every model can write, at most ``max_len`` where that is not 0."""
+    writable = min(model.max_positions()[1] for model in ensemble.models)
+    return min(max_len, writable) if max_len else writable

@@ -1,0 +1,106 @@
+"""A member of an ensemble that reads several tokens at once and takes back those that turn out wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from seqgen.config import DebugConfig
+from seqgen.decoder import IncrementalDecoder
+from seqgen.generation.ensemble.member import Member, MemberOutput
+from seqgen.incremental_state import IncrementalState, rows_of_sentences
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import DecoderOut, Source
+
+
+class LookAhead(Member):
+    """One model mid-decode that reads ahead.
+
+    ``rewind`` forgets rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
+    ``next_output`` answers for each of these positions without computing anything.
+
+    A decoder that can truncate its state does; of any other a copy of the state is kept, to which it goes back.
+
+    Args:
+        model: see ``Member``.
+        source: see ``Member``.
+        beam_size: see ``Member``.
+        start_symbol: see ``Member``.
+        debug: see ``Member``.
+        reach: how many positions ``rewind`` will take back at most.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoderModel,
+        source: Source,
+        beam_size: int,
+        start_symbol: int | None,
+        debug: DebugConfig,
+        reach: int,
+    ):
+        super().__init__(model, source, beam_size, start_symbol, debug)
+        if self.state is not None:
+            self.state.max_truncation = reach
+        self.can_truncate = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_truncate
+        self.seen = 0
+        """Columns of the decoder's input that have been read."""
+        self.first = 0
+        """The first of those that were read last."""
+        self.out = DecoderOut(torch.empty(0))
+        """What the decoder gave for these."""
+        self.mark: tuple[int, IncrementalState] | None = None
+        """How much had been read at the last ``rewind``, and the state at that time."""
+
+    def rewind(self, columns: int) -> None:
+        """Forget what has been read behind the first columns.
+
+        Args:
+            columns: how many columns stay; no fewer than at the last call.
+        """
+        if self.state is None:
+            self.seen = min(self.seen, columns)
+            return
+        if self.seen > columns:
+            if self.can_truncate:
+                self.model.decoder.truncate(self.state, self.seen - columns)  # type: ignore[operator]
+                self.seen = columns
+            elif self.mark is not None:
+                self.seen, self.state = self.mark
+        if not self.can_truncate:
+            self.mark = self.seen, copy.deepcopy(self.state)
+
+    def read(self, tokens: Tensor, need_attention: bool = False) -> None:
+        """Read the columns that have not been read yet.
+
+        Args:
+            tokens: ``(rows, L)`` int64 from the start symbol on; columns read before are not read again.
+            need_attention: whether the attention weights will be wanted.
+        """
+        if self.start_symbol is not None:
+            tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_symbol), tokens[:, 1:]], dim=1)
+        if self.state is not None:
+            out = self.model.decoder(tokens, self.encoder_out, self.state, need_attention=need_attention)
+        else:
+            logits, attention = self.model.decoder(tokens, self.encoder_out, need_attention=need_attention)
+            out = DecoderOut(logits[:, self.seen :], None if attention is None else attention[:, self.seen :])
+        self.out, self.first, self.seen = out, self.seen, tokens.size(1)
+
+    def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
+        """What was computed for the last column of ``tokens``, one of those read last; see ``Member``."""
+        column = tokens.size(1) - 1 - self.first
+        logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
+        return MemberOutput(logits, None if self.out.attention is None else self.out.attention[:, column])
+
+    def select_sentences(self, keep: Tensor) -> None:
+        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        super().select_sentences(keep)
+        if self.mark is not None:
+            self.model.decoder.select_sentences(self.mark[1], keep)  # type: ignore[operator]
+        rows = rows_of_sentences(keep, self.beam_size)
+        logits, attention = self.out
+        self.out = DecoderOut(
+            logits.index_select(0, rows), None if attention is None else attention.index_select(0, rows)
+        )

@@ -1,0 +1,138 @@
+"""The plain cache of self-attention: each row has keys and values of its own, one position more after each step."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.kv_cache.rows import join_rows
+
+_BLOCK = 32
+"""Positions, or an eighth of those filled where that is more, by which the memory grows."""
+
+
+class _Memory:
+    """The keys, or the values, of all rows.
+
+    Attributes:
+        filled: ``(N, H, capacity, D)``.
+        spare: a second memory of the same shape, into which rows are gathered; ``None`` until it is needed.
+    """
+
+    def __init__(self, filled: Tensor):
+        self.filled = filled
+        self.spare: Tensor | None = None
+
+    def append(self, new: Tensor, seen: int) -> None:
+        """Write ``new`` behind the first ``seen`` positions."""
+        old, end = self.filled, seen + new.size(2)
+        if new.requires_grad:  # what gradients go through must not be written over
+            self.filled = torch.cat([old[:, :, :seen], new], dim=2)
+            return
+        if old.size(2) < end:
+            room = end + max(_BLOCK, seen // 8)
+            self.filled = new.new_empty(new.size(0), new.size(1), room, new.size(3))
+            self.filled[:, :, :seen] = old[:, :, :seen]
+        self.filled[:, :, seen:end] = new
+
+    def reorder(self, new_order: Tensor) -> None:
+        """Gather rows, into the spare memory where that is possible."""
+        filled, spare = self.filled, self.spare
+        if filled.requires_grad or len(new_order) != filled.size(0):
+            self.filled, self.spare = filled.index_select(0, new_order), None
+            return
+        if spare is None or spare.shape != filled.shape:
+            spare = torch.empty_like(filled)
+        self.filled, self.spare = torch.index_select(filled, 0, new_order, out=spare), filled
+
+
+class GrowingCache(KeyValueCache):
+    """Keys and values of self-attention, in a memory with room for more positions.
+
+    Attributes:
+        length: positions that are filled.
+        padding_mask: ``(N, length)`` bool, or ``None`` while there is no padding.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.padding_mask: Tensor | None = None
+        self._keys: _Memory | None = None
+        self._values: _Memory | None = None
+
+    @classmethod
+    def of(cls, seen: KeysAndValues) -> Self:
+        """A cache of what another cache holds, with a history for each row."""
+        cache = cls()
+        cache._hold(seen)
+        return cache
+
+    def _hold(self, seen: KeysAndValues) -> None:
+        self._keys, self._values = _Memory(seen.keys), _Memory(seen.values)
+        self.length, self.padding_mask = seen.keys.size(2), seen.padding_mask
+
+    def append(self, new: KeysAndValues, rows: int) -> Self:
+        """Put new keys and values behind the old; see ``KeyValueCache``."""
+        if self._keys is None:
+            self._hold(KeysAndValues(new.keys[:, :, :0], new.values[:, :, :0]))
+        for memory, tensor in zip(self._memories(), new[:2], strict=True):
+            memory.append(tensor, self.length)
+        added = new.keys.size(2)
+        self.padding_mask = _join_masks(self.padding_mask, new.padding_mask, rows, self.length, added)
+        self.length += added
+        return self
+
+    def view(self) -> KeysAndValues:
+        """All positions; see ``KeyValueCache``."""
+        keys, values = (memory.filled[:, :, : self.length] for memory in self._memories())
+        return KeysAndValues(keys, values, self.padding_mask)
+
+    def reorder(self, new_order: Tensor) -> Self:
+        """Move whole histories; see ``KeyValueCache``."""
+        keys, values = self._memories()
+        if new_order.device.type == "cpu" and torch.equal(new_order, torch.arange(keys.filled.size(0))):
+            return self  # not asked on a GPU, where the answer would have to be waited for
+        keys.reorder(new_order)
+        values.reorder(new_order)
+        if self.padding_mask is not None:
+            self.padding_mask = self.padding_mask.index_select(0, new_order)
+        return self
+
+    def roll_back(self, positions: int) -> Self:
+        """Remove the last positions."""
+        self.length -= positions
+        if self.padding_mask is not None:
+            self.padding_mask = self.padding_mask[:, : self.length]
+        return self
+
+    def crop_left(self, positions: int) -> Self:
+        """Remove the first positions."""
+        keys, values, mask = self.view()
+        mask = None if mask is None else mask[:, positions:].contiguous()
+        self._hold(KeysAndValues(keys[:, :, positions:].contiguous(), values[:, :, positions:].contiguous(), mask))
+        return self
+
+    def merge(self, other: KeyValueCache) -> Self:
+        """Put the rows of two batches behind each other, their positions aligned at the last one."""
+        self._hold(join_rows([self.view(), other.view()], left=True))
+        return self
+
+    def _memories(self) -> tuple[_Memory, _Memory]:
+        if self._keys is None or self._values is None:
+            raise ValueError("a key/value cache is empty until its first append")
+        return self._keys, self._values
+
+
+def _join_masks(old: Tensor | None, new: Tensor | None, rows: int, seen: int, added: int) -> Tensor | None:
+    """``(rows, seen + added)``, where a mask that is missing has no padding."""
+    if old is None and new is None:
+        return None
+    device = old.device if old is not None else new.device if new is not None else None
+    parts = [
+        torch.zeros(rows, length, dtype=torch.bool, device=device) if mask is None else mask
+        for mask, length in ((old, seen), (new, added))
+    ]
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,343 @@
+"""A cache of self-attention whose keys and values do not move while beams change places.
+
+A key is written once, into a slot of its sentence's memory. An indirection table holds, for each beam and position, the
+number of the slot; only this table is gathered when beams change places. Attention then runs over all slots of a
+sentence, with a mask made from the table. All layers have their slots in the same order, so that one table and one mask
+serve them all.
+
+Three beams after two steps; at the first they wrote a, b and c; then beams 0 and 1 both continued beam 1::
+
+    slots       0 1 2 3 4 5
+    keys        a b c d e f
+    table       beam 0: [1, 3]         so beam 0 sees b and d,
+                beam 1: [1, 4]         beam 1 sees b and e,
+                beam 2: [2, 5]         beam 2 sees c and f
+
+No beam sees slot 0 any more. When the memory is full, such slots are collected: a is removed and the others move up.
+The hypotheses of a sentence soon have most of their histories in common, so that in the long run it has few more slots
+than positions, however many beams it has.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqgen.modules.attention import as_keys, empty_keys, take_rows
+from seqgen.modules.kv_cache.growing import GrowingCache
+from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
+from seqgen.modules.masks import step_mask
+
+_BLOCK = 64
+"""Slots that are free again after a collection, or an eighth of those in use where that is more.
+
+Fewer would make attention's products smaller and collections, each a copy of all that is seen, more frequent.
+"""
+
+_MOST_SLOTS = 4
+"""Slots for each position up to which the table is used; see ``IndirectionTable.pays``."""
+
+
+class IndirectionTable:
+    """Which slot holds each position of each beam's history, for all layers of a decoder.
+
+    Each layer applies each change to it, one layer after the other, and passes the number of changes that it has
+    applied so far. The first layer makes a change, and the others find it made.
+
+    Args:
+        sentences: sentences in the batch.
+        beam_size: rows of each.
+        device: where the table lives.
+
+    Attributes:
+        table: ``(sentences, beam, capacity)`` int64, the slot of each position.
+        length: positions that are filled.
+        used: slots that are filled; some of them are no longer seen by any beam.
+        capacity: slots that the memory of the layers must have.
+        clock: changes so far.
+        collected: after a change that moved slots, ``(sentences, slots)`` the old slot of each new one.
+    """
+
+    def __init__(self, sentences: int, beam_size: int, device: torch.device):
+        self.table = torch.zeros(sentences, beam_size, 0, dtype=torch.int64, device=device)
+        self.length = self.used = self.capacity = self.clock = 0
+        self.collected: Tensor | None = None
+        self._mask: tuple[Tensor | None, bool, Tensor] | None = None
+        self._merged: tuple[IndirectionTable, IndirectionTable] | None = None
+
+    @property
+    def beam_size(self) -> int:
+        """Rows of each sentence."""
+        return self.table.size(1)
+
+    @property
+    def pays(self) -> bool:
+        """Whether attending to all slots costs less than moving each beam's own keys and values.
+
+        It does where histories come together, with 50 beams too. Where each of 5 beams goes its own way for 200
+        positions, so that a position has 5 slots, moving the keys is as quick, and of 12 beams a little quicker: the
+        products with keys that a beam does not see cost more than copies of those that it sees.
+        """
+        return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
+
+    def _is_first(self, clock: int) -> bool:
+        """Whether the layer that has applied ``clock`` changes is the first to apply the next one, which is counted."""
+        if clock + 1 == self.clock:
+            return False
+        if clock != self.clock:
+            raise RuntimeError("the layers of a decoder must all see the same positions and change places alike")
+        self.clock += 1
+        self.collected = self._mask = None
+        return True
+
+    def append(self, clock: int, positions: int) -> None:
+        """Give every beam slots for new positions: those of the first position, beam by beam, then the next one's."""
+        if not self._is_first(clock):
+            return
+        sentences, beam, room = self.table.shape
+        new = positions * beam
+        if self.used + new > self.capacity:
+            self._collect()
+            self.capacity = self.used + new + max(_BLOCK, self.used // 8)
+        if self.length + positions > room:
+            more = self.table.new_zeros(sentences, beam, positions + max(_BLOCK, room) // beam)
+            self.table = torch.cat([self.table, more], dim=2)
+        slots = torch.arange(self.used, self.used + new, device=self.table.device).view(positions, beam)
+        self.table[:, :, self.length : self.length + positions] = slots.t()
+        self.used += new
+        self.length += positions
+
+    def _collect(self) -> None:
+        """Free the slots that no beam of a sentence sees.
+
+        Where beams see slots 0, 2 and 3 of 0 to 4, those become slots 0, 1 and 2. A sentence that sees fewer slots than
+        another keeps some that it does not see.
+        """
+        sentences, beam, _ = self.table.shape
+        table = self.table[:, :, : self.length].flatten(1)
+        seen = torch.zeros(sentences, self.used, dtype=torch.int64, device=table.device).scatter_(1, table, 1)
+        self.used = int(seen.sum(1).max()) if seen.numel() else 0
+        self.collected = seen.argsort(dim=1, descending=True, stable=True)[:, : self.used]
+        numbers = seen.cumsum(1) - 1
+        self.table[:, :, : self.length] = numbers.gather(1, table).view(sentences, beam, self.length)
+
+    def reorder(self, clock: int, parents: Tensor) -> None:
+        """Let each beam continue another one of its sentence; ``parents`` ``(sentences, beam)``."""
+        if self._is_first(clock):
+            self.table = self.table.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.table.size(2)))
+
+    def select(self, clock: int, keep: Tensor) -> None:
+        """Keep some sentences."""
+        if self._is_first(clock):
+            self.table = self.table.index_select(0, keep)
+
+    def roll_back(self, clock: int, positions: int) -> None:
+        """Remove the last positions."""
+        if self._is_first(clock):
+            self.length -= positions
+
+    def crop_left(self, clock: int, positions: int) -> None:
+        """Remove the first positions."""
+        if self._is_first(clock):
+            self.length -= positions
+            self.table = self.table[:, :, positions:].contiguous()
+
+    def merge(self, other: IndirectionTable) -> IndirectionTable:
+        """The table of the sentences of both, made at the first time that it is asked for.
+
+        Positions are aligned at the last one. Those that one table lacks at the beginning, which its sentences do not
+        see, have a slot to themselves, behind all others.
+        """
+        if self._merged is None or self._merged[0] is not other:
+            merged = IndirectionTable(0, self.beam_size, self.table.device)
+            merged.length = max(self.length, other.length)
+            merged.used = merged.capacity = max(self.used, other.used) + 1
+            tables = []
+            for one in (self, other):
+                table = one.table[:, :, : one.length]
+                lacking = table.new_full((table.size(0), table.size(1), merged.length - one.length), merged.used - 1)
+                tables.append(torch.cat([lacking, table], dim=2))
+            merged.table = torch.cat(tables)
+            self._merged = other, merged
+        return self._merged[1]
+
+    def mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, is_causal: bool = False) -> Tensor:
+        """What is added to the scores of a sentence's queries with all slots, built once for all layers.
+
+        Args:
+            attn_mask: what is added to the scores of positions, or where attention to them is allowed, broadcastable to
+                ``(sentences * beam, heads, queries, length)``; ``None`` where all may be seen.
+            queries: of each beam.
+            dtype: of the scores.
+            is_causal: whether each position sees those up to itself; ``attn_mask`` is then ``None``.
+
+        Returns:
+            ``(sentences, heads or 1, beam * queries, used)``.
+        """
+        built = self._mask
+        if built is None or built[0] is not attn_mask or built[1] != is_causal or built[2].dtype != dtype:
+            allowed = attn_mask
+            if is_causal:
+                allowed = step_mask(self.length - queries, queries, None, self.table.device)
+            built = self._mask = attn_mask, is_causal, self._build_mask(allowed, queries, dtype)
+        return built[2]
+
+    def _build_mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype) -> Tensor:
+        sentences, beam, _ = self.table.shape
+        added = torch.zeros(1, 1, queries, 1, dtype=dtype, device=self.table.device)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            # Half of the lowest number: a beam that sees nothing yet sees all of its positions alike, and not NaN.
+            added = added.masked_fill(~attn_mask, torch.finfo(dtype).min / 2)
+        elif attn_mask is not None:
+            added = attn_mask.to(dtype)
+        while added.dim() < 4:
+            added = added.unsqueeze(0)
+        # (1 or sentences * beam, h, Q, L) -> (1 or sentences, 1 or beam, h, Q, L) -> (sentences, h, beam, Q, L)
+        added = added.unsqueeze(1) if added.size(0) == 1 else added.view(sentences, beam, *added.shape[1:])
+        heads = added.size(2)
+        added = added.transpose(1, 2).expand(sentences, heads, beam, queries, self.length)
+        slots = self.table[:, None, :, None, : self.length].expand(added.shape)
+        mask = torch.full((sentences, heads, beam, queries, self.used), -torch.inf, dtype=dtype, device=added.device)
+        return mask.scatter_(4, slots, added).flatten(2, 3)
+
+
+class IndirectionCache(KeyValueCache):
+    """Keys and values of self-attention that stay in place, with a table of who sees what.
+
+    Args:
+        table: the table, which all layers have in common.
+        stays: whether the table is used for good, rather than for as long as it pays.
+
+    Attributes:
+        keys: ``(sentences, H, capacity, D)``, laid out by ``empty_keys``; ``None`` before the first step.
+        values: likewise, laid out position by position.
+        clock: changes that this layer has applied to the table.
+    """
+
+    def __init__(self, table: IndirectionTable, stays: bool = False):
+        self.table = table
+        self.stays = stays
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.clock = 0
+
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
+        """Write new keys and values into slots; the memory is written in place. See ``KeyValueCache``.
+
+        Where the table does not pay any more, each row gets a history of its own. So it does where there is padding
+        among the new positions.
+        """
+        if new.padding_mask is not None:
+            return self.histories().append(new, rows)
+        self.table.append(self.clock, new.keys.size(2))
+        self.clock += 1
+        self.keys = self._write(self.keys, new.keys, are_keys=True)
+        self.values = self._write(self.values, new.values, are_keys=False)
+        return self if self.stays or self.table.pays else self.histories()
+
+    def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
+        table = self.table
+        # (sentences * beam, H, T, D) -> (sentences, beam, H, T, D) -> (sentences, H, T, beam, D)
+        added = new.unflatten(0, (-1, table.beam_size)).permute(0, 2, 3, 1, 4)
+        if memory is None or table.collected is not None:
+            memory = _with_room(memory, table, added, are_keys)
+        size = added.size(2) * added.size(3)
+        memory[:, :, table.used - size : table.used].view(added.shape).copy_(added)
+        return memory
+
+    def view(self) -> KeysAndValues:
+        """Each row's own history, gathered; see ``KeyValueCache``."""
+        table = self.table.table[:, :, : self.table.length]
+        keys, values = (_pick(memory, table).flatten(0, 1) for memory in self._memories())
+        return KeysAndValues(keys, values)
+
+    def histories(self) -> GrowingCache:
+        """A cache in which each row has a history of its own."""
+        return GrowingCache() if self.keys is None else GrowingCache.of(self.view())
+
+    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
+        """All slots of a sentence, for all of its beams together; see ``KeyValueCache``."""
+        keys, values = self._memories()
+        mask = self.table.mask(attn_mask, queries, dtype, is_causal)
+        return Attended(keys[:, :, : self.table.used], values[:, :, : self.table.used], mask, False)
+
+    def reorder(self, new_order: Tensor) -> KeyValueCache:
+        """Give each row a history of its own, since the order may cross sentences."""
+        return self.histories().reorder(new_order)
+
+    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+        """Let each beam continue another of its sentence: only the table is gathered."""
+        self.table.reorder(self.clock, parents)
+        self.clock += 1
+        return self
+
+    def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
+        """Keep some sentences."""
+        self.table.select(self.clock, keep)
+        self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
+        self.clock += 1
+        return self
+
+    def roll_back(self, positions: int) -> KeyValueCache:
+        """Remove the last positions; their slots are no longer seen and will be collected."""
+        self.table.roll_back(self.clock, positions)
+        self.clock += 1
+        return self
+
+    def crop_left(self, positions: int) -> KeyValueCache:
+        """Remove the first positions; likewise."""
+        self.table.crop_left(self.clock, positions)
+        self.clock += 1
+        return self
+
+    def merge(self, other: KeyValueCache) -> KeyValueCache:
+        """Put the sentences of two batches behind each other; see ``IndirectionTable.merge``."""
+        if not isinstance(other, IndirectionCache):
+            return self.histories().merge(other)
+        parts = [(self._memories(), self.table.used), (other._memories(), other.table.used)]
+        self.table = self.table.merge(other.table)
+        self.clock, capacity = self.table.clock, self.table.capacity
+        keys, self.values = (
+            torch.cat([_padded(memories[kind][:, :, :used], capacity) for memories, used in parts]) for kind in (0, 1)
+        )
+        self.keys = as_keys(keys)
+        return self
+
+    def _memories(self) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            raise ValueError("a key/value cache is empty until its first append")
+        return self.keys, self.values
+
+
+def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:
+    """A memory with as many slots as the table asks for, its slots where the table has them now."""
+    shape = (added.size(0), added.size(1), table.capacity, added.size(-1))
+    larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
+    if memory is not None and table.collected is not None:
+        larger[:, :, : table.collected.size(1)] = _collected(memory, table.collected)
+    return larger
+
+
+def _collected(memory: Tensor, slots: Tensor) -> Tensor:
+    """Slots of a memory ``(sentences, H, capacity, D)`` by number ``(sentences, n)``: ``(sentences, H, n, D)``."""
+    if memory.stride(-1) == 1:
+        return _pick(memory, slots.unsqueeze(1)).squeeze(1)
+    channels = memory.transpose(2, 3)
+    return channels.gather(3, slots[:, None, None, :].expand(*channels.shape[:3], -1)).transpose(2, 3)
+
+
+def _pick(memory: Tensor, slots: Tensor) -> Tensor:
+    """Slots of a memory ``(sentences, H, capacity, D)`` by number ``(sentences, R, n)``: ``(sentences, R, H, n, D)``.
+
+    As one selection of rows of ``(sentences * H * capacity, D)``: slot 2 of head 1 of sentence 0 is row
+    ``(0 * H + 1) * capacity + 2``.
+    """
+    sentences, heads, capacity, dim = memory.shape
+    first = torch.arange(0, sentences * heads * capacity, capacity, device=memory.device).view(sentences, 1, heads, 1)
+    rows = first + slots.unsqueeze(2)
+    return memory.flatten(0, 2).index_select(0, rows.flatten()).view(*rows.shape, dim)
+
+
+def _padded(memory: Tensor, capacity: int) -> Tensor:
+    """The memory with zeros in further slots."""
+    return torch.nn.functional.pad(memory, (0, 0, 0, capacity - memory.size(2)))

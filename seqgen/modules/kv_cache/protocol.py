@@ -1,0 +1,137 @@
+"""What attention asks of a key/value cache.
+
+A cache is an object in the decoding state. It holds the keys and values of one attention module and moves their rows.
+A new kind is one class, derived from ``KeyValueCache``; ``MultiheadAttention.cache`` names the class to use::
+
+    for layer in model.decoder.layers:
+        layer.self_attn.cache = SlidingWindowCache
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import DecodingError
+from seqgen.incremental_state import rows_of_parents, rows_of_sentences
+from seqgen.modules.masks import step_mask
+
+
+class Attended(NamedTuple):
+    """The arguments of ``attend``.
+
+    Attributes:
+        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer where rows share their keys.
+        values: likewise.
+        mask: of the scores ``(B, H, Q, K)``, see ``attend``; ``None`` where each query attends to all keys.
+        is_causal: whether query ``i`` attends to keys up to ``i`` only; ``mask`` is then ``None``.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+    is_causal: bool
+
+
+class KeysAndValues(NamedTuple):
+    """Keys and values, as each row of the batch or each sentence sees them.
+
+    Attributes:
+        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer where rows share their keys.
+        values: likewise.
+        padding_mask: ``(B, K)`` bool, true at padding; ``None`` where there is none.
+    """
+
+    keys: Tensor
+    values: Tensor
+    padding_mask: Tensor | None = None
+
+    def view(self) -> KeysAndValues:
+        """These keys and values, as a cache would return them."""
+        return self
+
+    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
+        """What the newest positions attend to, with both masks joined; see ``KeyValueCache.attended``."""
+        keys, values, padding_mask = self
+        if is_causal and (padding_mask is not None or keys.size(2) > queries):
+            attn_mask, is_causal = step_mask(keys.size(2) - queries, queries, None, keys.device), False
+        if padding_mask is None:
+            return Attended(keys, values, attn_mask, is_causal)
+        allowed = ~padding_mask[:, None, None, :]
+        if attn_mask is None:
+            return Attended(keys, values, allowed, False)
+        if attn_mask.dtype == torch.bool:
+            return Attended(keys, values, attn_mask & allowed, False)
+        return Attended(keys, values, attn_mask.masked_fill(~allowed, torch.finfo(attn_mask.dtype).min), False)
+
+
+class KeyValueCache(ABC):
+    """The keys and values that one attention module has computed so far.
+
+    It is made without arguments and filled by ``append``. Each method that changes it returns the cache to use from
+    then on: this object, changed in place, or another one. A subclass implements ``append``, ``view`` and ``reorder``.
+    It overrides ``reorder_within_beams`` and ``select`` where it can do less work than moving rows, and ``roll_back``,
+    ``crop_left`` and ``merge`` for the features that need them.
+
+    Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
+    """
+
+    @abstractmethod
+    def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
+        """Add the keys and values of new positions.
+
+        Args:
+            new: those of the new positions.
+            rows: rows of the batch; more than those of ``new`` where beams share their keys.
+        """
+
+    @abstractmethod
+    def view(self) -> KeysAndValues:
+        """All keys and values, whatever the layout in memory is: those that each row, or each sentence, sees."""
+
+    @abstractmethod
+    def reorder(self, new_order: Tensor) -> KeyValueCache:
+        """Put rows into a new order; ``new_order`` ``(rows,)`` int64 is the old row that each new row continues."""
+
+    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
+        """What the newest positions attend to.
+
+        Args:
+            attn_mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
+                ``(N, H, Q, K)``; ``None`` where all keys are seen.
+            is_causal: whether each position sees those up to itself; ``attn_mask`` is then ``None``.
+            queries: newest positions of each row.
+            dtype: of the scores.
+        """
+        return self.view().attended(attn_mask, is_causal, queries, dtype)
+
+    def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
+        """Let each beam continue another one of its sentence; ``parents`` ``(sentences, beam)`` int64."""
+        return self.reorder(rows_of_parents(parents))
+
+    def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
+        """Keep some sentences; ``keep`` ``(kept,)`` int64."""
+        return self.reorder(rows_of_sentences(keep, beam_size))
+
+    def roll_back(self, positions: int) -> KeyValueCache:
+        """Remove the last positions of all rows; speculative decoding needs it."""
+        raise self._lacks("roll_back", "speculative decoding")
+
+    def crop_left(self, positions: int) -> KeyValueCache:
+        """Remove the first positions of all rows, which no row sees; continuous batching needs it."""
+        raise self._lacks("crop_left", "continuous batching")
+
+    def merge(self, other: KeyValueCache) -> KeyValueCache:
+        """Put the rows of another cache behind those of this one, their positions aligned at the last one.
+
+        Continuous batching needs it. Positions that one of the two lacks on the left may hold any finite number: the
+        start offsets hide them.
+        """
+        raise self._lacks("merge", "continuous batching")
+
+    def _lacks(self, method: str, feature: str) -> DecodingError:
+        name = type(self).__name__
+        return DecodingError(f"the key/value cache {name} has no {method}; implement it, or decode without {feature}")

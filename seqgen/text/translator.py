@@ -1,0 +1,392 @@
+"""The translator: models by their paths, texts in, texts out.
+
+Everything that decodes text goes through here: ``seqgen-generate``, the validation of ``seqgen-train``, and Python::
+
+    translator = seqgen.Translator("runs/a")
+    for translation in translator.translate(["a dog runs", "two men talk"], beam=5, nbest=3):
+        print(translation.text, [hypothesis.score for hypothesis in translation.hypotheses])
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.loading import load_model, load_models
+from seqgen.compose import from_dict
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.model_settings import kept_components, resolve_settings
+from seqgen.generation.observers import Observer
+from seqgen.generation.options import combination_from_config
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search.base import Search
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import Streamer
+from seqgen.generation.stopping import StoppingRule
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.number_formats import note_on, to_number_format
+from seqgen.structures import Hypothesis
+from seqgen.task import Task
+from seqgen.text.mbr import Utility
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import Details, TextDecoding, TextModel
+from seqgen.text.word_streaming import IteratorStreamer, StreamedText
+
+
+@dataclass(frozen=True)
+class ModelInMemory:
+    """A model that was not loaded from anywhere, such as one that is being trained.
+
+    Attributes:
+        task: encodes and decodes text.
+        model: the model.
+        generation: how it wants to be decoded, by the names of ``GenerationConfig``'s fields.
+    """
+
+    task: Task
+    model: EncoderDecoderModel
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
+"""The settings of ``Translator.score``."""
+
+Model: TypeAlias = str | Path | TextModel
+"""A path that ``load_model`` takes, or what it returned."""
+
+
+class Translator:
+    """Decodes text with one model or an ensemble.
+
+    Args:
+        models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
+        device: where to put models that are loaded here.
+        settings: how to decode where a call does not say: keys of ``GenerationConfig``, of components
+            (``search.groups``) and of ``DebugConfig`` (``debug.use_cache``). Those that are not given are the first
+            model's own, or else the defaults.
+
+    Raises:
+        CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
+        ConfigError: a key is unknown, a value does not fit, settings exclude each other, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        models: Model | Sequence[Model],
+        *,
+        device: torch.device | str = "cpu",
+        **settings: Any,
+    ):
+        given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
+        if not given:
+            raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
+        settings, self.debug = _plain(settings)
+        from_dict(GenerationConfig, settings, "generation")  # what is misspelt is known before anything is loaded
+        from_dict(DebugConfig, self.debug, "debug")
+        self.given = settings
+        self.members: list[TextModel] = []
+        for item in given:
+            self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+        resolve_settings([member.generation for member in self.members], settings)  # and here what does not go together
+        self.dtype = str(settings.get("dtype", ""))
+        self.models = [self._in_number_format(member.model) for member in self.members]
+        self.task = self.members[0].task
+        self.device = next(self.models[0].parameters()).device
+        for number, member in enumerate(self.members[1:], start=2):
+            self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
+        self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
+        self._objects: dict[str, Any] = {}
+        self._drafts: dict[str, TextModel] = {}
+
+    def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
+        return to_number_format(model, self.dtype) if self.dtype else model
+
+    def settings(self, **settings: Any) -> GenerationConfig:
+        """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
+        return self._settings(settings)[0]
+
+    def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        given = self._over_given(settings)
+        if given.get("dtype", "") != self.dtype:
+            raise ConfigError(
+                f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
+            )
+        cfg, notes = resolve_settings([member.generation for member in self.members], given)
+        note = note_on(self.dtype, self.device) if self.dtype else None
+        return cfg, [*notes, *([note] if note else [])]
+
+    def _over_given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a call over those of the constructor."""
+        components = {**kept_components(self.given, settings), **settings.get("components", {})}
+        return {**self.given, **settings, **({"components": components} if components else {})}
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        prefixes: Iterable[str] | None = None,
+        streamer: Streamer | None = None,
+        return_attention: bool = False,
+        return_scores: bool = False,
+        return_hidden: bool = False,
+        **settings: Any,
+    ) -> list[Translation]:
+        """Decode texts.
+
+        Args:
+            texts: one line each; an empty one has an empty answer.
+            prefixes: what the output of each begins with.
+            streamer: takes tokens or words as they are written; ``beam`` is then 1.
+            return_attention: whether hypotheses carry attention and alignment.
+            return_scores: whether they carry each model's own scores of their tokens.
+            return_hidden: whether they carry the last hidden features of the decoders.
+            settings: keys of ``GenerationConfig``, and by their whole names those of components and of ``DebugConfig``
+                (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``, ``processors``,
+                ``stopping_rules``, ``observers`` and ``mbr`` may also be objects.
+
+        Returns:
+            One translation for each text, in order, with ``nbest`` hypotheses, best first.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            DataError: the numbers of texts and prefixes differ.
+        """
+        _check_lists(texts, prefixes)
+        details = Details(return_attention, return_scores, return_hidden)
+        return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+
+    def stream(
+        self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
+    ) -> Iterator[StreamedText]:
+        """Decode texts in a thread of their own, word by word.
+
+        Args:
+            texts: one line each.
+            prefixes: what the output of each begins with.
+            settings: keys of ``GenerationConfig``; ``beam`` is 1.
+
+        Returns:
+            The words of every text, those of one text in order. Whoever stops listening ends the decoding.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        _check_lists(texts, prefixes)
+        streamer = IteratorStreamer()
+        return _listen(streamer, self.prepare(Details(), streamer, **settings).translate(texts, prefixes))
+
+    def prepare(
+        self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
+    ) -> TextDecoding:
+        """Make ready to decode lines as they come; what ``translate`` and ``stream`` do for whole lists.
+
+        Args:
+            details: what hypotheses carry besides tokens and scores.
+            streamer: takes tokens or words as they are written.
+            settings: keys of ``GenerationConfig``.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        details = details or Details()
+        objects, settings = _objects(settings)
+        utility = settings.pop("mbr") if isinstance(settings.get("mbr"), Utility) else None
+        settings, debug = _plain(settings)
+        debug = {**self.debug, **debug}
+        if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
+            settings = {"beam": 1, **self._over_given(settings)}
+        cfg, notes = self._settings(settings)
+        if streamer is not None:
+            _check_streamable(cfg)
+        self._check_shared_vocabulary(cfg)
+        need_attention = details.attention or bool(cfg.replace_unknown)
+        draft = self._draft(cfg.draft) if cfg.draft else None
+        key = (need_attention, str(cfg), str(debug), *_identities(objects))
+        if key not in self._generators:
+            objects["debug"] = from_dict(DebugConfig, debug, "debug")
+            if draft is not None:
+                objects["draft"] = draft.model
+            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
+            self._generators = {key: generator}
+            self._objects = objects  # as long as they are there, no other object has the identity of one of them
+        writable = self._generators[key].setup.limits.max_len
+        notes += [
+            f"generation.{name}={value} is more than the {writable} tokens that can be written"
+            for name, value in {**self.given, **settings}.items()
+            if name in ("max_len", "max_len_b") and value > writable
+        ]
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
+
+    def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
+        """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
+        if self.task.source_dictionary == self.task.target_dictionary:
+            return
+        neutral = GenerationConfig()
+        for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
+            if (value := getattr(cfg, key)) != getattr(neutral, key):
+                raise ConfigError(
+                    f"generation.{key}={value} compares the output with the source, and this model has a vocabulary "
+                    "for each; leave it out"
+                )
+
+    def _draft(self, path: str) -> TextModel:
+        """The model that drafts for the others, loaded once."""
+        if path not in self._drafts:
+            draft: TextModel = load_model(path, self.device, torch.float32)
+            self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
+            self._in_number_format(draft.model)
+            self._drafts[path] = draft
+        return self._drafts[path]
+
+    def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:
+        """Refuse a model that writes another vocabulary than the first."""
+        own, other = self.task.target_dictionary, member.task.target_dictionary
+        if own != other:
+            raise CheckpointError(
+                f"{which} writes another target vocabulary ({len(other)} symbols) than model 1 ({len(own)} symbols); "
+                f"{need} trained with the same one"
+            )
+
+    def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
+        """Find the log-probabilities that the models give to known targets.
+
+        Args:
+            sources: the source lines.
+            references: the target of each.
+            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
+                ``GenerationConfig``.
+
+        Yields:
+            For each line, in order, its target with scores. An empty line is scored like any other.
+
+        Raises:
+            ConfigError: there is another setting among them.
+            DataError: the numbers of lines differ, or a line is longer than a model can read or write.
+        """
+        if isinstance(sources, str) or isinstance(references, str):
+            raise DataError("sources and references are lists of texts, not one text; write [text]")
+        if len(sources) != len(references):
+            raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
+        if unused := sorted(set(settings) - set(OF_SCORING)):
+            raise ConfigError(
+                f"{', '.join(unused)} has no effect on the scores of known targets; there are: {', '.join(OF_SCORING)}"
+            )
+        cfg = self.settings(**settings)
+        target = self.task.target_dictionary
+        scorer = SequenceScorer(
+            self.models,
+            target.pad(),
+            target.eos(),
+            not cfg.unnormalized,
+            combination_from_config(cfg, Resources(target)),
+        )
+        for start in range(0, len(sources), cfg.batch_size):
+            rows = range(start, min(start + cfg.batch_size, len(sources)))
+            targets = [self.task.encode_target(references[i]) for i in rows]
+            batches = []
+            for member in self.members:
+                encoded = [member.task.encode_source(sources[i]) for i in rows]
+                _check_lengths(rows, encoded, targets, member.model.max_positions())
+                batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
+            sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
+            batch = replace(batches[0], member_sources=sources_of_members)
+            yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
+
+
+OBJECTS: dict[str, tuple[type, str]] = {
+    "search": (Search, "search_strategy"),
+    "combination": (Combination, "combination"),
+    "processors": (LogitsProcessor, "processors"),
+    "stopping_rules": (StoppingRule, "stopping"),
+    "observers": (Observer, "observers"),
+}
+"""Settings whose values may be objects rather than names: their class, and what ``SequenceGenerator`` calls them."""
+
+
+def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate objects from settings."""
+    objects: dict[str, Any] = {}
+    plain = dict(settings)
+    for name, (kind, argument) in OBJECTS.items():
+        value = plain.get(name)
+        if isinstance(value, kind):
+            objects[argument] = value
+            plain[name] = ""  # in place of a name that the model or the constructor has
+        elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+            objects[argument] = [item for item in value if isinstance(item, kind)]
+            plain[name] = [item for item in value if not isinstance(item, kind)]
+    return objects, plain
+
+
+def _identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Which objects these are, of lists each item."""
+    return [(name, tuple(map(id, value if isinstance(value, list) else [value]))) for name, value in objects.items()]
+
+
+def _plain(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Put the components' own keys (``search.groups``) where they belong, and separate those of ``DebugConfig``."""
+    plain = {key: value for key, value in settings.items() if "." not in key}
+    debug = {key.removeprefix("debug."): value for key, value in settings.items() if key.startswith("debug.")}
+    own = {key: value for key, value in settings.items() if "." in key and not key.startswith("debug.")}
+    if own:
+        plain["components"] = {**plain.get("components", {}), **own}
+    return plain, debug
+
+
+def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
+    if isinstance(texts, str) or isinstance(prefixes, str):
+        raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+
+
+def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:
+    """Let another thread decode, and hand on what it writes."""
+
+    def work() -> None:
+        with suppress(BaseException):  # the streamer hands it over
+            for _ in translations:
+                pass
+
+    thread = threading.Thread(target=work, name="seqgen-stream", daemon=True)
+    thread.start()
+    try:
+        yield from streamer
+    finally:
+        streamer.cancel()
+        thread.join()
+
+
+def _check_streamable(cfg: GenerationConfig) -> None:
+    """Refuse to stream what may yet change."""
+    if cfg.beam > 1:
+        raise ConfigError(
+            f"generation.beam={cfg.beam} cannot be streamed, since a line has one output there and beams take back "
+            "what they wrote; leave it out, or do without a stream"
+        )
+    if cfg.replace_unknown:
+        raise ConfigError(
+            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, since unknown words are replaced "
+            "when the output is complete; leave it out, or do without a stream"
+        )
+
+
+def _check_lengths(
+    rows: Iterable[int], sources: Sequence[Tensor], targets: Sequence[Tensor], longest: tuple[int, int]
+) -> None:
+    for row, source, target in zip(rows, sources, targets, strict=True):
+        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, longest[1])):
+            if len(tokens) > limit:
+                raise DataError(
+                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can take; "
+                    "shorten the line"
+                )

@@ -1,0 +1,217 @@
+"""Streamers: text that is shown while it is being written.
+
+The generator hands over tokens by ``put`` and ``end`` (``decoding.Streamer``), for any number of sentences at once.
+Here they become words: a word is passed on as soon as the next one begins, since only then is it known to be whole.
+What is passed on for a sentence, joined, is its final text.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, NamedTuple, Self
+
+from seqgen.errors import DecodingError
+
+
+class Cancelled(Exception):
+    """Nobody listens to a stream any more; ends the decoding that fills it."""
+
+
+class WordStreamer:
+    """Tokens in, whole words out; a subclass implements ``on_text``.
+
+    Whoever decodes calls ``bind`` before and ``close`` after, as ``Translator`` does.
+    """
+
+    def __init__(self) -> None:
+        self._decode: Callable[[Sequence[int]], str] | None = None
+        self._tokens: dict[int, list[int]] = {}
+        self._shown: dict[int, int] = {}
+
+    def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """Begin anew.
+
+        Args:
+            decode: turns the tokens of an output, from its first on, into text.
+        """
+        self._decode = decode
+        self._tokens, self._shown = {}, {}
+
+    def put(self, sentence: int, tokens: Sequence[int]) -> None:
+        """Take the next tokens of a sentence."""
+        written = self._tokens.setdefault(sentence, [])
+        written.extend(tokens)
+        text = self._text(written)
+        self._show(sentence, text, whole_words(text), last=False)
+
+    def end(self, sentence: int) -> None:
+        """Note that a sentence is complete."""
+        text = self._text(self._tokens.pop(sentence, []))
+        self._show(sentence, text, len(text), last=True)
+        self._shown.pop(sentence, None)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Note that there is no more to come.
+
+        Args:
+            error: what ended the decoding; ``None`` where it is complete.
+        """
+
+    def on_text(self, sentence: int, text: str, last: bool) -> None:
+        """Take the next words of a sentence.
+
+        Args:
+            sentence: its number.
+            text: the words, with the white space before them; may be empty where ``last``.
+            last: whether they are the last ones.
+        """
+        raise NotImplementedError
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        if self._decode is None:
+            raise RuntimeError("a streamer needs bind(decode) before it is given tokens")
+        return self._decode(tokens) if tokens else ""
+
+    def _show(self, sentence: int, text: str, upto: int, last: bool) -> None:
+        shown = self._shown.get(sentence, 0)
+        if upto > shown or last:
+            self._shown[sentence] = upto
+            self.on_text(sentence, text[shown:upto], last)
+
+
+def whole_words(text: str) -> int:
+    """How many characters of a text stay as they are whatever follows: 5 of ``a dog ru``, all but the last word.
+
+    The white space before that word is held back too, for some tokenizers join punctuation to the word before.
+    """
+    last = max(text.rfind(space) for space in " \t\n")
+    return len(text[: last + 1].rstrip())
+
+
+class TextStreamer(WordStreamer):
+    """Writes lines to a terminal or file, word by word and in order, however many are being decoded.
+
+    Of the first line that is not complete each word is written at once; those after it wait.
+
+    Args:
+        file: where to write; standard output if not given.
+    """
+
+    def __init__(self, file: IO[str] | None = None):
+        super().__init__()
+        self.file = file
+        self._line = 0
+        self._waiting: dict[int, list[str]] = {}
+        self._ended: set[int] = set()
+
+    def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
+        """See ``WordStreamer.bind``."""
+        super().bind(decode)
+        self._line, self._waiting, self._ended = 0, {}, set()
+
+    def on_text(self, sentence: int, text: str, last: bool) -> None:
+        """See ``WordStreamer.on_text``."""
+        self._waiting.setdefault(sentence, []).append(text)
+        if last:
+            self._ended.add(sentence)
+        while self._line in self._waiting:
+            self._write("".join(self._waiting[self._line]))
+            if self._line not in self._ended:
+                self._waiting[self._line] = []
+                break
+            self._end_line()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write what still waits, such as lines whose numbers do not begin at 0."""
+        for line in sorted(self._waiting):
+            self._line = line
+            self._write("".join(self._waiting[line]))
+            self._end_line()
+
+    def _end_line(self) -> None:
+        del self._waiting[self._line]
+        self._ended.discard(self._line)
+        self._write("\n", is_end=True)
+        self._line += 1
+
+    def _write(self, text: str, is_end: bool = False) -> None:
+        file = self.file or sys.stdout
+        file.write(text if is_end else text.replace("\n", " "))
+        file.flush()
+
+
+class StreamedText(NamedTuple):
+    """Some words of a line.
+
+    Attributes:
+        line: its number, from 0.
+        text: the words, with the white space before them.
+        last: whether they are the last ones of their line.
+    """
+
+    line: int
+    text: str
+    last: bool
+
+
+class IteratorStreamer(WordStreamer):
+    """Hands words to another thread, which iterates over it; what goes wrong in the decoding is raised there too.
+
+    Args:
+        timeout: seconds to wait for the next words; ``None`` for as long as it takes.
+    """
+
+    def __init__(self, timeout: float | None = None):
+        super().__init__()
+        self.timeout = timeout
+        self._queue: queue.SimpleQueue[StreamedText | BaseException | None] = queue.SimpleQueue()
+        self._over = False
+        self._cancelled = threading.Event()
+
+    def on_text(self, sentence: int, text: str, last: bool) -> None:
+        """See ``WordStreamer.on_text``."""
+        self._queue.put(StreamedText(sentence, text, last))
+
+    def put(self, sentence: int, tokens: Sequence[int]) -> None:
+        """See ``WordStreamer.put``.
+
+        Raises:
+            Cancelled: ``cancel`` was called.
+        """
+        if self._cancelled.is_set():
+            raise Cancelled
+        super().put(sentence, tokens)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See ``WordStreamer.close``."""
+        self._queue.put(error)
+
+    def cancel(self) -> None:
+        """End the decoding at its next token; called by the one who listens."""
+        self._cancelled.set()
+
+    def __iter__(self) -> Iterator[StreamedText]:
+        return self
+
+    def __next__(self) -> StreamedText:
+        if self._over:
+            raise StopIteration
+        try:
+            item = self._queue.get(timeout=self.timeout)
+        except queue.Empty:
+            raise DecodingError(f"no word came within {self.timeout:g} seconds; wait longer, or cancel") from None
+        if isinstance(item, StreamedText):
+            return item
+        self._over = True
+        if item is None:
+            raise StopIteration
+        raise item
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.cancel()

@@ -1,0 +1,38 @@
+"""Comparing hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from seqgen.structures import Hypothesis
+
+Pairs = list[tuple[tuple[int, ...], float]]
+"""Tokens and score of each hypothesis."""
+
+
+def assert_same(one: list[list[Hypothesis]], two: list[list[Hypothesis]], tolerance: float = 1e-10) -> None:
+    """The n-best lists of all sentences have the same tokens, scores and attention."""
+    assert len(one) == len(two)
+    close = {"atol": tolerance, "rtol": 0, "check_dtype": False}
+    for first, second in zip(one, two, strict=True):
+        assert [h.tokens.tolist() for h in first] == [h.tokens.tolist() for h in second]
+        for h, k in zip(first, second, strict=True):
+            assert h.score == pytest.approx(k.score, abs=tolerance)
+            torch.testing.assert_close(h.positional_scores, k.positional_scores, **close)
+            assert (h.attention is None) == (k.attention is None)
+            if h.attention is not None:
+                torch.testing.assert_close(h.attention, k.attention, **close)
+
+
+def as_pairs(hypotheses: Sequence[Hypothesis]) -> Pairs:
+    """Tokens and score of each hypothesis."""
+    return [(tuple(h.tokens.tolist()), h.score) for h in hypotheses]
+
+
+def assert_same_pairs(got: Pairs, wanted: Pairs) -> None:
+    """The tokens are the same, and the scores but for rounding."""
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
+    assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)

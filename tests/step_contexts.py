@@ -1,0 +1,36 @@
+"""Step contexts for tests of single components: one row for each sentence, unless said otherwise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.context import Sentences, StepContext
+
+
+def step_context(
+    step: int,
+    tokens: Tensor | None = None,
+    max_lengths: Tensor | None = None,
+    first_end: int = 10**6,
+    prefix_tokens: Tensor | None = None,
+    eos: int = 2,
+    pad: int = 1,
+    generated: Tensor | None = None,
+    src_tokens: Tensor | None = None,
+    src_padding: Tensor | None = None,
+    sentences: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> StepContext:
+    """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start symbol where that counts."""
+    if tokens is None:
+        tokens = torch.zeros(1, step, dtype=torch.int64)
+    rows = tokens.size(0)
+    counts_start = generated is not None and generated.size(1) > tokens.size(1)
+    start = generated[:, :1] if generated is not None and counts_start else torch.full((rows, 1), eos)
+    whole = torch.cat([start.to(tokens.dtype), tokens], dim=1)
+    max_lengths = torch.full((rows,), 10**6) if max_lengths is None else max_lengths
+    ids = torch.arange(rows) if sentences is None else sentences
+    done = torch.zeros(rows, dtype=torch.bool)
+    known = Sentences(ids, max_lengths, done, starts, prefix_tokens, src_tokens, src_padding)
+    return StepContext(step, known, 1, eos, pad, first_end, lambda: whole, counts_start)

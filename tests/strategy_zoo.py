@@ -1,0 +1,103 @@
+"""Every registered search strategy with small values, for the laws that each must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.generation.component import Phrases
+from seqgen.generation.search.base import Search
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import SEARCHES
+from seqgen.structures import Batch, Hypothesis
+from tests.generators import make_generator, resources
+from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_of, dictionary
+
+EOS = 2
+SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
+ENDS = [EOS, 4, 13, 17, 21]
+"""Several symbols that end an output, so that those of random models end at different times."""
+PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What is asked of a strategy.
+
+    Attributes:
+        values: values of its configuration.
+        phrases: whether it is given constraints.
+        reads_features: whether it reads hidden features, which an ensemble does not have.
+        scores_are_the_models: whether neutral settings give the model's own scores.
+        differ: whether the hypotheses of a sentence differ.
+        plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
+        longest: tokens of the longest output that is asked of it.
+        renormalized_by: names of the rules by which its scores are those of the processed distribution.
+    """
+
+    values: dict[str, Any]
+    phrases: bool = False
+    reads_features: bool = False
+    scores_are_the_models: bool = True
+    differ: bool = True
+    plenty: bool = True
+    longest: int = 7
+    renormalized_by: tuple[str, ...] = ()
+
+
+STRATEGIES = {
+    "beam": Strategy({}),
+    "greedy": Strategy({}, renormalized_by=("huggingface",)),
+    "sampling": Strategy({"seed": 3}, differ=False, renormalized_by=("fairseq", "huggingface")),
+    "beam_sampling": Strategy({"seed": 3}),
+    "stochastic_beam": Strategy({"seed": 3}),
+    "diverse_beam": Strategy({"groups": 2, "strength": 0.7}, scores_are_the_models=False, differ=False, plenty=False),
+    "diverse_siblings": Strategy({"rate": 0.4}, scores_are_the_models=False),
+    "constrained": Strategy({}, phrases=True, plenty=False),
+    "contrastive": Strategy({}, reads_features=True, renormalized_by=("fairseq", "huggingface")),
+    "exact": Strategy({"at_once": 40}, longest=3),
+}
+
+
+class ReadableDecoder(ScriptedDecoder):
+    """A scripted decoder whose hidden features are its logits."""
+
+    def extract_features(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return ScriptedDecoder.forward(self, *args, **kwargs)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        return features
+
+
+class Readable(EncoderDecoderModel):
+    def __init__(self, rule: Rule):
+        super().__init__(ScriptedEncoder(), ReadableDecoder(rule, longest=1000))
+
+    def max_positions(self) -> tuple[int, int]:
+        return 1000, 1000
+
+
+def strategy(name: str) -> Search:
+    entry = SEARCHES.entry(name)
+    search: Search = entry.component.build(entry.config(**STRATEGIES[name].values), resources(dictionary(5)))  # type: ignore[attr-defined]
+    return search
+
+
+def decode(
+    name: str, models: Sequence[EncoderDecoderModel], batch: Batch, words: int, phrases: Any = None, **options: Any
+) -> list[list[Hypothesis]]:
+    if STRATEGIES[name].phrases:
+        phrases = phrases or [[]] * batch.num_sentences
+    prefix = options.pop("prefix_tokens", None)
+    values = {"beam_size": 4, "max_len": STRATEGIES[name].longest, "min_len": 0, **options}
+    generator = make_generator(models, dictionary(words), search_strategy=strategy(name), **values)
+    return generator.generate(batch, prefix, phrases)
+
+
+def lines(rows: Sequence[int] = range(len(SOURCES))) -> Batch:
+    """Some of the sources, each with the number of its line."""
+    return replace(batch_of([SOURCES[row] for row in rows]), ids=torch.tensor(list(rows)))

@@ -1,0 +1,293 @@
+"""``seqgen-check diff``: the first difference of two decodes, and what causes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.generation.session
+from seqgen.generation.ensemble.member import Member
+from seqgen.generation.observers import Outcome
+from seqgen.generation.session import Session
+from seqgen.inspection.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
+from seqgen.inspection.trace import LineTrace, StepTrace
+from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.commands import Outcome as Result
+
+SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs ``a`` and ``b`` with different weights, ``c`` with those of ``a`` and settings of its own, and a text."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = corpus(folder / "data")
+    for name, own in (("a", ()), ("b", ("common.seed=2",)), ("c", ("generation.lenpen=3.0",))):
+        arguments = (*training_arguments(data, folder / name), *SMALL_TRANSFORMER, "optimization.lr=[1e-2]")
+        outcome = command("train", *arguments, "optimization.max_update=30", *own)
+        assert outcome.code == 0, outcome.err
+    (folder / "text.en").write_text("".join(f"{line}\n" for line in SOURCES), encoding="utf-8")
+    return folder
+
+
+def diff(runs: Path, *arguments: str) -> Result:
+    outcome = command("check", "diff", f"path={runs}/a", f"input={runs}/text.en", "generation.max_len_b=12", *arguments)
+    assert "Traceback" not in outcome.err, outcome.err
+    return outcome
+
+
+def cause(outcome: Result) -> str:
+    """What the report names as the cause, without the values."""
+    assert outcome.code == 1, (outcome.out, outcome.err)
+    (line,) = re.findall(r"^cause: (.*)", outcome.out, flags=re.MULTILINE)
+    return re.sub(r" \([^)]*\)", "", line)
+
+
+def place(outcome: Result) -> tuple[int, int, int, str]:
+    """The line, step and rank of the first difference, and what differs."""
+    line = re.findall(r"^line (\d+): ", outcome.out)[0]
+    found = re.findall(r"^first difference: step (\d+) .*, rank (\d+): (.*)", outcome.out, flags=re.MULTILINE)
+    return int(line), int(found[0][0]), int(found[0][1]), found[0][2]
+
+
+def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
+    for arguments in ((), ("other.generation.lenpen=1.0",), (f"other={runs}/a", "generation.beam=3")):
+        outcome = diff(runs, *arguments)
+        assert outcome.code == 0, outcome.out
+        assert "no difference in 4 lines" in outcome.out
+        assert "without optimizations" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "what"),
+    [
+        (["other.generation.lenpen=2.0"], "generation.lenpen", "score of the finished hypothesis"),
+        (["other.generation.beam=3"], "generation.beam", "outcome"),
+        (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
+        (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
+        (["other.generation.no_repeat_ngram_size=2"], "generation.no_repeat_ngram_size", "token"),
+        (
+            ["other.generation.temperature=1.5", "other.generation.lenpen=2"],
+            "generation.temperature",
+            "cumulative score",
+        ),
+        (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
+        (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
+    ],
+)
+def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str) -> None:
+    outcome = diff(runs, *arguments)
+    assert cause(outcome) == named
+    assert what in place(outcome)[3]
+
+
+def test_what_both_had_there(runs: Path) -> None:
+    outcome = diff(runs, "other.generation.beam=3", "other.generation.no_repeat_ngram_size=2")
+    assert place(outcome) == (1, 0, 4, "outcome")
+    first, other = re.split(r"^other: candidates", outcome.out, flags=re.MULTILINE)
+    assert re.search(r"^  > +4 +1 .* continues ", first, flags=re.MULTILINE)
+    assert re.search(r"^  > +4 +1 .* below the beam ", other, flags=re.MULTILINE)
+    assert outcome.out.count(": n-best list") == 2
+    forbidden = diff(runs, "other.generation.no_repeat_ngram_size=2").out
+    assert re.search(r"^other: \S+ after beam \d is forbidden by NoRepeatNgram$", forbidden, flags=re.MULTILINE)
+
+
+def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
+    """Before the step the candidates are equal, which an independent decode with a maximum length shows."""
+    arguments = ("other.generation.no_repeat_ngram_size=2",)
+    line, step, _, _ = place(diff(runs, *arguments))
+    assert step > 1
+    lines = (runs / "text.en").read_text(encoding="utf-8").splitlines()
+    outputs = [
+        command(
+            "generate",
+            f"path={runs}/a",
+            "input=-",
+            f"generation.max_len_b={step - 1}",
+            *more,
+            stdin=f"{lines[line - 1]}\n".encode(),
+        ).out
+        for more in ((), ("generation.no_repeat_ngram_size=2",))
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_other_models(runs: Path) -> None:
+    outcome = diff(runs, f"other={runs}/b")
+    assert cause(outcome) == "the models, whose log-probabilities differ"
+    assert place(outcome)[:3] == (1, 0, 1)
+    outcome = diff(runs, f"other={runs}/c")
+    assert cause(outcome) == "generation.lenpen"
+    assert "(1.0 | 3.0, taken from the model)" in outcome.out
+    outcome = diff(runs, f"other=[{runs}/a,{runs}/b]")
+    assert cause(outcome).startswith("the models")
+    assert "different numbers of models" in outcome.out
+
+
+def test_a_strategy_without_steps(runs: Path) -> None:
+    arguments = ("generation.beam=1", "generation.max_len=3", "other.generation.search=exact")
+    outcome = diff(runs, *arguments)
+    assert cause(outcome) == "generation.search"
+    assert "n-best lists differ first at rank 1" in outcome.out
+
+
+def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = Member.reorder_beams
+
+    def reorder(self: Member, parents: Tensor) -> None:
+        if self.state is None or self.state.beam_table is False:
+            working(self, parents)
+
+    monkeypatch.setattr(Member, "reorder_beams", reorder)
+    outcome = diff(runs)
+    assert cause(outcome) == "debug.beam_table"
+    line, step, _, _ = place(outcome)
+    assert (line, step) == (1, 2), "at step 1 all beams have the same parent"
+    assert "which is an error in it" in outcome.out or "changes a score" in outcome.out
+    assert cause(diff(runs, "other.debug.beam_table=off")) == "debug.beam_table"
+    assert cause(diff(runs, "first.debug.beam_table=on", "other.debug.use_cache=false")) == "debug.use_cache"
+
+
+def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = seqgen.generation.session.log_sum_exp
+    monkeypatch.setattr(seqgen.generation.session, "log_sum_exp", lambda logits: working(logits) + 0.01)
+    outcome = diff(runs)
+    assert cause(outcome) == "debug.skip_log_softmax"
+    assert place(outcome) == (1, 0, 1, "cumulative score")
+    assert "difference of the scores at this rank: 0.01 nats" in outcome.out
+    assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
+
+
+def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    working = Session.merge
+
+    def merge(self: Session, other: Session) -> None:
+        other.scores = other.scores + 1.0
+        working(self, other)
+
+    monkeypatch.setattr(Session, "merge", merge)
+    (tmp_path / "text").write_text("".join("the dog sees" + " a man" * n + "\n" for n in (3, 1, 2, 3, 2, 2)))
+    lengths = (f"input={tmp_path}/text", "generation.max_len_a=1", "generation.max_len_b=1", "generation.batch_size=3")
+    outcome = diff(runs, *lengths)
+    assert cause(outcome).startswith("debug.continuous_batching")
+    assert "with continuous batching: n-best list" in outcome.out
+    assert diff(runs, *lengths, "debug.continuous_batching=false").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the check is missing; give one of: diff"),
+        (["dif"], "did you mean 'diff'"),
+        (["diff"], "path is missing"),
+        (["diff", "path=x"], "input is missing"),
+        (["diff", "path=x", "input=y", "other.path=z"], "a decode can have keys of its own of: generation, debug"),
+        (["diff", "path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
+        (["diff", "path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
+        (["diff", "path=x", "input=y", "tolerance=-1"], "below its minimum"),
+        (["diff", "path=x", "input=y", "--now"], "unknown option"),
+    ],
+)
+def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:
+    outcome = command("check", *arguments)
+    assert outcome.code == 2
+    assert words in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_misuse_of_files(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("der\n")
+    (tmp_path / "long").write_text("der\n" * 5)
+    assert "fewer lines" in diff(runs, f"prefix={tmp_path}/short").err
+    assert "more lines" in diff(runs, f"prefix={tmp_path}/long").err
+    missing = diff(runs, f"input={tmp_path}/none")
+    assert missing.code == 2
+
+
+def test_help() -> None:
+    for arguments, words in ((["--help"], "diff"), (["diff", "--help"], "tolerance=0.001")):
+        outcome = command("check", *arguments)
+        assert outcome.code == 0
+        assert words in outcome.out
+
+
+def step_of(
+    tokens: list[int], scores: list[float], beams: list[int] | None = None, beam: int = 2, done: bool = False
+) -> StepTrace:
+    """A step of which the first ``beam`` candidates continue."""
+    beams = beams or [0] * len(tokens)
+    outcomes = [Outcome.CONTINUES if rank < beam else Outcome.BELOW_BEAM for rank in range(len(tokens))]
+    return StepTrace(
+        done,
+        torch.tensor(scores, dtype=torch.float64),
+        torch.tensor(tokens),
+        torch.tensor(beams),
+        torch.tensor(outcomes),
+        torch.full((len(tokens),), -torch.inf, dtype=torch.float64),
+        torch.tensor(tokens[:beam]),
+        torch.tensor(beams[:beam]),
+    )
+
+
+PLAIN = step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0])
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (step_of([5, 6, 9, 7], [-1.0, -1.5, -2.1, -3.0]), None),
+        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0, -4.0][:4]), None),
+        (step_of([5, 7, 8, 9], [-1.0, -1.5, -1.9, -3.0]), (1, TOKEN, False)),
+        (step_of([5, 7, 6, 8], [-1.0, -1.2, -1.5, -3.0]), (1, TOKEN, False)),
+        (step_of([6, 5, 7, 8], [-1.5, -1.0, -2.0, -3.0]), (0, TOKEN, False)),
+        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], [0, 1, 0, 0]), (1, PARENT, False)),
+        (step_of([5, 6, 7, 8], [-1.0, -1.6, -2.0, -3.0]), (1, SCORE, False)),
+        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], beam=3), (2, OUTCOME, False)),
+        (step_of([5, 6, 7, 8], [-1.0, -1.5, -2.0, -3.0], done=True), (0, DONE, False)),
+        (step_of([5], [-1.0]), (1, OUTCOME, False)),
+    ],
+)
+def test_steps_are_compared(other: StepTrace, expected: tuple[int, str, bool] | None) -> None:
+    for pair in ((PLAIN, other), (other, PLAIN)):
+        found = first_difference(LineTrace([PLAIN, pair[0]], []), LineTrace([PLAIN, pair[1]], []), 1e-3)
+        if expected is None:
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.step, found.rank, found.what, found.tie) == (1, *expected)
+
+
+def test_beams_that_tie_may_change_places() -> None:
+    one = [step_of([5, 6], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [0, 1, 1])]
+    other = [step_of([6, 5], [-1.0, -1.0]), step_of([7, 8, 9], [-2.0, -3.0, -4.0], [1, 0, 0])]
+    assert first_difference(LineTrace(one, []), LineTrace(other, []), 1e-3) is None
+    unmoved = LineTrace([other[0], one[1]], [])
+    assert first_difference(LineTrace(one, []), unmoved, 1e-3) == Difference(1, 0, PARENT, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what"),
+    [
+        (step_of([5, 6, 7], [-1.0, -1.5, -1.5]), step_of([5, 7, 6], [-1.0, -1.5, -1.5]), OUTCOME),
+        (step_of([5, 6], [-1.0, -1.5]), step_of([5, 7], [-1.0, -1.5]), TOKEN),
+    ],
+)
+def test_ties_at_the_end_of_the_beam(one: StepTrace, other: StepTrace, what: str) -> None:
+    found = first_difference(LineTrace([one], []), LineTrace([other], []), 1e-3)
+    assert found == Difference(0, 1, what, 0.0, tie=True)
+
+
+def test_a_missing_step_is_a_difference() -> None:
+    found = first_difference(LineTrace([PLAIN], []), LineTrace([PLAIN, PLAIN], []), 1e-3)
+    assert found == Difference(1, 0, DONE, float("inf"))
+
+
+def test_histories_follow_the_beams() -> None:
+    steps = [step_of([5, 6], [-1.0, -1.5]), step_of([7, 8], [-2.0, -2.5], [1, 0])]
+    trace = LineTrace(steps, [])
+    assert [trace.history(2, beam) for beam in (0, 1)] == [[6, 7], [5, 8]]
+    assert trace.history(0, 0) == []

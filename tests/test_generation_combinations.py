@@ -1,0 +1,148 @@
+"""Combinations against their formulas, with every search strategy, in the scorer and from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.compose import compose
+from seqgen.config import GenerateConfig
+from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, ProbabilityMean
+from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.registry import COMBINATIONS
+from seqgen.text.translator import Translator
+from tests.generators import make_generator, resources
+from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
+from tests.model_zoo import VOCAB, sharp
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+from tests.strategy_zoo import SOURCES, STRATEGIES, Readable, decode, lines
+from tests.text_models import text_model
+
+FORMULAS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "probability": ({"weights": [1.0, 2.0, 5.0]}, lambda p, q, r: (p / 8 + q / 4 + 5 * r / 8).log()),
+    "log": (
+        {"weights": [1.0, 2.0, 5.0]},
+        lambda p, q, r: ((g := p ** (1 / 8) * q ** (1 / 4) * r ** (5 / 8)) / g.sum(-1, keepdim=True)).log(),
+    ),
+    "product": ({}, lambda p, q, r: (p * q * r).log()),
+    "fusion": ({"weight": -0.4}, lambda p, q, r: p.log() - 0.4 * (q.log() + r.log())),
+}
+names = pytest.mark.parametrize("name", list(FORMULAS))
+
+
+def combination(name: str, **values: Any) -> Combination:
+    entry = COMBINATIONS.entry(name)
+    built: Combination = entry.component.build(entry.config(**values), resources(dictionary(5)))  # type: ignore[attr-defined]
+    return built
+
+
+def distributions(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(4, 9, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(count)]
+
+
+def test_no_registered_combination_is_forgotten() -> None:
+    own = {entry.name for entry in COMBINATIONS.entries() if entry.component.__module__.startswith("seqgen.")}
+    assert own == set(FORMULAS)
+
+
+@names
+def test_formulas(name: str) -> None:
+    values, formula = FORMULAS[name]
+    lprobs = distributions(3)
+    before = [own.clone() for own in lprobs]
+    torch.testing.assert_close(combination(name, **values)(lprobs, None), formula(*(own.exp() for own in lprobs)))
+    assert all(torch.equal(own, old) for own, old in zip(lprobs, before, strict=True))
+    assert torch.equal(combination(name)(lprobs[:1], None), lprobs[0])
+
+
+def test_guidance() -> None:
+    lprobs = distributions(4)
+    p, q = (lprobs[0].exp() + lprobs[1].exp()) / 2, (lprobs[2].exp() + lprobs[3].exp()) / 2
+    found = Guidance(ProbabilityMean(), 1.5)(lprobs, None)
+    torch.testing.assert_close(found, 1.5 * p.log() - 0.5 * q.log())
+
+
+@names
+@pytest.mark.parametrize("search", [name for name, own in STRATEGIES.items() if not own.reads_features])
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_with_every_search(name: str, search: str, semantics: str) -> None:
+    """An ensemble decodes as one model does whose logits are what the combination gives."""
+    values, _ = FORMULAS[name]
+    values = {
+        key: 0.4 if key == "weight" else value for key, value in values.items()
+    }  # exact search wants falling sums
+    rules = [random_rule(9, seed) for seed in (1, 2, 3)]
+    own = combination(name, **values)
+
+    class Combined(Readable):
+        def get_normalized_probs(self, logits: Tensor, log_probs: bool = True) -> Tensor:
+            return logits if log_probs else logits.exp()
+
+    def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
+        return own([one(source, history).log_softmax(-1) for one in rules], None)
+
+    options: dict[str, Any] = {"semantics": semantics, "max_len": 3 if search == "exact" else 5}
+    both = decode(search, [Readable(one) for one in rules], lines(), 5, combination=own, **options)
+    assert_same(both, decode(search, [Combined(rule)], lines(), 5, **options))
+
+
+@names
+def test_model_score_is_that_of_the_combination(name: str) -> None:
+    """Named, and as an object; without temperature and penalties the score of the search is the model's."""
+    models = [text_model(seed=seed) for seed in (1, 2, 3)]
+    own = combination(name, **FORMULAS[name][0])
+    for settings in ({"combination": name}, {"combination": own}):
+        for line in Translator(models).translate(
+            ["w1 w5 w8", "w2"], beam=3, max_len_b=5, return_scores=True, **settings
+        ):
+            best = line.hypotheses[0]
+            assert best.model_score == pytest.approx(best.score, abs=1e-9)
+            assert len(best.member_scores or ()) == 3
+
+
+def test_model_score_under_guidance() -> None:
+    for line in Translator([text_model(seed=1)]).translate(
+        ["w1 w5 w8", "w2"], beam=3, max_len_b=5, return_scores=True, return_hidden=True, guidance_scale=1.7
+    ):
+        best = line.hypotheses[0]
+        assert best.model_score == pytest.approx(best.score, abs=1e-9)
+        assert len(best.member_scores or ()) == 1
+
+
+def test_a_combination_that_changes_a_single_model_is_not_skipped() -> None:
+    class Sharper(Combination):
+        def __call__(self, lprobs: Any, context: Any) -> Tensor:
+            return (3.0 * lprobs[0]).log_softmax(-1)
+
+    class Mine(ProbabilityMean):
+        """Inherits no promise about a method that it replaces."""
+
+        __call__ = Sharper.__call__
+
+    rule = random_rule(9, 4)
+    sharper = ScriptedModel(lambda source, history: 3.0 * rule(source, history))
+    for search in ("beam", "greedy", "sampling"):
+        for semantics in ("fairseq", "huggingface"):
+            for own in (Sharper(), Mine()):
+                found = decode(search, [ScriptedModel(rule)], lines(), 5, combination=own, semantics=semantics)
+                assert_same(found, decode(search, [sharper], lines(), 5, semantics=semantics))
+
+
+def test_diverse_beam_and_fusion_from_the_configuration() -> None:
+    models, words = [sharp("transformer_tiny"), sharp("fconv_tiny")], dictionary(VOCAB - 4)
+    keys = "search=diverse_beam", "combination=fusion", "beam=4", "max_len_b=6"
+    overrides = [*(f"generation.{key}" for key in keys), "search.groups=2", "combination.weight=0.2"]
+    cfg = compose(GenerateConfig, overrides).generation
+    found = SequenceGenerator.from_config(models, words, cfg).generate(batch_of(SOURCES))
+    by_hand = make_generator(
+        *(models, words),
+        **{"beam_size": 4, "max_len_b": 6, "search_strategy": DiverseBeamSearch(2, 0.5), "combination": Fusion(0.2)},
+    ).generate(batch_of(SOURCES))
+    for one, two in zip(found, by_hand, strict=True):
+        assert_same_pairs(as_pairs(one), as_pairs(two))

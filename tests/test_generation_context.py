@@ -1,0 +1,137 @@
+"""The step context: what is declared is computed, and nothing else; the text of source lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError
+from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.beam import Greedy
+from seqgen.generation.speculative.drafters import PromptLookup
+from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
+from tests.model_zoo import VOCAB, sharp
+from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
+from tests.strategy_zoo import ENDS, SOURCES
+from tests.text_models import text_model
+
+PARTS = {FEATURES: "features", ATTENTION: "attention", MEMBER_LOGITS: "member_logits"}
+TEXTS = [f"w{number % 19} w{number % 7}" + " w3" * (number % 5) for number in range(23)]
+
+
+class Looking(LogitsProcessor):
+    """Compares what the context has with the parallel pass over the tokens of each row."""
+
+    def __init__(self, models: Any, needs: frozenset[str], temperature: float):
+        self.models, self.temperature = models, temperature
+        self.needs = needs  # type: ignore[misc]
+        self.seen = 0
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        for need, name in PARTS.items():
+            assert (getattr(context.outputs, name) is not None) == (need in self.needs)
+        rows = range(0, len(lprobs), 3) if self.needs else ()
+        for row in rows:
+            source = SOURCES[int(context.sentence_ids[row])]
+            batch = batch_of([source])
+            tokens = torch.cat([torch.tensor([2]), context.tokens[row]]).unsqueeze(0)
+            for number, model in enumerate(self.models):
+                out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
+                logits, attention = model.decoder(tokens, out, need_attention=True)
+                if MEMBER_LOGITS in self.needs:
+                    close(context.outputs.member_logits[number][row], logits[0, -1] / self.temperature)  # type: ignore[index]
+                if ATTENTION in self.needs and len(self.models) == 1:
+                    close(context.outputs.attention[row, : len(source)], attention[0, -1])  # type: ignore[index]
+                if FEATURES in self.needs and number == 0:
+                    close(context.outputs.features[row], model.decoder.extract_features(tokens, out)[0][0, -1])  # type: ignore[index]
+            self.seen += 1
+        return lprobs - 0.1
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("needs", [(), (FEATURES,), (ATTENTION,), (MEMBER_LOGITS,), tuple(PARTS)], ids=str)
+@pytest.mark.parametrize("members", [1, 2])
+def test_what_is_declared_is_computed(needs: tuple[str, ...], members: int) -> None:
+    models = [sharp("transformer_tiny"), sharp("fconv_tiny")][:members]
+    processor = Looking(models, frozenset(needs), 0.8)
+    generator = make_generator(
+        *(models, dictionary(VOCAB - 4)),
+        **{"beam_size": 3, "max_len_b": 5, "end_tokens": ENDS, "temperature": 0.8, "processors": [processor]},
+    )
+    generator.generate(batch_of(SOURCES))
+    assert bool(processor.seen) == bool(needs)
+
+
+def test_features_that_cannot_be_had_are_refused() -> None:
+    needing = Looking([], frozenset({FEATURES}), 1.0)
+    scripted = make_generator([ScriptedModel(random_rule(9, 0))], dictionary(5), processors=[needing])
+    with pytest.raises(ConfigError, match="Looking needs hidden features"):
+        scripted.generate(batch_of(SOURCES[:1]))
+    drafting = make_generator(
+        [sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[needing],
+        search_strategy=SpeculativeSearch(PromptLookup(2), 3, Greedy()),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"Looking needs hidden features.*draft"):
+        drafting.generate(batch_of(SOURCES))
+
+
+class ReadsText(LogitsProcessor):
+    """Prefers a token that depends on the length of the source line, and checks that the line is the right one."""
+
+    def __init__(self, joins: bool):
+        self.joins = joins
+        self.begun: list[str] = []
+        self.joined = False
+
+    def begin(self, batch: BatchInfo) -> ReadsText:
+        assert batch.ids is not None
+        assert batch.source_texts == [TEXTS[number] for number in batch.ids.tolist()]
+        self.begun += batch.source_texts
+        return self
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        texts = context.source_texts
+        assert texts == [TEXTS[number] for number in context.sentences.ids.tolist()]
+        self.joined |= context.has_joined
+        wanted = torch.tensor([4 + len(text) % 7 for text in texts or ()])
+        return lprobs + 2.0 * torch.nn.functional.one_hot(context.by_row(wanted), lprobs.size(1))
+
+
+class OnlyChecks(ReadsText):
+    """Exact search refuses scores that rise."""
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        super().__call__(lprobs.clone(), context)
+        return lprobs
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_source_texts_reach_components(joins: bool) -> None:
+    """Also where sentences finish, and where others join the batch; alone equals batched."""
+    processor = ReadsText(joins)
+    translator = Translator([text_model(seed=2)])
+    settings: dict[str, Any] = {"max_len_b": 6, "batch_size": 5, "processors": [processor]}
+    found = translator.translate(TEXTS, **settings)
+    assert sorted(processor.begun) == sorted(TEXTS)
+    assert processor.joined == joins
+    for number, text in enumerate(TEXTS):
+        alone = translator.translate([""] * number + [text], **settings)[-1]
+        assert (alone.text, alone.score) == (found[number].text, pytest.approx(found[number].score, abs=1e-10))
+
+
+@pytest.mark.parametrize("options", [{"search": "exact", "max_len_b": 1, "beam": 2}, {"search": "greedy"}], ids=str)
+def test_source_texts_with_other_loops(options: dict[str, Any]) -> None:
+    """Exact search decodes the sentences of a batch one by one."""
+    processor = OnlyChecks(False)
+    Translator([text_model(seed=2)]).translate(TEXTS, batch_size=5, processors=[processor], **options)
+    assert set(processor.begun) == set(TEXTS)

@@ -1,0 +1,68 @@
+"""Members of an ensemble that read other sources: a second field of the line, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqgen.errors import ConfigError, DataError
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from tests.text_models import text_model
+
+LINES = ["w3 w4 w5", "w6 w6", "w7 w3 w8 w9"]
+OTHERS = ["w9 w8", "w5 w4 w3 w10", "w6"]
+
+
+def outputs(translations: list[Translation]) -> list[list[tuple[list[int], float]]]:
+    return [[(h.tokens.tolist(), pytest.approx(h.score, abs=1e-5)) for h in t.hypotheses] for t in translations]
+
+
+def both() -> list[str]:
+    return [f"{line}\t{other}" for line, other in zip(LINES, OTHERS, strict=True)]
+
+
+def test_a_field_of_its_own_is_what_a_member_reads() -> None:
+    """With all the weight on one member the ensemble is that member on its own field."""
+    one, other = text_model(seed=1), text_model(seed=2)
+    options = {"beam": 3, "nbest": 3, "max_len_b": 8}
+    together = Translator([one, other], members=["field1", "field2"], **options)
+    for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
+        alone = Translator(model, **options).translate(texts)
+        found = together.translate(both(), ensemble_weights=weights)
+        assert outputs(found) == outputs(alone)
+        assert not any("tab" in note for translation in found for note in translation.notes)
+    assert outputs(together.translate(both())) != outputs(alone)
+
+
+def test_an_empty_source_makes_a_model_without_one() -> None:
+    """What a member that reads nothing adds does not depend on the line; fusion with weight 0 is the first member."""
+    one, other = text_model(seed=1), text_model(seed=2)
+    options = {"beam": 3, "max_len_b": 8}
+    translator = Translator([one, other], members=["input", "empty"], combination="fusion", **options)
+    alone = Translator(one, **options).translate(LINES)
+    assert outputs(translator.translate(LINES, **{"combination.weights": [0.0]})) == outputs(alone)
+    assert outputs(translator.translate(LINES, **{"combination.weights": [0.7]})) != outputs(alone)
+    unread = Translator([one, other], members=["input", "empty"], ensemble_weights=[0.0, 1.0], **options)
+    first, *rest = outputs(unread.translate(LINES))
+    assert rest == [first] * 2
+
+
+def test_fusion_goes_with_diverse_beam_search_and_the_models_score_is_that_of_the_combination() -> None:
+    one, other = text_model(seed=1), text_model(seed=2)
+    translator = Translator([one, other], combination="fusion", search="diverse_beam", beam=4, nbest=4, max_len_b=8)
+    keys = {"search.groups": 2, "search.strength": 0.0, "combination.weights": [0.4]}
+    for translation in translator.translate(LINES, return_scores=True, **keys):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-4)
+
+
+def test_what_members_cannot_be() -> None:
+    one, other = text_model(seed=1), text_model(seed=2)
+    with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
+        Translator([one, other], members=["input"]).translate(LINES)
+    with pytest.raises(ConfigError, match="'fields' is no source"):
+        Translator([one, other], members=["input", "fields"]).translate(LINES)
+    with pytest.raises(DataError, match="line 1 has 1 fields, and"):
+        Translator([one, other], members=["field1", "field2"]).translate(LINES)
+    with pytest.raises(ConfigError, match=r"combination\.weights has 3 weights for 1 members"):
+        Translator([one, other], combination="fusion").translate(LINES, **{"combination.weights": [1.0, 2.0, 3.0]})

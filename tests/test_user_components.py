@@ -1,0 +1,257 @@
+"""Components of the user's own, one of each kind: on the command line, and the same from Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.text.translator import Translator
+from seqgen.user_files import import_user_dir
+from tests import user_components as own
+from tests.commands import Outcome, command
+from tests.text_models import TEXTS, text_model
+from tests.training_runs import TINY
+
+FILE = own.__file__
+LINES = ["12", "7", "305", "41", "18"]
+LIMITS = ("generation.max_len_b=8", "common.device=cpu", "common.threads=1")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose validation decodes with the user's own search strategy and processor."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    outcome = command(
+        *("train", f"run_dir={folder}", f"common.user_dir={FILE}", *TINY, "optimization.max_update=6", *LIMITS),
+        *("generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
+        *("processor.variety.weight=0.5", "dataset.validate_decode=3"),
+    )
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def decode(run: Path, *arguments: str) -> Outcome:
+    text = "\n".join(LINES).encode() + b"\n"
+    base = ("generation.search=beam", "generation.processors=[]", "generation.nbest=3", "format=json", *LIMITS)
+    given = {argument.partition("=")[0] for argument in arguments}
+    base = tuple(item for item in base if item.partition("=")[0] not in given)
+    return command("generate", f"path={run}", f"common.user_dir={FILE}", "input=-", *base, *arguments, stdin=text)
+
+
+def rows(outcome: Outcome) -> list[Any]:
+    assert outcome.code == 0, outcome.err
+    lines = [json.loads(line) for line in outcome.out.splitlines()]
+    return [[(item["tokens"], pytest.approx(item["score"], abs=1e-5)) for item in line["hypotheses"]] for line in lines]
+
+
+def in_python(run: Path | list[Path], **settings: Any) -> list[Any]:
+    base = {"search": "beam", "processors": [], "nbest": 3, "max_len_b": 8}
+    found = Translator(run).translate(LINES, **{**base, **settings})
+    return [[(item.tokens.tolist(), pytest.approx(item.score, abs=1e-5)) for item in line.hypotheses] for line in found]
+
+
+def test_validation_decoding_has_them_in_its_config(run: Path) -> None:
+    generation = yaml.safe_load((run / "config.yaml").read_text())["generation"]
+    assert generation["components"] == {"search.delta": 1.5, "processor.variety.weight": 0.5}
+    resumed = command(
+        *("train", f"run_dir={run}", f"common.user_dir={FILE}", *TINY, "optimization.max_update=6", *LIMITS),
+        *("generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
+        *("processor.variety.weight=0.5", "dataset.validate_decode=3"),
+    )
+    assert resumed.code == 0, resumed.err
+
+
+def test_a_runs_own_keys_are_used_where_its_component_is(run: Path) -> None:
+    own_settings = decode(run, "generation.search=cropping", "generation.processors=[variety]")
+    named = decode(
+        *(run, "generation.search=cropping", "search.delta=1.5", "generation.processors=[variety]"),
+        "processor.variety.weight=0.5",
+    )
+    assert rows(own_settings) == rows(named)
+    changed = decode(
+        *(run, "generation.search=cropping", "search.delta=0.0", "generation.processors=[variety]"),
+    )
+    assert rows(changed) == in_python(
+        run, search="cropping", processors=["variety"], **{"search.delta": 0.0, "processor.variety.weight": 0.5}
+    )
+    assert rows(changed) != rows(named)
+    assert rows(decode(run)) == in_python(run)  # no key of the run's own is left over for beam search
+
+
+def test_a_search_strategy(run: Path) -> None:
+    narrow = rows(decode(run, "generation.search=cropping", "search.delta=0.5"))
+    assert narrow == in_python(run, search="cropping", **{"search.delta": 0.5})
+    assert narrow == in_python(run, search=own.CroppingSearch(delta=0.5))
+    assert narrow == rows(decode(run, "generation.search=cropping_narrow", "search.delta=0.5"))
+    assert rows(decode(run, "generation.search=cropping", "search.delta=1e9")) == in_python(run) != narrow
+
+
+def test_a_preset(run: Path) -> None:
+    assert in_python(run, search="cropping_narrow") == in_python(run, search=own.CroppingSearch(delta=0.5))
+    assert in_python(run, processors=["much_variety"]) == in_python(
+        run, processors=["variety"], **{"processor.variety.weight": 9.0}
+    )
+
+
+def test_a_processor_with_state_of_its_beams(run: Path) -> None:
+    """It counts what its beam has; without a weight it changes nothing, and a large one lets no token occur twice."""
+    without = rows(decode(run, "generation.processors=[variety]", "processor.variety.weight=0"))
+    assert without == in_python(run)
+    varied = rows(decode(run, "generation.processors=[variety]", "processor.variety.weight=100"))
+    translator = Translator(run)
+    model = own.Variety(len(translator.task.target_dictionary), 100.0)
+    assert varied == in_python(run, processors=[model])
+    for hypotheses in varied:
+        for tokens, _ in hypotheses:
+            assert len(set(tokens)) == len(tokens)
+    assert varied != without
+
+
+def test_a_stopping_rule(run: Path) -> None:
+    short = rows(decode(run, "generation.stopping_rules=[at_most]", "stopping.at_most.tokens=4"))
+    assert short == in_python(run, stopping_rules=[own.AtMost(4)])
+    assert max(len(tokens) for hypotheses in short for tokens, _ in hypotheses) == 4
+    assert rows(decode(run, "generation.stopping_rules=[at_most_two]")) == in_python(
+        run, stopping_rules=["at_most"], **{"stopping.at_most.tokens": 2}
+    )
+
+
+def test_a_combination(run: Path) -> None:
+    found = rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of", "combination.scale=2.0"))
+    assert found == in_python([run, run], combination=own.BestOf(2.0))
+    assert found == in_python([run, run], combination="best_of_double")
+    assert rows(decode(run, f"path=[{run},{run}]", "generation.combination=best_of")) == in_python(run) != found
+
+
+def test_an_observer(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "journal.jsonl"
+    watched = decode(run, "generation.observers=[journal]", f"observer.journal.file={file}")
+    assert rows(watched) == in_python(run)
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["step"] for row in steps[:3]] == [0, 1, 2]
+    assert len(steps[0]["tokens"]) == len(LINES)
+    again = tmp_path / "again.jsonl"
+    in_python(run, observers=[own.Journal(str(again))])
+    assert again.read_text() == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generation.search=croppping"], "did you mean 'cropping'"),
+        (["generation.search=cropping", "search.dleta=2"], "did you mean 'delta'"),
+        (["generation.search=cropping", "search.delta=-1"], "search.delta=-1 is below its minimum, 0"),
+        (["generation.search=cropping", "search.delta=wide"], "search.delta=wide should be float"),
+        (["generation.search=cropping", "search.delta=nan"], "search.delta=nan is not a finite number"),
+        (["generation.search=cropping", "search.=2"], "search."),
+        (["search.delta=2"], "unknown key 'search.delta' of search strategy beam"),
+        (["generation.processors=[varied]"], "did you mean 'variety'"),
+        (["generation.processors=[variety]", "processor.variety.weigth=2"], "did you mean 'weight'"),
+        (["generation.processors=[variety]", "processor.variety.weight=101"], "is above its maximum, 100"),
+        (["processor.variety.weight=2"], "'processor.variety.weight' has no effect"),
+        (["generation.processors=[variety]", "processor.weight=2"], "'processor.weight' has no effect"),
+        (["generation.stopping_rules=[at_mots]"], "did you mean 'at_most'"),
+        (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=0"], "is below its minimum, 1"),
+        (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=2.5"], "should be int"),
+        (["stopping.at_most.tokens=2"], "'stopping.at_most.tokens' has no effect"),
+        (["generation.combination=bestof"], "did you mean 'best_of'"),
+        (["generation.combination=best_of", "combination.scale=11"], "is above its maximum, 10"),
+        (["combination.scale=2"], "unknown key 'combination.scale' of combination probability"),
+        (["generation.observers=[journals]"], "did you mean 'journal'"),
+        (["observer.journal.file=x"], "'observer.journal.file' has no effect"),
+        (["observers.journal.file=x"], "observers.journal.file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(run: Path, arguments: list[str], said: str) -> None:
+    outcome = decode(run, *arguments)
+    assert outcome.code == 2, outcome.err
+    assert "Traceback" not in outcome.err
+    assert said in outcome.err.strip().splitlines()[-1]
+
+
+def test_commands_that_do_not_decode_have_no_such_keys() -> None:
+    outcome = command("score", "search.groups=3", "reference=x")
+    assert (outcome.code, "unknown key 'search.groups'" in outcome.err) == (2, True), outcome.err
+
+
+def test_keys_beside_an_object_are_refused() -> None:
+    translator = Translator(text_model())
+    with pytest.raises(ConfigError, match=r"'search\.groups' has no effect on a component that is given as an obj"):
+        translator.translate(TEXTS, search=DiverseBeamSearch(2, 0.5), **{"search.groups": 3})
+    with pytest.raises(ConfigError, match=r"'combination\.scale' has no effect on a component that is given as an ob"):
+        translator.translate(TEXTS, combination=own.BestOf(1.0), **{"combination.scale": 2.0})
+
+
+def test_settings_of_the_constructor_and_of_a_call() -> None:
+    """Keys of components are put over each other one by one, and go with a component that is replaced."""
+    import_user_dir(Path(FILE))
+    first = {"search": "cropping", "processors": ["variety"], "search.delta": 0.25, "processor.variety.weight": 2.0}
+    translator = Translator(text_model(), beam=3, nbest=3, max_len_b=6, **first)
+
+    def texts(**settings: Any) -> list[list[str]]:
+        return [[item.text for item in line.hypotheses] for line in translator.translate(TEXTS, **settings)]
+
+    plain = Translator(text_model(), beam=3, nbest=3, max_len_b=6)
+
+    def alone(**settings: Any) -> list[list[str]]:
+        return [[item.text for item in line.hypotheses] for line in plain.translate(TEXTS, **settings)]
+
+    assert texts() == alone(**first)
+    assert texts(**{"search.delta": 9.0}) == alone(**{**first, "search.delta": 9.0}) != texts()
+    assert texts(search="beam") == alone(processors=["variety"], **{"processor.variety.weight": 2.0})
+    assert texts(processors=[]) == alone(search="cropping", **{"search.delta": 0.25})
+
+
+def test_other_objects_of_a_kind_make_another_generator() -> None:
+    translator = Translator(text_model(), beam=2, max_len_b=6)
+    found = [translator.translate(TEXTS, stopping_rules=[own.AtMost(tokens)]) for tokens in (1, 2, 3, 4)]
+    lengths = [max(len(line.hypotheses[0].tokens) for line in lines) for lines in found]
+    assert lengths == [1, 2, 3, 4]
+
+
+def test_the_task_builds_a_generator_with_an_object() -> None:
+    member = text_model()
+    cfg = GenerationConfig(beam=3, max_len_b=6)
+    search = own.CroppingSearch(delta=0.25)
+    generator = member.task.build_generator([member.model], cfg, search_strategy=search)
+    examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
+    found = generator.generate(member.task.collate(examples, member.model))
+    expected = Translator(member).translate(TEXTS, beam=3, max_len_b=6, search=search)
+    for mine, line in zip(found, expected, strict=True):
+        assert torch.equal(mine[0].tokens, line.hypotheses[0].tokens)
+
+
+@pytest.mark.parametrize("name", ["train", "generate", "preprocess"])
+def test_help_lists_the_components_and_their_keys(name: str) -> None:
+    said = command(name, "--help", f"common.user_dir={FILE}").out
+    for line in (
+        "generation.search=cropping (presets: cropping_narrow)",
+        "generation.processors=variety (presets: much_variety)",
+        "generation.stopping_rules=at_most (presets: at_most_two)",
+        "generation.combination=best_of (presets: best_of_double)",
+        "generation.observers=journal",
+        "Keys with generation.search=cropping",
+        "search.delta=5.0                             candidates this many nats below the best one are dropped",
+        "processor.variety.weight=1.0",
+        "stopping.at_most.tokens=3",
+        "combination.scale=1.0",
+        "observer.journal.file=",
+        "search.groups=2",
+    ):
+        assert f"\n  {line}" in said or f"\n{line}" in said, line
+    assert ("debug.use_cache=true" in said) == (name == "generate")
+    assert "components=" not in said
+    assert "user_files" not in said
+
+
+@pytest.mark.parametrize("name", ["score", "average", "convert"])
+def test_help_of_other_commands_lists_none(name: str) -> None:
+    assert "generation.search=" not in command(name, "--help").out

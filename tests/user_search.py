@@ -1,0 +1,33 @@
+"""A search strategy of a user's own, which no test imports but by ``common.user_dir``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.context import StepContext
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.registry import register_search
+
+
+@dataclass
+class PruningConfig:
+    delta: float = option(5.0, "candidates this many nats below the best one are dropped", minimum=0)
+
+
+@register_search("pruning", config=PruningConfig)
+class PruningSearch(BeamSearch):
+    """Beam search that drops candidates far below the best one of their sentence."""
+
+    def __init__(self, delta: float = 5.0):
+        super().__init__()
+        self.delta = delta
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        found = super().step(context, lprobs, scores)
+        low = found.scores < found.scores[:, :1] - self.delta
+        return replace(found, scores=found.scores.masked_fill(low, -torch.inf))

@@ -1,0 +1,44 @@
+"""Sentences that wait to join a running batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from seqgen.structures import Batch, Source
+from tests.model_zoo import VOCAB
+from tests.scripted_model import batch_of
+
+
+def sources(count: int, seed: int) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
+    return [(*torch.randint(4, VOCAB, (n,), generator=generator).tolist(), 2) for n in lengths]
+
+
+def padded_on_the_left(source: Source) -> Tensor:
+    """The tokens of a source that is padded on the right, moved to the other side."""
+    rows = zip(source.src_tokens, source.src_lengths.tolist(), strict=True)
+    return torch.stack([row.roll(len(row) - length) for row, length in rows])
+
+
+def queue(
+    rows: list[tuple[int, ...]], size: int, left: bool = False
+) -> tuple[Callable[[int, int], Batch | None], list[int]]:
+    """What waits, and a record of how many were running."""
+    waiting, asked = list(enumerate(rows)), []
+
+    def take(running: int, width: int) -> Batch | None:
+        asked.append(running)
+        taken = [waiting.pop(0) for _ in range(min(size - running, len(waiting)))]
+        if not taken:
+            return None
+        batch = batch_of([row for _, row in taken])
+        tokens = padded_on_the_left(batch.source) if left else batch.source.src_tokens
+        ids = torch.tensor([number for number, _ in taken])
+        return replace(batch, ids=ids, source=Source(tokens, batch.source.src_lengths))
+
+    return take, asked
