@@ -194,7 +194,7 @@ def test_biases_of_one_text_add_up() -> None:
         ({"bad_words": ["az"]}, "generation.bad_words: 'az' has words or characters that are not in the target"),
         ({"sequence_bias": ["ab"]}, "generation.sequence_bias: 'ab' is not TEXT=BIAS"),
         ({"sequence_bias": ["ab=much"]}, "generation.sequence_bias: 'ab=much' is not TEXT=BIAS"),
-        ({"sequence_bias": ["ab=-inf"]}, "belongs into generation.bad_words"),
+        ({"sequence_bias": ["ab=-inf"]}, "is a value of generation.bad_words"),
         ({"sequence_bias": ["=1"]}, "generation.sequence_bias: '=1' is not TEXT=BIAS"),
         ({"processors": ["no_such"]}, "there is no logits processor 'no_such'"),
     ],

@@ -95,7 +95,7 @@ def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
 
 def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Linear(4, 4)
-    with pytest.raises(ConfigError, match="no number format 'int4'; there are: float32, bfloat16, float16, int8"):
+    with pytest.raises(ConfigError, match="no dtype 'int4'; there are: float32, bfloat16, float16, int8"):
         to_number_format(layer, "int4")
     assert note_on("float32", CPU) is None
     assert "slower" in str(note_on("float16", CPU))

@@ -143,7 +143,7 @@ class Wanted:
         if not text or not math.isfinite(bias):
             raise ConfigError(
                 f"generation.sequence_bias: {entry!r} is not TEXT=BIAS with a finite number; what must not occur "
-                "at all belongs into generation.bad_words"
+                "at all is a value of generation.bad_words"
             )
         return self.writable(text, "sequence_bias"), bias
 

@@ -42,7 +42,7 @@ class Projection(CachedWeight):
     bias: nn.Parameter
 
     def current_weight(self) -> Tensor:
-        """The weight in the number format of the bias; what it is computed from may have a wider one."""
+        """The weight in the dtype of the bias; what it is computed from may have a wider one."""
         weight = super().current_weight()
         return weight if self.bias is None else weight.to(self.bias.dtype)
 
@@ -81,7 +81,7 @@ class Projection(CachedWeight):
 
 
 class Linear(Projection, nn.Linear):
-    """``nn.Linear`` with the same parameters and, but for the order of summation, the same results, only quicker.
+    """``nn.Linear`` with the same parameters and, but for the order of summation, the same results, but faster.
 
     Its weight may be parametrized, for example normalized, which is then computed once per evaluation.
     """
@@ -159,12 +159,12 @@ def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0
 
 
 def _is_traced() -> bool:
-    """Whether operators mean something else now: gradients, another number format, a compiler that looks on."""
+    """Whether operators mean something else now: gradients, another dtype, or a compiler that traces."""
     return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 def _packable() -> tuple[torch.dtype, ...]:
-    """Number formats that this processor multiplies from packed weights."""
+    """Dtypes that this processor multiplies from packed weights."""
     if not has_onednn():
         return ()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():

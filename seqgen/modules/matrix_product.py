@@ -1,4 +1,4 @@
-"""The product of a linear layer in training, by the library that is quickest at it."""
+"""The product of a linear layer in training, by the fastest library for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def has_onednn() -> bool:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b.T`` of matrices in any layout, without gradients, by the library that is quickest at it."""
+    """``a @ b.T`` of matrices in any layout, without gradients, by the fastest library for it."""
     if a.dtype == torch.float32 and a.device.type == "cpu" and has_onednn():
         return _multiply(a, b)
     return a @ b.t()

@@ -1,4 +1,4 @@
-"""Number formats to decode in: what a model is converted to, and whether that pays on this processor."""
+"""Dtypes to decode in: what a model is converted to, and whether that pays on this processor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def to_number_format(model: M, number_format: str) -> M:
     """
     if number_format not in NUMBER_FORMATS:
         raise ConfigError(
-            f"generation.dtype: there is no number format {number_format!r}; there are: {', '.join(NUMBER_FORMATS)}"
+            f"generation.dtype: there is no dtype {number_format!r}; there are: {', '.join(NUMBER_FORMATS)}"
         )
     integers = number_format == "int8"
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
@@ -55,7 +55,7 @@ def to_number_format(model: M, number_format: str) -> M:
 
 
 def note_on(number_format: str, device: torch.device) -> str | None:
-    """What a user should know before decoding in a number format on a device; ``None`` where it pays.
+    """What a user should know before decoding in a dtype on a device; ``None`` where it pays.
 
     Args:
         number_format: one of ``NUMBER_FORMATS``.

@@ -14,7 +14,7 @@ class RMSNorm(nn.Module):
     """Divide features by their root mean square and scale them (Zhang and Sennrich 2019, eq. 4).
 
     Nothing is subtracted and nothing added: ``y = weight * x / sqrt(mean(x ** 2) + eps)``. The mean is computed in
-    float32 or wider, and the output has the number format of the weight, whatever that of the input.
+    float32 or wider, and the output has the dtype of the weight, whatever that of the input.
 
     Args:
         dim: channels.

@@ -75,7 +75,7 @@ class IndirectionTable:
         """Whether attending to all slots costs less than moving each beam's own keys and values.
 
         It does where histories come together, with 50 beams too. Where each of 5 beams goes its own way for 200
-        positions, so that a position has 5 slots, moving the keys is as quick, and of 12 beams a little quicker: the
+        positions, so that a position has 5 slots, moving the keys is as fast, and of 12 beams a little faster: the
         products with keys that a beam does not see cost more than copies of those that it sees.
         """
         return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
