@@ -39,7 +39,7 @@ class BackPointers:
         self.parents = torch.zeros_like(self.tokens)
         self.cumulative: Tensor | None = None
         self.attention: Tensor | None = None
-        self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self.start_offsets = torch.zeros(sentences, dtype=torch.int64, device=device)
         """The step at which each sentence began; what stands before it is not its own."""
         self._matrix: Tensor | None = None
 
@@ -77,7 +77,7 @@ class BackPointers:
         self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
-        self.starts = self.starts.index_select(0, keep)
+        self.start_offsets = self.start_offsets.index_select(0, keep)
 
     def merge(self, other: BackPointers) -> None:
         """Add the sentences of another batch behind these, the last step of both being the same from now on.
@@ -86,13 +86,13 @@ class BackPointers:
         later than the first.
         """
         length = max(self.length, other.length)
-        begins = [one.starts + (length - one.length) for one in (self, other)]
+        begins = [one.start_offsets + (length - one.length) for one in (self, other)]
         for name in ("tokens", "parents", "cumulative"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(
                 self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
             )
-        self.starts = torch.cat(begins)
+        self.start_offsets = torch.cat(begins)
         self.length = length
         self._matrix = None
 
@@ -100,7 +100,7 @@ class BackPointers:
         """Forget the first steps, in which no sentence had begun."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
-        self.starts = self.starts - steps
+        self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
     def last_tokens(self) -> Tensor:
@@ -138,7 +138,7 @@ class BackPointers:
             ``None``. What stands behind a hypothesis's own length means nothing.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.starts[sentences].cpu()
+        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
         sums = (

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.renamed import keep_former_members
 from seqgen.structures import map_tensors
 
 
+@keep_former_members
 @dataclass(frozen=True)
 class Sentences:
     """The sentences of a batch that are still in it, and what is known of each; ``live`` counts them.
@@ -21,7 +23,7 @@ class Sentences:
         ids: ``(live,)`` int64, the line number of each.
         max_lengths: ``(live,)`` int64, the last step of each in the batch's own count.
         done: ``(live,)`` bool, which of them need no further hypotheses.
-        starts: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
         prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
         src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` where not known.
         src_padding: ``(live, S)`` bool, true where these are padding; ``None`` where none is.
@@ -31,7 +33,7 @@ class Sentences:
     ids: Tensor
     max_lengths: Tensor
     done: Tensor
-    starts: Tensor | None = None
+    start_offsets: Tensor | None = None
     prefix_tokens: Tensor | None = None
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
@@ -40,7 +42,7 @@ class Sentences:
     @property
     def own_limits(self) -> Tensor:
         """``(live,)`` int64, the last step of each in its own count."""
-        return self.max_lengths if self.starts is None else self.max_lengths - self.starts
+        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
 
     def select(self, keep: Tensor) -> Sentences:
         """Keep the sentences in ``keep``, ``(kept,)`` int64."""
@@ -123,14 +125,14 @@ class StepContext:
     @cached_property
     def steps(self) -> Tensor:
         """``(rows,)`` int64, how many tokens each row has; sentences that joined a running batch have fewer."""
-        starts = self.sentences.starts
-        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if starts is None else starts)
+        start_offsets = self.sentences.start_offsets
+        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets)
         return self.by_row(own)
 
     @property
     def has_joined(self) -> bool:
         """Whether sentences joined the batch at different steps."""
-        return self.sentences.starts is not None
+        return self.sentences.start_offsets is not None
 
     @cached_property
     def max_lengths(self) -> Tensor:

@@ -292,7 +292,7 @@ class Session:
         Returns:
             The ``beam`` candidates of each sentence that continue.
         """
-        own = context.step if self.sentences.starts is None else context.step - self.sentences.starts
+        own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
         was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
@@ -395,7 +395,7 @@ class Session:
     def merge(self, other: Self) -> None:
         """Add the sentences of another batch, which have been decoded for a step at least.
 
-        From then on both are one batch. ``DecodingSetup.joins`` says whether that is possible.
+        From then on both are one batch. ``DecodingSetup.can_merge`` says whether that is possible.
 
         Args:
             other: a session of the same setup, not to be used any more.
@@ -412,17 +412,17 @@ class Session:
             mine_.merge(theirs_)
         own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
         self.backpointers.merge(other.backpointers)
-        if (unseen := int(self.backpointers.starts.min())) > 0:
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
             self.backpointers.crop_left(unseen)
             for member in self.members:
                 member.crop_left(unseen)
-        starts = self.backpointers.starts
+        start_offsets = self.backpointers.start_offsets
         texts = [one.sentences.texts for one in (self, other)]
         self.sentences = Sentences(  # no processor that reads source ids or prefixes is in use
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
-            max_lengths=own_limits + starts,
+            max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
-            starts=starts,
+            start_offsets=start_offsets,
             texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())

@@ -21,7 +21,7 @@ class MinimumLength(LogitsProcessor):
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
         self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
@@ -42,7 +42,7 @@ class ForceEndAtMaximum(LogitsProcessor):
     """At a sentence's maximum length only end-of-sentence remains, with its own score."""
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
