@@ -79,8 +79,8 @@ class StepContext:
         eos: id of end-of-sentence.
         pad: id of padding.
         first_end: the smallest of ``max_lengths``, so that nothing needs to be read from the device before that step.
-        read_tokens: gives ``(rows, 1 + step)`` int64, the tokens of each row after its start symbol.
-        counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
+        read_tokens: gives ``(rows, 1 + step)`` int64, the tokens of each row after its start token.
+        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
         scores: ``(rows,)`` cumulative scores; ``None`` before they are known.
         parents: ``(live, candidates)`` int64, for a stopping rule the beam that each candidate continues; or ``None``.
         outputs: what the members computed, as far as it was declared as a need.
@@ -109,14 +109,14 @@ class StepContext:
 
     @property
     def tokens(self) -> Tensor:
-        """``(rows, step)`` int64, the generated tokens of each row, without a start symbol."""
+        """``(rows, step)`` int64, the generated tokens of each row, without a start token."""
         return self._tokens[:, 1:]
 
     @property
     def generated(self) -> Tensor:
         """``(rows, step)`` or ``(rows, step + 1)`` int64, the tokens that count as generated before.
 
-        By Hugging Face's rules the start symbol is one of them; by fairseq's it is not.
+        By Hugging Face's rules the start token is one of them; by fairseq's it is not.
         """
         return self._tokens if self.counts_start else self._tokens[:, 1:]
 

@@ -62,8 +62,8 @@ class Session:
         sources = setup.ensemble.sources(sample)
         device, count = sources[0].src_tokens.device, sample.num_sentences
         specs = setup.ensemble.members
-        starts = [spec.model.start_symbol(setup.eos) for spec in specs]
-        # generated tokens follow the start symbol of the first member
+        starts = [spec.model.start_token(setup.eos) for spec in specs]
+        # generated tokens follow the start token of the first member
         self.members = [
             self.new_member(spec, source, start if start != starts[0] else None)
             for spec, source, start in zip(specs, sources, starts, strict=True)
@@ -112,15 +112,15 @@ class Session:
         self.collected: list[int] = []
         """Sentences whose results were collected since ``new_results`` was last called."""
 
-    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """One model with its source; a session that asks more of it makes its own kind.
 
         Args:
             spec: the model and its part.
             source: the sentences as it reads them.
-            start_symbol: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
+            start_token: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
         """
-        return Member(spec.model, source, self.beam, start_symbol, self.setup.debug)
+        return Member(spec.model, source, self.beam, start_token, self.setup.debug)
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         setup = self.setup

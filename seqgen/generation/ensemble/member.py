@@ -99,7 +99,7 @@ class Member:
         model: the model.
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
-        start_symbol: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
+        start_token: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
         debug: switches of optimizations.
     """
 
@@ -108,12 +108,12 @@ class Member:
         model: EncoderDecoderModel,
         source: Source,
         beam_size: int,
-        start_symbol: int | None,
+        start_token: int | None,
         debug: DebugConfig,
     ):
         self.model = model
         self.beam_size = beam_size
-        self.start_symbol = start_symbol
+        self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
         self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
@@ -132,13 +132,13 @@ class Member:
         """Score the token after the last one.
 
         Args:
-            tokens: ``(rows, 1 + step)`` int64, after a start symbol.
+            tokens: ``(rows, 1 + step)`` int64, after a start token.
             need_attention: whether the attention weights are wanted.
             need_features: whether the decoder's last hidden features are wanted.
         """
-        if self.start_symbol is not None:
+        if self.start_token is not None:
             tokens = tokens.clone()
-            tokens[:, 0] = self.start_symbol
+            tokens[:, 0] = self.start_token
         decoder: Any = self.model.decoder
         arguments: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:
