@@ -180,20 +180,22 @@ def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T
 class RenamedMethods:
     """A base of classes that have new names for some methods.
 
-    The old names can be called, and a subclass that overrides a method by its old name overrides the new one.
+    The old names can be called, and a subclass that overrides a method by its old name overrides the new one::
+
+        class Model(RenamedMethods, renamed={"start_symbol": "start_token"}): ...
     """
 
-    renamed_methods: ClassVar[Mapping[str, str]] = {}
-    """The new name of each old one."""
+    _renamed: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        for old, new in vars(cls).get("renamed_methods", {}).items():
+    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        for old, new in (renamed or {}).items():
             setattr(cls, old, _forward(old, new))
-        for old, new in cls.renamed_methods.items():
+        for old, new in cls._renamed.items():
             override = vars(cls).get(old)
             if override is not None and new not in vars(cls):
                 _warn(f"{cls.__qualname__}.{old}", new)
                 setattr(cls, new, override)
+        cls._renamed = {**cls._renamed, **(renamed or {})}
         super().__init_subclass__(**kwargs)
 
 

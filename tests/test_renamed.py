@@ -6,12 +6,13 @@ import importlib
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import pytest
 
+from seqgen.data.noising import NoiseTokens
 from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -140,9 +141,7 @@ def test_old_parameters() -> None:
 
 
 def test_methods_that_are_overridden_by_their_old_names() -> None:
-    class New(RenamedMethods):
-        renamed_methods: ClassVar[Mapping[str, str]] = {"old": "new"}
-
+    class New(RenamedMethods, renamed={"old": "new"}):
         def new(self, number: int) -> int:
             return number
 
@@ -165,8 +164,6 @@ def test_methods_that_are_overridden_by_their_old_names() -> None:
 
 
 def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
-    assert EncoderDecoderModel.renamed_methods == {"start_symbol": "start_token"}
-    assert DenoisingTask.renamed_methods == {"symbols": "noise_tokens"}
     with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
 
         class Model(EncoderDecoderModel):
@@ -174,6 +171,13 @@ def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
                 return task_eos + 1
 
     assert Model.__new__(Model).start_token(2) == 3
+    with pytest.warns(DeprecationWarning, match="Noise.symbols is now noise_tokens"):
+
+        class Noise(DenoisingTask):
+            def symbols(self) -> NoiseTokens:
+                return NoiseTokens(1, np.array([2]), np.array([3]))
+
+    assert Noise.__new__(Noise).noise_tokens().eos == 1
 
 
 def test_seqgen_imports_nothing_for_this() -> None:
