@@ -10,17 +10,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from seqgen.data.noising import NoiseTokens
 from seqgen.decoder import IncrementalDecoder
 from seqgen.flags import Flags
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.incremental_state import IncrementalState
-from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT
+from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT, RenamedMembers
+from seqgen.tasks.denoising import DenoisingTask
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import dictionary
@@ -74,6 +78,8 @@ RENAMED = [
         *("seqgen.generation.processor_setup", "end_symbols_from_config"),
         *("seqgen.generation.processor_options", "end_tokens_from_config"),
     ),
+    ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
+    ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
 ]
 
 
@@ -169,9 +175,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
     exec(source + "import torch", vars(mine))
-    with pytest.warns(
-        DeprecationWarning, match="MyDecoder uses former names: can_truncate is now can_roll_back, jo"
-    ) as said:
+    with pytest.warns(DeprecationWarning, match="MyDecoder.can_truncate is now can_roll_back, MyDecoder.joins") as said:
         exec(FORMER_LSTM, vars(mine))
     assert len(said) == 1
     assert said[0].filename == "<string>"
@@ -179,7 +183,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder.can_merge
     assert decoder.can_roll_back
     assert not type("Other", (decoder,), {"roll_back_state": lambda *_: {}}).can_roll_back
-    with pytest.warns(DeprecationWarning, match="Other uses former names: truncate_slots is now roll_back_state"):
+    with pytest.warns(DeprecationWarning, match="Other.truncate_slots is now roll_back_state"):
         assert not type("Other", (decoder,), {"truncate_slots": lambda *_: {}}).can_roll_back
 
     def decode() -> list[tuple[int, list[int]]]:
@@ -201,14 +205,14 @@ def test_a_mixin_in_former_names() -> None:
     class Joining:
         joins = True
 
-    with pytest.warns(DeprecationWarning, match="Mine uses former names: joins is now can_merge"):
+    with pytest.warns(DeprecationWarning, match="Mine.joins is now can_merge"):
 
         class Mine(Joining, MinimumLength):
             def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
                 return lprobs
 
     assert Mine(1).can_merge
-    with pytest.warns(DeprecationWarning, match="Own uses former names: joins"):
+    with pytest.warns(DeprecationWarning, match="Own.joins"):
 
         class Own(MinimumLength):
             flags: ClassVar[Flags] = {"joins": ("__call__", "truncate")}
@@ -233,6 +237,55 @@ def test_former_attributes() -> None:
     with pytest.warns(DeprecationWarning, match="max_truncation is now max_roll_back"):
         former.max_truncation = 3
     assert state.max_roll_back == 3
+
+
+def test_old_parameters() -> None:
+    with pytest.warns(DeprecationWarning, match="the argument end_symbols of MinimumLength.__init__ is now end_tokens"):
+        assert MinimumLength(2, end_symbols=[5]).end_tokens == [5]  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="got end_tokens and its old name, end_symbols"):
+        MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
+
+
+def test_methods_that_are_overridden_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMBERS, "old", "new")
+
+    class New(RenamedMembers):
+        def new(self, number: int) -> int:
+            return number
+
+    class Ten(New):
+        def new(self, number: int) -> int:
+            return super().new(number) + 10
+
+    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+
+        class Hundred(Ten):
+            def old(self, number: int) -> int:
+                below: Any = super()
+                return int(below.old(number)) + 100
+
+    called: Any = Ten()
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert called.old(1) == 11
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert Hundred().new(1) == 111
+
+
+def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
+    with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
+
+        class Model(EncoderDecoderModel):
+            def start_symbol(self, task_eos: int) -> int:
+                return task_eos + 1
+
+    assert Model.__new__(Model).start_token(2) == 3
+    with pytest.warns(DeprecationWarning, match="Noise.symbols is now noise_tokens"):
+
+        class Noise(DenoisingTask):
+            def symbols(self) -> NoiseTokens:
+                return NoiseTokens(1, np.array([2]), np.array([3]))
+
+    assert Noise.__new__(Noise).noise_tokens().eos == 1
 
 
 def test_seqgen_imports_nothing_for_this() -> None:
