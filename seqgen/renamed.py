@@ -103,6 +103,7 @@ SPLIT: dict[str, tuple[str, ...]] = {
         "seqgen.generation.search.beam",
         "seqgen.generation.options",
     ),
+    "seqgen.tasks.raw_text": ("seqgen.tasks.text_files",),
     "seqgen.training.training_loop": ("seqgen.training.train",),
 }
 """Further modules that have something of what was in a module."""

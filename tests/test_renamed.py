@@ -64,6 +64,7 @@ RENAMED = [
         *("seqgen.generation.processor_options", "end_tokens_from_config"),
     ),
     ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
+    ("seqgen.tasks.raw_text", "check_split", "seqgen.tasks.text_files", "check_split"),
     ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
 ]
 
