@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from itertools import chain
 from types import ModuleType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,7 +149,9 @@ MEMBERS: dict[str, str] = {
     "reorder_starts": "reorder_start_offsets",
     "select_slots": "select_state",
     "set_slots": "set_state",
+    "start_symbol": "start_token",
     "starts": "start_offsets",
+    "symbols": "noise_tokens",
     "trim": "crop_left",
     "trim_slots": "crop_state",
     "truncate": "roll_back",
@@ -206,40 +208,6 @@ def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T
         return call
 
     return decorate
-
-
-class RenamedMethods:
-    """A base of classes that have new names for some methods.
-
-    The old names can be called, and a subclass that overrides a method by its old name overrides the new one::
-
-        class Model(RenamedMethods, renamed={"start_symbol": "start_token"}): ...
-    """
-
-    _renamed: ClassVar[Mapping[str, str]] = {}
-
-    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        for old, new in (renamed or {}).items():
-            setattr(cls, old, _forward(old, new))
-        for old, new in cls._renamed.items():
-            override = vars(cls).get(old)
-            if override is not None and new not in vars(cls):
-                _warn(f"{cls.__qualname__}.{old}", new)
-                setattr(cls, new, override)
-        cls._renamed = {**cls._renamed, **(renamed or {})}
-        super().__init_subclass__(**kwargs)
-
-
-def _forward(old: str, new: str) -> Callable[..., Any]:
-    """A method that calls the nearest definition under the new name that is not itself an override by the old name."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _warn(f"{type(self).__qualname__}.{old}", new)
-        classes = [vars(cls) for cls in type(self).__mro__ if new in vars(cls)]
-        method = next(own[new] for own in classes if own[new] is not own.get(old))
-        return method.__get__(self)(*args, **kwargs)
-
-    return forward
 
 
 def _warn(old: str, new: str) -> None:

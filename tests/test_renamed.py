@@ -23,7 +23,7 @@ from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT, RenamedMethods
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT
 from seqgen.tasks.denoising import DenoisingTask
 from tests.generators import make_generator
 from tests.model_zoo import build
@@ -249,38 +249,17 @@ def test_old_parameters() -> None:
         MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
 
 
-def test_methods_that_are_overridden_by_their_old_names() -> None:
-    class New(RenamedMethods, renamed={"old": "new"}):
-        def new(self, number: int) -> int:
-            return number
-
-    class Ten(New):
-        def new(self, number: int) -> int:
-            return super().new(number) + 10
-
-    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
-
-        class Hundred(Ten):
-            def old(self, number: int) -> int:
-                below: Any = super()
-                return int(below.old(number)) + 100
-
-    called: Any = Ten()
-    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
-        assert called.old(1) == 11
-    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
-        assert Hundred().new(1) == 111
-
-
 def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
-    with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
+    with pytest.warns(DeprecationWarning, match="Model uses former names: start_symbol is now start_token"):
 
         class Model(EncoderDecoderModel):
             def start_symbol(self, task_eos: int) -> int:
-                return task_eos + 1
+                below: Any = super()
+                return int(below.start_symbol(task_eos)) + 1
 
-    assert Model.__new__(Model).start_token(2) == 3
-    with pytest.warns(DeprecationWarning, match="Noise.symbols is now noise_tokens"):
+    with pytest.warns(DeprecationWarning, match="EncoderDecoderModel.start_symbol is now start_token"):
+        assert Model.__new__(Model).start_token(2) == 3
+    with pytest.warns(DeprecationWarning, match="Noise uses former names: symbols is now noise_tokens"):
 
         class Noise(DenoisingTask):
             def symbols(self) -> NoiseTokens:
