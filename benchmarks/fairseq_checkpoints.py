@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-import seqgen.models  # noqa: F401  # declares the readers
+import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
+from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
@@ -78,7 +78,7 @@ def convert(cfg: ConvertConfig) -> int:
         raise ConfigError(f"{key}={folder} already exists; give the name of a new folder")
     if cfg.huggingface_dir:
         check_output("huggingface_dir", cfg.huggingface_dir)
-    if cfg.run_dir and path.exists() and reader_of(path) is None:
+    if cfg.run_dir and path.exists() and checkpoint_loader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:
