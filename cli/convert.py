@@ -16,8 +16,10 @@ from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
-from seqgen.compose import compose, from_dict, known_keys, to_dict
+from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config_keys import known_keys
 from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically

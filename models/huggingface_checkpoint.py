@@ -20,8 +20,8 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.serialization import write_json
-from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config_dicts import to_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError

@@ -87,6 +87,15 @@ PACKAGES: dict[str, str] = {
 """Packages with the names of former modules, and the modules that now have most of the contents of those."""
 
 SPLIT: dict[str, tuple[str, ...]] = {
+    "seqgen.compose": (
+        "seqgen.arguments",
+        "seqgen.component_keys",
+        "seqgen.config_dicts",
+        "seqgen.config_keys",
+        "seqgen.config_values",
+        "seqgen.registry",
+        "seqgen.sweep",
+    ),
     "seqgen.generation.decoding": ("seqgen.generation.setup",),
     "seqgen.generation.ensemble": ("seqgen.generation.ensemble.member",),
     "seqgen.generation.logits_processors": (

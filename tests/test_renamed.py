@@ -16,6 +16,13 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.renamed import MODULES, NAMES, PACKAGES, REMOVED, SPLIT
 
 RENAMED = [
+    ("seqgen.compose", "DECODING_COMPONENTS", "seqgen.registry", "DECODING_COMPONENTS"),
+    ("seqgen.compose", "check_component_keys", "seqgen.component_keys", "check_component_keys"),
+    ("seqgen.compose", "expand_sweep", "seqgen.sweep", "expand_sweep"),
+    ("seqgen.compose", "from_dict", "seqgen.config_dicts", "from_dict"),
+    ("seqgen.compose", "given_values", "seqgen.arguments", "given_values"),
+    ("seqgen.compose", "LARGEST", "seqgen.config_values", "LARGEST"),
+    ("seqgen.compose", "known_keys", "seqgen.config_keys", "known_keys"),
     ("seqgen.training.training_loop", "train", "seqgen.training.train", "train"),
     ("seqgen.generation.history", "History", "seqgen.generation.backpointers", "BackPointers"),
     ("seqgen.generation.decoding", "Decoding", "seqgen.generation.session", "Session"),

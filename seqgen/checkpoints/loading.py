@@ -23,8 +23,8 @@ import yaml
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
-from seqgen.compose import from_dict, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.devices import find_device

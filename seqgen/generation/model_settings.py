@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.compose import DECODING_COMPONENTS, from_dict, to_dict
 from seqgen.config import GenerationConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
 from seqgen.generation.rules import rules_named
+from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from seqgen.compose import check_component_keys
+from seqgen.component_keys import check_component_keys
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model, load_models
-from seqgen.compose import from_dict
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
