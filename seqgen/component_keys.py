@@ -17,6 +17,10 @@ from seqgen.errors import ConfigError, nearest
 from seqgen.registry import DECODING_COMPONENTS, Registry
 
 
+class UnparsedText(str):
+    """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
+
+
 def component_config(registry: Registry, name: str, generation: GenerationConfig, **flat: Any) -> Any:
     """Make the configuration of a decoding component.
 
@@ -99,6 +103,35 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
             f"generation.{chooser}={wanted if group in SINGLE_COMPONENTS else f'[{wanted}]'}, or remove the key"
         )
     return registry, name, field
+
+
+def may_come_from_a_model(config: Any, key: str) -> bool:
+    """Whether a component is not named by the user, but possibly by the settings of the models to be loaded.
+
+    Args:
+        config: the configuration of a command; one that has ``path`` loads models.
+        key: a key of the component.
+    """
+    group = key.partition(".")[0]
+    return hasattr(config, "path") and not getattr(config.generation, DECODING_COMPONENTS[group][1])
+
+
+def parse_components(generation: GenerationConfig) -> dict[str, Any]:
+    """Read the values of components' keys that are still text; the components in use are known now.
+
+    Args:
+        generation: the user's settings over those of the models.
+
+    Returns:
+        All values by key.
+
+    Raises:
+        ConfigError: a key is unknown or its component is not in use, or a value does not fit.
+    """
+    return {
+        key: parse_component_value(generation, key, value) if isinstance(value, UnparsedText) else value
+        for key, value in generation.components.items()
+    }
 
 
 def parse_component_value(generation: GenerationConfig, key: str, text: str) -> Any:

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from seqgen.arguments import split_argument
-from seqgen.component_keys import is_component_key, parse_component_value
+from seqgen.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config_keys import annotation_of, is_group, locate
 from seqgen.config_values import check_ranges, is_text, parse_text
@@ -65,7 +65,9 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         owner, field = locate(config, key)
         setattr(owner, field.name, parse_text(value, annotation_of(config, key)))
     for key, value in of_components:
-        config.generation.components[key] = parse_component_value(config.generation, key, value)
+        unknown = may_come_from_a_model(config, key)
+        parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
+        config.generation.components[key] = parsed
     check_ranges(config)
     return typing.cast(R, config)
 

@@ -30,7 +30,7 @@ def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses
 
 
 def holds_component(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field holds the configuration of a registered component, such as ``model``; its class is chosen by name."""
+    """Whether a field holds the configuration of a component, whose class depends on the chosen name."""
     return field.type in (Any, "Any")
 
 

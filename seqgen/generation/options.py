@@ -39,6 +39,9 @@ FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
 }
 """Keys of the ``generation`` group that set fields of a strategy's configuration, as fairseq names them."""
 
+SEARCH_KEYS = frozenset({key for fields in FLAT_SEARCH_KEYS.values() for key in fields.values()} | {"constraints"})
+"""Keys of the ``generation`` group that choose or configure a strategy."""
+
 
 def setup_from_config(
     models: Sequence[EncoderDecoderModel | MemberSpec],
@@ -65,6 +68,8 @@ def setup_from_config(
     cfg = replace(cfg, search=search_name(cfg, rules))
     objects = {"search": search_strategy, "combination": combination}
     check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
+    if search_strategy is not None:
+        _check_search_keys(cfg, search_strategy)
     resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)
@@ -116,6 +121,24 @@ def search_name(cfg: GenerationConfig, rules: Rules) -> str:
         first, second, *_ = names
         raise ConfigError(f"generation.{first} and generation.{second} are two search strategies; choose one")
     return next(iter(names.values())) if names else rules.default_search(cfg)
+
+
+def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
+    """Refuse flat keys that would configure a strategy, where the strategy is an object.
+
+    ``constraints`` also says how input lines are read, so that a strategy that takes constraints needs it.
+
+    Raises:
+        ConfigError: the first such key.
+    """
+    neutral, ordered = vars(GenerationConfig()), getattr(search, "ordered", None)
+    agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
+    for key in sorted(SEARCH_KEYS - ({"constraints"} if agrees else set())):
+        if (value := getattr(cfg, key)) != neutral[key]:
+            raise ConfigError(
+                f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
+                "in the object, or give the strategy's name instead"
+            )
 
 
 def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:

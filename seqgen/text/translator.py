@@ -10,7 +10,7 @@ Everything that decodes text goes through here: ``seqgen-generate``, the validat
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.observers import Observer
-from seqgen.generation.options import combination_from_config
+from seqgen.generation.options import SEARCH_KEYS, combination_from_config
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
@@ -116,13 +116,19 @@ class Translator:
         """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
         return self._settings(settings)[0]
 
-    def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+    def _settings(
+        self, settings: Mapping[str, Any], replaced: Collection[str] = ()
+    ) -> tuple[GenerationConfig, list[str]]:
+        """The settings of a call, and notes about them; the models' own values of keys in ``replaced`` are left out."""
         given = self._over_given(settings)
         if given.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
             )
-        cfg, notes = resolve_settings([member.generation for member in self.members], given)
+        own = [
+            {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
+        ]
+        cfg, notes = resolve_settings(own, given)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
 
@@ -206,7 +212,7 @@ class Translator:
         debug = {**self.debug, **debug}
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
             settings = {"beam": 1, **self._over_given(settings)}
-        cfg, notes = self._settings(settings)
+        cfg, notes = self._settings(settings, {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else ())
         if streamer is not None:
             _check_streamable(cfg)
         self._check_shared_vocabulary(cfg)
