@@ -14,7 +14,7 @@ from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of
+from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
@@ -79,7 +79,7 @@ def setup_from_config(
             f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {cfg.search} gives, which is "
             f"{beam}; lower it, or take another strategy"
         )
-    members = _members(models, cfg)
+    members = members_from_config(models, cfg)
     ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
     of_config = processors_from_config(cfg, tgt_dict, rules, resources.encode)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
@@ -168,13 +168,17 @@ def combination_from_config(cfg: GenerationConfig, resources: Resources) -> Comb
     return build(COMBINATIONS, name, Combination, cfg, resources, **flat)
 
 
-def _members(
+def members_from_config(
     models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig
 ) -> list[EncoderDecoderModel | MemberSpec]:
     """The models, each with the source that ``generation.members`` gives it.
 
+    Args:
+        models: the models; a ``MemberSpec`` is returned as it is.
+        cfg: has ``members``; empty where all models read the input line.
+
     Raises:
-        ConfigError: there is not one entry for each model, or an entry is no source.
+        ConfigError: there is not one entry for each model, an entry is no source, or a ``MemberSpec`` has another one.
     """
     if not cfg.members:
         return list(models)
@@ -182,10 +186,16 @@ def _members(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
-    for source in cfg.members:
+    for model, source in zip(models, cfg.members, strict=True):
         field_of(source)  # raises where it is no source
-    plain = [model.model if isinstance(model, MemberSpec) else model for model in models]
-    return [MemberSpec(model, source) for model, source in zip(plain, cfg.members, strict=True)]
+        if isinstance(model, MemberSpec) and input_of(model) != source:
+            raise ConfigError(
+                f"generation.members gives the source {source} to a MemberSpec whose source is {model.source}; give one"
+            )
+    return [
+        model if isinstance(model, MemberSpec) else MemberSpec(model, source)
+        for model, source in zip(models, cfg.members, strict=True)
+    ]
 
 
 def _ensemble(
