@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 _ANY, _NOTHING = -1, -2
 """What matches every token, and what no sequence has."""
 
 
+@dataclass
+class SequenceBiasConfig:
+    """Configuration of the logits processor sequence_bias."""
+
+    biases: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+
+
+@register_logits_processor("sequence_bias", config=SequenceBiasConfig)
 class SequenceBias(LogitsProcessor):
     """A token gains a bias wherever it would complete a sequence; what several sequences give it adds up.
 
@@ -30,6 +45,15 @@ class SequenceBias(LogitsProcessor):
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
+
+    @classmethod
+    def build(cls, cfg: SequenceBiasConfig, resources: Resources) -> Self:
+        """See ``Component.build``; the biases of a text that is given twice are added."""
+        found: dict[tuple[int, ...], float] = {}
+        for text, bias in map(_text_and_bias, _some(cfg.biases)):
+            ids = resources.phrase(text)
+            found[ids] = found.get(ids, 0.0) + bias
+        return cls(found)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -49,6 +73,14 @@ class SequenceBias(LogitsProcessor):
         return ((tail == wanted) | (wanted == _ANY)).all(-1)
 
 
+@dataclass
+class BadWordsConfig:
+    """Configuration of the logits processor bad_words."""
+
+    texts: list[str] = option([], "strings that are never generated")
+
+
+@register_logits_processor("bad_words", config=BadWordsConfig)
 class BadWords(SequenceBias):
     """Sequences that are never written. End-of-sentence alone cannot be one, or no output would ever end.
 
@@ -60,3 +92,30 @@ class BadWords(SequenceBias):
     def __init__(self, sequences: Sequence[Sequence[int]], end_symbols: Sequence[int]):
         ends = {(symbol,) for symbol in end_symbols}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})
+
+    @classmethod
+    def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
+        """See ``Component.build``."""
+        ends = [resources.dictionary.eos(), *resources.further_ends]
+        return cls([resources.phrase(text) for text in _some(cfg.texts)], ends)
+
+
+def _text_and_bias(entry: str) -> tuple[str, float]:
+    """Read ``TEXT=BIAS``."""
+    text, _, number = entry.rpartition("=")
+    try:
+        bias = float(number)
+    except ValueError:
+        bias = math.nan
+    if not text or not math.isfinite(bias):
+        raise ConfigError(
+            f"{entry!r} is not TEXT=BIAS with a finite number; a text that must not be generated at all is a value of "
+            "generation.bad_words"
+        )
+    return text, bias
+
+
+def _some(texts: Sequence[str]) -> Sequence[str]:
+    if not texts:
+        raise ConfigError("no texts are given; give at least one, or remove the processor")
+    return texts

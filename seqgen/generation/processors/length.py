@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 
+@dataclass
+class MinimumLengthConfig:
+    """Configuration of the logits processor minimum_length."""
+
+    min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
+    yields: bool = option(True, "whether a sentence whose maximum is shorter may end there; semantics sets the default")
+
+
+@register_logits_processor("minimum_length", config=MinimumLengthConfig)
 class MinimumLength(LogitsProcessor):
     """An output does not end before ``min_len`` tokens.
 
@@ -26,6 +40,11 @@ class MinimumLength(LogitsProcessor):
     def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
         self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
 
+    @classmethod
+    def build(cls, cfg: MinimumLengthConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(cfg.min_len, resources.further_ends, cfg.yields)
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if not context.has_joined and context.step >= self.min_len:
@@ -38,6 +57,7 @@ class MinimumLength(LogitsProcessor):
         return lprobs
 
 
+@register_logits_processor("force_end_at_maximum")
 class ForceEndAtMaximum(LogitsProcessor):
     """At a sentence's maximum length only end-of-sentence remains, with its own score."""
 
@@ -55,6 +75,17 @@ class ForceEndAtMaximum(LogitsProcessor):
         return lprobs
 
 
+@dataclass
+class ForceFirstConfig:
+    """Configuration of the logits processor force_first."""
+
+    token: str = option("", "token that every output begins with")
+    keep_score: bool = option(
+        False, "whether it keeps the model's score, or gets a score of 0; semantics sets the default"
+    )
+
+
+@register_logits_processor("force_first", config=ForceFirstConfig)
 class ForceFirst(LogitsProcessor):
     """Every output begins with one token.
 
@@ -66,6 +97,11 @@ class ForceFirst(LogitsProcessor):
 
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
+
+    @classmethod
+    def build(cls, cfg: ForceFirstConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(resources.token(cfg.token), cfg.keep_score)
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
@@ -81,6 +117,14 @@ class ForceFirst(LogitsProcessor):
         return lprobs
 
 
+@dataclass
+class ForceLastConfig:
+    """Configuration of the logits processor force_last."""
+
+    token: str = option("", "token that is forced when an output reaches its maximum length")
+
+
+@register_logits_processor("force_last", config=ForceLastConfig)
 class ForceLast(LogitsProcessor):
     """An output of the longest length ends with one token, at a score of 0.
 
@@ -90,6 +134,11 @@ class ForceLast(LogitsProcessor):
 
     def __init__(self, token: int):
         self.token = token
+
+    @classmethod
+    def build(cls, cfg: ForceLastConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(resources.token(cfg.token))
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -101,6 +150,15 @@ class ForceLast(LogitsProcessor):
         return lprobs
 
 
+@dataclass
+class ExponentialDecayConfig:
+    """Configuration of the logits processor exponential_decay."""
+
+    start: int = option(0, "output length after which the score of end-of-sentence grows exponentially", minimum=0)
+    factor: float = option(1.1, "base of that exponential growth", minimum=1e-6)
+
+
+@register_logits_processor("exponential_decay", config=ExponentialDecayConfig)
 class ExponentialDecay(LogitsProcessor):
     """From some length on, what ends an output gains more with every token.
 
@@ -114,6 +172,11 @@ class ExponentialDecay(LogitsProcessor):
 
     def __init__(self, start: int, factor: float, end_symbols: Sequence[int] = ()):
         self.start, self.factor, self.end_symbols = start, factor, list(end_symbols)
+
+    @classmethod
+    def build(cls, cfg: ExponentialDecayConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(cfg.start, cfg.factor, resources.further_ends)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.data.text import read_lines
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 _NOWHERE = -1
 """Where a hypothesis is that has left the trie."""
@@ -126,6 +133,14 @@ class PrefixTrie:
         return found
 
 
+@dataclass
+class TrieConstraintConfig:
+    """Configuration of the logits processor prefix_trie."""
+
+    file: str = option("", "file with the allowed outputs, one per line")
+
+
+@register_logits_processor("prefix_trie", config=TrieConstraintConfig)
 class TrieConstraint(LogitsProcessor):
     """An output is one of the sequences of a trie.
 
@@ -138,6 +153,17 @@ class TrieConstraint(LogitsProcessor):
     def __init__(self, trie: PrefixTrie):
         self.trie = trie
 
+    @classmethod
+    def build(cls, cfg: TrieConstraintConfig, resources: Resources) -> Self:
+        """See ``Component.build``; reads the file."""
+        if not cfg.file:
+            raise ConfigError("no file is given; give the file with the allowed outputs, or remove the processor")
+        path = Path(cfg.file)
+        trie = PrefixTrie.from_lines(_allowed(path, resources), resources.ids, resources.dictionary.eos())
+        if not trie.following(()):
+            raise DataError(f"{path} is empty; each of its lines must be an allowed output")
+        return cls(trie)
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         trie = self.trie.to(lprobs.device)
@@ -145,3 +171,13 @@ class TrieConstraint(LogitsProcessor):
         scores = torch.full_like(lprobs, -torch.inf)
         scores[rows, tokens] = lprobs[rows, tokens]
         return scores
+
+
+def _allowed(path: Path, resources: Resources) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if resources.dictionary.unk() in resources.ids(line):
+            raise DataError(
+                f"{path}, line {number} has words or characters that are not in the target vocabulary; remove or "
+                "correct it"
+            )
+        yield line

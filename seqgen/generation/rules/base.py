@@ -57,22 +57,15 @@ class Rules:
         """The variant of a strategy that these rules prescribe; the strategy itself where there is none."""
         return search
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
-        """All logits processors of a configuration, in the order in which they are applied.
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
+        """The logits processors of a configuration in the order in which they are applied, without warpers.
 
         Args:
             make: makes those of some keys.
             cfg: the configuration.
             registered: those that the user chose by name.
-        """
-        raise NotImplementedError
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """The processors of a generator that is built without a configuration.
-
-        Args:
-            penalties: those that apply to prefixes too.
-            free: those that a prefix overrules.
             pad: id of padding.
         """
         raise NotImplementedError

@@ -49,19 +49,18 @@ class FairseqRules(Rules):
         """Beam search, or sampling."""
         return "sampling" if cfg.sampling else "beam"
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         return [
-            *make(("forbidden_padding", "remove_invalid", "unkpen")),
+            Forbid([pad]),
+            *make(("remove_invalid", "unkpen")),
             ForceEndAtMaximum(),
             ForcePrefix(make(OVERRULED_BY_PREFIX)),
             *make(("no_repeat_ngram_size",)),
             *registered,
         ]
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """See ``Rules.usual``."""
-        return [Forbid([pad]), *penalties, ForceEndAtMaximum(), ForcePrefix(free)]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
@@ -77,7 +76,7 @@ class FairseqRules(Rules):
         """See ``Rules.objection``."""
         if key == "early_stopping":
             return "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out"
-        if key == "forced_last":
+        if key == "forced_last" or (key == "processors" and "force_last" in cfg.processors):
             return (
                 "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
                 "generation.semantics=huggingface, or leave it out"

@@ -66,14 +66,12 @@ class HuggingFaceRules(Rules):
             return HuggingFaceConstrainedBeam(search.ordered)
         return search
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         exact: list[LogitsProcessor] = [ForceEndAtMaximum()] if cfg.match_source_len else []
         return [ForcePrefix([*make(ORDER), *exact, *registered])]
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """See ``Rules.usual``."""
-        return [*penalties, ForcePrefix(free)]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
