@@ -14,7 +14,7 @@ from typing import Any
 from seqgen.compose import DECODING_COMPONENTS, from_dict, to_dict
 from seqgen.config import GenerationConfig
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
-from seqgen.generation.rules import rules_named
+from seqgen.generation.rules import with_semantics
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
@@ -95,8 +95,7 @@ def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[
 
 
 def _made(values: Mapping[str, Any]) -> GenerationConfig:
-    cfg = from_dict(GenerationConfig, values, "generation")
-    return dataclasses.replace(cfg, semantics=rules_named(cfg.semantics).name)
+    return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
 def _without_effect(cfg: GenerationConfig) -> set[str]:
