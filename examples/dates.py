@@ -26,7 +26,7 @@ SIZES = {"train": 8000, "valid": 500, "test": 500}
 
 @register_tokenizer("letters")
 class LetterTokenizer(Tokenizer):
-    """Each letter is a symbol, a space too."""
+    """Each character is a token, spaces included."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of the letters."""

@@ -27,7 +27,7 @@ class BackPointers:
     Args:
         sentences: sentences of the batch.
         beam: beams of each sentence.
-        start: id of the start symbol, with which the decoder's input begins.
+        start: id of the start token, with which the decoder's input begins.
         device: device of the tensors.
     """
 
@@ -104,13 +104,13 @@ class BackPointers:
         self.length -= steps
 
     def last_tokens(self) -> Tensor:
-        """The newest token of each beam, ``(live, beam)`` int64: the start symbol before the first step."""
+        """The newest token of each beam, ``(live, beam)`` int64: the start token before the first step."""
         if self.length == 0:
             return self.tokens.new_full((self.sentences, self.beam), self.start)
         return self.tokens[:, self.length - 1]
 
     def matrix(self) -> Tensor:
-        """The tokens of each beam from its start symbol on, ``(live, beam, 1 + step)`` int64.
+        """The tokens of each beam from its start token on, ``(live, beam, 1 + step)`` int64.
 
         The first call follows the back-pointers; later steps update the stored matrix.
         """

@@ -90,13 +90,13 @@ class Resources:
         dictionary: the target vocabulary.
         encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
         decode: turns ids into text; ``None`` without a tokenizer.
-        further_ends: ids that end an output besides end-of-sentence.
+        extra_end_tokens: ids that end an output besides end-of-sentence.
     """
 
     dictionary: Dictionary
     encode: Callable[[str], Sequence[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
-    further_ends: Sequence[int] = ()
+    extra_end_tokens: Sequence[int] = ()
 
     def token(self, token: str) -> int:
         """The id of a token.

@@ -79,8 +79,8 @@ class StepContext:
         eos: id of end-of-sentence.
         pad: id of padding.
         first_end: the smallest of ``max_lengths``, a Python int: before this step, nothing is read from the device.
-        read_tokens: returns ``(rows, 1 + step)`` int64, the start symbol and the generated tokens of each row.
-        counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
+        read_tokens: returns ``(rows, 1 + step)`` int64, the start token and the generated tokens of each row.
+        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
         scores: ``(rows,)`` cumulative scores.
         parents: ``(live, candidates)`` int64, the beam that each candidate continues; for stopping rules only.
         outputs: features, attention and logits that components need.
@@ -109,14 +109,14 @@ class StepContext:
 
     @property
     def tokens(self) -> Tensor:
-        """``(rows, step)`` int64, the generated tokens of each row, without a start symbol."""
+        """``(rows, step)`` int64, the generated tokens of each row, without a start token."""
         return self._tokens[:, 1:]
 
     @property
     def generated(self) -> Tensor:
-        """The tokens that count as generated: ``(rows, step)`` int64, or ``(rows, 1 + step)`` with the start symbol.
+        """The tokens that count as generated: ``(rows, step)`` int64, or ``(rows, 1 + step)`` with the start token.
 
-        The start symbol counts under Hugging Face's rules and does not count under fairseq's.
+        The start token counts under Hugging Face's rules and does not count under fairseq's.
         """
         return self._tokens if self.counts_start else self._tokens[:, 1:]
 

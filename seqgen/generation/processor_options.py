@@ -105,7 +105,7 @@ def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict
     """Values of processors, by name, whose defaults depend on the rules and on the strategy."""
     # where the candidates of one sentence's beams compete, one must continue besides all that end
     competing = cfg.beam > 1 and cfg.search not in ("", "sampling")
-    keep = {"keep": 2 + len(resources.further_ends) if competing else 1}
+    keep = {"keep": 2 + len(resources.extra_end_tokens) if competing else 1}
     return {
         "minimum_length": {"yields": rules.minimum_yields},
         "force_first": {"keep_score": rules.keeps_forced_score},

@@ -136,7 +136,7 @@ class SequenceScorer:
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()
-        decoder_input[:, 0] = model.start_symbol(self.eos)
+        decoder_input[:, 0] = model.start_token(self.eos)
         return decoder_input
 
 

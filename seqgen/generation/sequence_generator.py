@@ -115,7 +115,7 @@ class SequenceGenerator:
             no_repeat_ngram_size=no_repeat_ngram_size,
             suppress=list(tokens_to_suppress),
         )
-        of_keys = processors_from_config(keys, rules, Resources(tgt_dict, further_ends=ends[1:]))
+        of_keys = processors_from_config(keys, rules, Resources(tgt_dict, extra_end_tokens=ends[1:]))
         self._set_up(
             DecodingSetup(
                 ensemble=ensemble,

@@ -61,8 +61,8 @@ class Session:
         sources = setup.ensemble.sources(sample)
         device, count = sources[0].src_tokens.device, sample.num_sentences
         specs = setup.ensemble.members
-        starts = [spec.model.start_symbol(setup.eos) for spec in specs]
-        # generated tokens follow the start symbol of the first member
+        starts = [spec.model.start_token(setup.eos) for spec in specs]
+        # generated tokens follow the start token of the first member
         self.members = [
             self.new_member(spec, source, start if start != starts[0] else None)
             for spec, source, start in zip(specs, sources, starts, strict=True)
@@ -111,15 +111,15 @@ class Session:
         self.collected: list[int] = []
         """Indices of the sentences whose results were collected since the last call of ``new_results``."""
 
-    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """Make a member; a session that needs another class overrides this.
 
         Args:
             spec: the model and its role.
             source: the sentences as this model reads them.
-            start_symbol: the model's start symbol, if it differs from that of the first member; else ``None``.
+            start_token: the model's start token, if it differs from that of the first member; else ``None``.
         """
-        return Member(spec.model, source, self.beam, start_symbol, self.setup.debug)
+        return Member(spec.model, source, self.beam, start_token, self.setup.debug)
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         setup = self.setup

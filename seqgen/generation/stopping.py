@@ -19,6 +19,9 @@ from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
+from seqgen.renamed import former_names, renamed_parameters
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class StoppingRule(Component):
@@ -31,7 +34,7 @@ class StoppingRule(Component):
         """Decide which outputs end with their newest token.
 
         Args:
-            tokens: ``(rows, step + 1)`` int64, without a start symbol, the newest token last.
+            tokens: ``(rows, step + 1)`` int64, without a start token, the newest token last.
             context: the step context; its rows are candidates, and its tokens do not include the newest one.
 
         Returns:
@@ -44,19 +47,20 @@ Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
 """A rule, a function with the same signature, or the name of a registered rule."""
 
 
-class EndSymbols(StoppingRule):
-    """Some symbols end an output.
+class EndTokens(StoppingRule):
+    """An output ends with any of some tokens.
 
     Args:
-        symbols: their ids.
+        tokens: their ids.
     """
 
-    def __init__(self, symbols: Sequence[int]):
-        self.symbols = torch.tensor(list(symbols), dtype=torch.int64)
+    @renamed_parameters(symbols="tokens")
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens = torch.tensor(list(tokens), dtype=torch.int64)
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
-        return torch.isin(tokens[:, -1], self.symbols.to(tokens.device))
+        return torch.isin(tokens[:, -1], self.tokens.to(tokens.device))
 
 
 @dataclass
@@ -175,7 +179,7 @@ def stopping_from_config(
     """The stopping rules that a configuration asks for, and further ones.
 
     Args:
-        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_symbols_from_config``.
+        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_tokens_from_config``.
         dictionary: the target vocabulary.
         tokenizer: that of the target language; needed for ``stop_strings``.
         rules: rules, functions, or names of registered rules.

@@ -99,7 +99,7 @@ class Member:
         model: the model.
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
-        start_symbol: the start symbol of this model; ``None`` if the generated tokens already begin with it.
+        start_token: the start token of this model; ``None`` if the generated tokens already begin with it.
         debug: switches of optimizations.
     """
 
@@ -108,12 +108,12 @@ class Member:
         model: EncoderDecoderModel,
         source: Source,
         beam_size: int,
-        start_symbol: int | None,
+        start_token: int | None,
         debug: DebugConfig,
     ):
         self.model = model
         self.beam_size = beam_size
-        self.start_symbol = start_symbol
+        self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
         self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
@@ -132,13 +132,13 @@ class Member:
         """Score the token after the last one.
 
         Args:
-            tokens: ``(rows, 1 + step)`` int64, a start symbol and the generated tokens.
+            tokens: ``(rows, 1 + step)`` int64, a start token and the generated tokens.
             need_attention: whether to return attention weights.
             need_features: whether to return the decoder's last hidden features.
         """
-        if self.start_symbol is not None:
+        if self.start_token is not None:
             tokens = tokens.clone()
-            tokens[:, 0] = self.start_symbol
+            tokens[:, 0] = self.start_token
         decoder: Any = self.model.decoder
         arguments: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:

@@ -16,6 +16,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
+from seqgen.renamed import renamed_parameters
 
 _ANY, _NOTHING = -1, -2
 """What matches every token, and what no sequence has."""
@@ -86,17 +87,18 @@ class BadWords(SequenceBias):
 
     Args:
         sequences: their token ids.
-        end_symbols: ids that end an output, end-of-sentence among them.
+        end_tokens: ids that end an output, end-of-sentence among them.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]], end_symbols: Sequence[int]):
-        ends = {(symbol,) for symbol in end_symbols}
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, sequences: Sequence[Sequence[int]], end_tokens: Sequence[int]):
+        ends = {(token,) for token in end_tokens}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})
 
     @classmethod
     def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
         """See ``Component.build``."""
-        ends = [resources.dictionary.eos(), *resources.further_ends]
+        ends = [resources.dictionary.eos(), *resources.extra_end_tokens]
         return cls([resources.phrase(text) for text in _some(cfg.texts)], ends)
 
 

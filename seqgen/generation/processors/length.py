@@ -14,6 +14,7 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
+from seqgen.renamed import renamed_parameters
 
 
 @dataclass
@@ -30,20 +31,21 @@ class MinimumLength(LogitsProcessor):
 
     Args:
         min_len: tokens before end-of-sentence.
-        end_symbols: ids that end an output besides end-of-sentence.
+        end_tokens: ids that end an output besides end-of-sentence.
         yields: whether a sentence whose maximum is shorter may end there.
     """
 
     shift_invariant = True
     joins = True
 
-    def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
-        self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True):
+        self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
 
     @classmethod
     def build(cls, cfg: MinimumLengthConfig, resources: Resources) -> Self:
         """See ``Component.build``."""
-        return cls(cfg.min_len, resources.further_ends, cfg.yields)
+        return cls(cfg.min_len, resources.extra_end_tokens, cfg.yields)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -52,8 +54,8 @@ class MinimumLength(LogitsProcessor):
         short = context.steps < self.min_len
         if self.yields:
             short &= context.max_lengths > context.step
-        for symbol in (context.eos, *self.end_symbols):
-            lprobs[:, symbol].masked_fill_(short, -torch.inf)
+        for token in (context.eos, *self.end_tokens):
+            lprobs[:, token].masked_fill_(short, -torch.inf)
         return lprobs
 
 
@@ -167,16 +169,17 @@ class ExponentialDecay(LogitsProcessor):
     Args:
         start: tokens that an output has before.
         factor: above 1, outputs become shorter.
-        end_symbols: ids that end an output besides end-of-sentence.
+        end_tokens: ids that end an output besides end-of-sentence.
     """
 
-    def __init__(self, start: int, factor: float, end_symbols: Sequence[int] = ()):
-        self.start, self.factor, self.end_symbols = start, factor, list(end_symbols)
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, start: int, factor: float, end_tokens: Sequence[int] = ()):
+        self.start, self.factor, self.end_tokens = start, factor, list(end_tokens)
 
     @classmethod
     def build(cls, cfg: ExponentialDecayConfig, resources: Resources) -> Self:
         """See ``Component.build``."""
-        return cls(cfg.start, cfg.factor, resources.further_ends)
+        return cls(cfg.start, cfg.factor, resources.extra_end_tokens)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -186,7 +189,7 @@ class ExponentialDecay(LogitsProcessor):
         largest = torch.finfo(lprobs.dtype).max
         # a growth beyond all numbers stays a number, or 0 times it would be none
         growth = torch.tensor(self.factor, dtype=torch.float64).pow(past).sub(1).clamp(max=largest).item()
-        ends = [context.eos, *self.end_symbols]
+        ends = [context.eos, *self.end_tokens]
         scores = lprobs[:, ends]
         gained = (scores + (scores.abs() * growth).clamp(max=largest)).clamp(max=largest)
         lprobs[:, ends] = gained.masked_fill(scores == -torch.inf, -torch.inf)
