@@ -21,47 +21,6 @@ from seqgen.registry import register_search
 from seqgen.structures import Source
 
 
-@dataclass
-class ContrastiveConfig:
-    """Configuration of contrastive search."""
-
-    penalty_alpha: float = option(0.6, "weight of the penalty for similarity", minimum=0, maximum=1)
-    contrastive_topk: int = option(4, "candidates at each step", minimum=1)
-
-
-@register_search("contrastive", config=ContrastiveConfig)
-class ContrastiveSearch(Search):
-    """Of the ``k`` likeliest tokens takes the one with the best sum of confidence and novelty (Su et al. 2022).
-
-    With the probability ``p(v)`` of a token, and the features ``h`` that the decoder computes once it has been written,
-    equation 5 of the paper: ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all x before)``.
-
-    The score of an output is that of its tokens' log-probabilities alone.
-
-    Args:
-        penalty_alpha: alpha; 0 is greedy search.
-        contrastive_topk: k; 1 is greedy search.
-    """
-
-    independent_rows = True
-
-    def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
-        if not 0 <= penalty_alpha <= 1 or contrastive_topk < 1:
-            raise ConfigError(
-                f"penalty_alpha={penalty_alpha} must be between 0 and 1, contrastive_topk={contrastive_topk} at least 1"
-            )
-        self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
-
-    def rows(self, beam: int) -> int:
-        """One: nothing is random, so that all beams would be the same."""
-        return 1
-
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """The ``k`` likeliest continuations, which ``ContrastiveSession`` chooses among; see ``Search.step``."""
-        best, tokens = lprobs[:, 0].topk(min(self.contrastive_topk, lprobs.size(-1)), dim=-1)
-        return Candidates(scores + best, tokens, torch.zeros_like(tokens))
-
-
 class ContrastiveSession(Session):
     """Decodes a batch by contrastive search.
 
@@ -147,6 +106,48 @@ class ContrastiveSession(Session):
         self.members[0].reorder_beams(self.chosen.expand(-1, self.topk))
 
 
+@dataclass
+class ContrastiveConfig:
+    """Configuration of contrastive search."""
+
+    penalty_alpha: float = option(0.6, "weight of the penalty for similarity", minimum=0, maximum=1)
+    contrastive_topk: int = option(4, "candidates at each step", minimum=1)
+
+
+@register_search("contrastive", config=ContrastiveConfig)
+class ContrastiveSearch(Search):
+    """Of the ``k`` likeliest tokens takes the one with the best sum of confidence and novelty (Su et al. 2022).
+
+    With the probability ``p(v)`` of a token, and the features ``h`` that the decoder computes once it has been written,
+    equation 5 of the paper: ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all x before)``.
+
+    The score of an output is that of its tokens' log-probabilities alone.
+
+    Args:
+        penalty_alpha: alpha; 0 is greedy search.
+        contrastive_topk: k; 1 is greedy search.
+    """
+
+    independent_rows = True
+    session_class = ContrastiveSession
+
+    def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
+        if not 0 <= penalty_alpha <= 1 or contrastive_topk < 1:
+            raise ConfigError(
+                f"penalty_alpha={penalty_alpha} must be between 0 and 1, contrastive_topk={contrastive_topk} at least 1"
+            )
+        self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
+
+    def rows(self, beam: int) -> int:
+        """One: nothing is random, so that all beams would be the same."""
+        return 1
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """The ``k`` likeliest continuations, which ``ContrastiveSession`` chooses among; see ``Search.step``."""
+        best, tokens = lprobs[:, 0].topk(min(self.contrastive_topk, lprobs.size(-1)), dim=-1)
+        return Candidates(scores + best, tokens, torch.zeros_like(tokens))
+
+
 def _normalized(features: Tensor) -> Tensor:
     """Features of unit length, in float32 or wider, so that products of them are cosines."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))
@@ -157,6 +158,3 @@ def _normalized(features: Tensor) -> Tensor:
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     """The row of each sentence: ``values`` ``(live, k, X)``, ``rows`` ``(live, 1)``, giving ``(live, 1, X)``."""
     return values.gather(1, rows.unsqueeze(-1).expand(-1, -1, values.size(-1)))
-
-
-ContrastiveSearch.session_class = ContrastiveSession

@@ -18,40 +18,13 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.stopping import StoppingRule
 from seqgen.incremental_state import IncrementalState
 from seqgen.registry import register_search
 from seqgen.structures import Batch, Hypothesis, map_tensors
 
 _ROUNDING = 1e-4
 """A log-probability may be above zero by so much without being taken for a reward."""
-
-
-@dataclass
-class ExactSearchConfig:
-    """Configuration of exact search."""
-
-    expansions: int = option(100_000, "prefixes of a sentence that may be scored before the search gives up", minimum=1)
-    at_once: int = option(16, "prefixes that are scored together", minimum=1)
-
-
-@register_search("exact", config=ExactSearchConfig)
-class ExactSearch(Search):
-    """Finds the ``beam`` best of all outputs: no other has a better score (Stahlberg and Byrne 2019, algorithm 2).
-
-    A prefix is given up when nothing that continues it can be better than what has been found: log-probabilities are
-    negative, so that sums only fall, and a sum divided by a length is largest at the greatest length, or at the least
-    where the length penalty is negative. This needs time that grows exponentially with what the model is unsure of,
-    and is meant for small problems and for measuring the search errors of other strategies.
-
-    Args:
-        expansions: prefixes of a sentence that may be scored; beyond it the search raises an error.
-        at_once: prefixes that are scored together.
-    """
-
-    def __init__(self, expansions: int = 100_000, at_once: int = 16):
-        if expansions < 1 or at_once < 1:
-            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
-        self.expansions, self.at_once = expansions, at_once
 
 
 @dataclass
@@ -64,6 +37,7 @@ class Branch:
         backpointers: what the beams have generated.
         states: the decoding state of each member.
         processors: the logits processors, with their state.
+        stopping: the stopping rules, with their state.
         combination: the combination, with its state.
         coverage: see ``Session``.
         attention: at the newest token, likewise.
@@ -75,6 +49,7 @@ class Branch:
     backpointers: BackPointers
     states: list[IncrementalState | None]
     processors: list[LogitsProcessor]
+    stopping: list[StoppingRule]
     combination: Combination
     coverage: Tensor | None
     attention: Tensor | None
@@ -182,7 +157,7 @@ class ExactSession(Session):
         if step < self.longest and active.scores.numel():
             states = [member.state for member in self.members]
             bounds = self.bounds(active.scores[0], step + 2)
-            state = (states, self.processors, self.combination, self.coverage)
+            state = (states, self.processors, self.stopping, self.combination, self.coverage)
             self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
 
     def continuations(self, scored: StepScores, step: int) -> Candidates:
@@ -229,14 +204,42 @@ class ExactSession(Session):
         self.backpointers = copy.deepcopy(branch.backpointers)
         self.coverage = branch.coverage
         self.processors = [processor.fork() for processor in branch.processors]
+        self.stopping = [rule.fork() for rule in branch.stopping]
         self.combination = branch.combination.fork()
         for member, state in zip(self.members, branch.states, strict=True):
             member.state = copy.deepcopy(state)
 
 
+@dataclass
+class ExactSearchConfig:
+    """Configuration of exact search."""
+
+    expansions: int = option(100_000, "prefixes of a sentence that may be scored before the search gives up", minimum=1)
+    at_once: int = option(16, "prefixes that are scored together", minimum=1)
+
+
+@register_search("exact", config=ExactSearchConfig)
+class ExactSearch(Search):
+    """Finds the ``beam`` best of all outputs: no other has a better score (Stahlberg and Byrne 2019, algorithm 2).
+
+    A prefix is given up when nothing that continues it can be better than what has been found: log-probabilities are
+    negative, so that sums only fall, and a sum divided by a length is largest at the greatest length, or at the least
+    where the length penalty is negative. This needs time that grows exponentially with what the model is unsure of,
+    and is meant for small problems and for measuring the search errors of other strategies.
+
+    Args:
+        expansions: prefixes of a sentence that may be scored; beyond it the search raises an error.
+        at_once: prefixes that are scored together.
+    """
+
+    session_class = ExactSession
+
+    def __init__(self, expansions: int = 100_000, at_once: int = 16):
+        if expansions < 1 or at_once < 1:
+            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
+        self.expansions, self.at_once = expansions, at_once
+
+
 def _columns(candidates: Candidates, wanted: Tensor) -> Candidates:
     """The candidates ``(1, K)`` at which ``wanted``, ``(K,)`` bool, is true."""
     return candidates.gather(wanted.nonzero().T)
-
-
-ExactSearch.session_class = ExactSession
