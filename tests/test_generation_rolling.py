@@ -19,7 +19,7 @@ from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import queue, sources
 
-JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "joins", False)]
+JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
 
 
 @pytest.mark.parametrize("name", JOINING)
@@ -40,7 +40,7 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     generator = make_generator(
         [model], dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options}
     )
-    assert generator.joins
+    assert generator.can_merge
     take, asked = queue(rows, 5)
     found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
@@ -118,7 +118,7 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
     model = sharp(name)
     rows = sources(7, seed=2)
     generator = make_generator([model], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
-    assert not generator.joins
+    assert not generator.can_merge
     take, asked = queue(rows, 3)
     found = dict(generator.generate_continuously(take))
     assert set(asked) == {0}
@@ -172,7 +172,7 @@ def test_observers_see_the_same_as_without_continuous_batching(semantics: str, n
     options = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 3, "min_len": 2, "semantics": semantics}
     together, alone = Journal(needs), Journal(needs)
     generator = make_generator([model], dictionary(VOCAB - 4), observers=[together], **options)
-    assert generator.joins
+    assert generator.can_merge
     take, asked = queue(rows, 5)
     found = dict(generator.generate_continuously(take))
     assert len([running for running in asked if 0 < running < 5]) > 2
@@ -191,7 +191,7 @@ def test_an_observer_that_cannot_follow_joining_sentences_is_still_called() -> N
 
     observer, rows = Plain(), sources(7, seed=2)
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), observers=[observer], max_len_b=5)
-    assert not generator.joins
+    assert not generator.can_merge
     take, asked = queue(rows, 3)
     assert len(dict(generator.generate_continuously(take))) == 7
     assert set(asked) == {0}
