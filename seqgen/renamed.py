@@ -115,6 +115,7 @@ SPLIT: dict[str, tuple[str, ...]] = {
 NAMES: dict[str, str] = {
     "ConstrainedBeamSearch": "HuggingFaceConstrainedBeam",
     "ContrastiveDecoding": "ContrastiveSession",
+    "Cutoff": "Warper",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
     "EndSymbols": "EndTokens",

@@ -1,4 +1,4 @@
-"""Biases: added to the score of a token that would complete a given sequence."""
+"""Biases, added to the score of a token that would complete a given sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seqgen.registry import register_logits_processor
 from seqgen.renamed import renamed_parameters
 
 _ANY, _NOTHING = -1, -2
-"""What matches every token, and what no sequence has."""
+"""An id that matches every token, and an id that no sequence has."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class SequenceBiasConfig:
 
 @register_logits_processor("sequence_bias", config=SequenceBiasConfig)
 class SequenceBias(LogitsProcessor):
-    """A token gains a bias wherever it would complete a sequence; what several sequences give it adds up.
+    """Adds a bias to a token that would complete a sequence; the biases of several sequences are summed.
 
     Args:
         biases: bias in nats by sequence of token ids; sequences are not empty. ``-inf`` forbids.
@@ -41,7 +41,7 @@ class SequenceBias(LogitsProcessor):
 
     def __init__(self, biases: Mapping[tuple[int, ...], float]):
         self.longest = max((len(sequence) for sequence in biases), default=1)
-        # with a longest sequence of 3, (a b c) begins with [a b], (b c) with [any b], and (c) with [any any]
+        # if the longest sequence has 3 tokens, the prefix of (a b c) is [a b], of (b c) [any b], of (c) [any any]
         beginnings = [[_ANY] * (self.longest - len(sequence)) + list(sequence[:-1]) for sequence in biases]
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
@@ -66,7 +66,7 @@ class SequenceBias(LogitsProcessor):
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 
     def _begun(self, tokens: Tensor) -> Tensor:
-        """Which sequences lack but their last token: ``(rows, sequences)`` bool."""
+        """Which sequences lack only their last token: ``(rows, sequences)`` bool."""
         size = self.longest - 1
         tail = tokens[:, -size:]
         tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)
@@ -83,7 +83,7 @@ class BadWordsConfig:
 
 @register_logits_processor("bad_words", config=BadWordsConfig)
 class BadWords(SequenceBias):
-    """Sequences that are never written. End-of-sentence alone cannot be one, or no output would ever end.
+    """Forbids sequences of tokens. A sequence that is only an end token is ignored: without it no output would end.
 
     Args:
         sequences: their token ids.

@@ -1,4 +1,4 @@
-"""Processors of an output's ends: its length, its first token and its last one."""
+"""Processors of the length of an output, and of its first and last token."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ class MinimumLengthConfig:
     """Configuration of the logits processor minimum_length."""
 
     min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
-    yields: bool = option(True, "whether a sentence whose maximum is shorter may end there; semantics sets the default")
+    yields: bool = option(
+        True, "whether an output may end at a maximum length below min_len; semantics sets the default"
+    )
 
 
 @register_logits_processor("minimum_length", config=MinimumLengthConfig)
 class MinimumLength(LogitsProcessor):
-    """An output does not end before ``min_len`` tokens.
+    """Forbids end tokens before an output has ``min_len`` tokens.
 
     Args:
         min_len: tokens before end-of-sentence.
         end_tokens: ids that end an output besides end-of-sentence.
-        yields: whether a sentence whose maximum is shorter may end there.
+        yields: whether a sentence whose maximum length is below ``min_len`` may end at its maximum length.
     """
 
     shift_invariant = True
@@ -61,7 +63,7 @@ class MinimumLength(LogitsProcessor):
 
 @register_logits_processor("force_end_at_maximum")
 class ForceEndAtMaximum(LogitsProcessor):
-    """At a sentence's maximum length only end-of-sentence remains, with its own score."""
+    """At the maximum length of a sentence, forbids all tokens but end-of-sentence, which keeps its score."""
 
     shift_invariant = True
     can_merge = True
@@ -89,12 +91,12 @@ class ForceFirstConfig:
 
 @register_logits_processor("force_first", config=ForceFirstConfig)
 class ForceFirst(LogitsProcessor):
-    """Every output begins with one token.
+    """Forces the first token of every output.
 
     Args:
         token: its id.
-        keep_score: whether it keeps the model's score, as fairseq's prefixes do, or gets a score of 0, as in Hugging
-            Face's toolkit.
+        keep_score: whether it keeps the model's score, as in fairseq, or gets a score of 0, as in Hugging Face's
+            toolkit.
     """
 
     def __init__(self, token: int, keep_score: bool = False):
@@ -107,7 +109,7 @@ class ForceFirst(LogitsProcessor):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether the token keeps its score."""
+        """Whether the token keeps the model's score."""
         return self.keep_score
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -128,7 +130,7 @@ class ForceLastConfig:
 
 @register_logits_processor("force_last", config=ForceLastConfig)
 class ForceLast(LogitsProcessor):
-    """An output of the longest length ends with one token, at a score of 0.
+    """At the maximum length of a sentence, forces one token, with a score of 0.
 
     Args:
         token: its id.
@@ -162,13 +164,13 @@ class ExponentialDecayConfig:
 
 @register_logits_processor("exponential_decay", config=ExponentialDecayConfig)
 class ExponentialDecay(LogitsProcessor):
-    """From some length on, what ends an output gains more with every token.
+    """Raises the scores of end tokens exponentially with the length of the output.
 
-    At ``n`` tokens past ``start`` its score ``s`` becomes ``s + |s| * (factor ** n - 1)``.
+    ``n`` tokens after ``start``, a score ``s`` becomes ``s + |s| * (factor ** n - 1)``.
 
     Args:
-        start: tokens that an output has before.
-        factor: above 1, outputs become shorter.
+        start: output length up to which scores do not change.
+        factor: values above 1 make outputs shorter.
         end_tokens: ids that end an output besides end-of-sentence.
     """
 
@@ -187,7 +189,7 @@ class ExponentialDecay(LogitsProcessor):
         if past <= 0:
             return lprobs
         largest = torch.finfo(lprobs.dtype).max
-        # a growth beyond all numbers stays a number, or 0 times it would be none
+        # growth is clamped to the largest finite value: 0 * inf would be NaN
         growth = torch.tensor(self.factor, dtype=torch.float64).pow(past).sub(1).clamp(max=largest).item()
         ends = [context.eos, *self.end_tokens]
         scores = lprobs[:, ends]

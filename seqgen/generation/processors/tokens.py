@@ -1,4 +1,4 @@
-"""Processors of single tokens: some are forbidden, the unknown word is penalized."""
+"""Processors of single tokens: forbidden tokens, and the penalty of the unknown token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForbidConfig:
 
 @register_logits_processor("forbid", config=ForbidConfig)
 class Forbid(LogitsProcessor):
-    """Some tokens are never written.
+    """Forbids tokens at every step.
 
     Args:
         tokens: their ids.
@@ -47,7 +47,7 @@ class Forbid(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        for token in self.tokens[:_FEW]:  # one by one, without a table that must first go to the device
+        for token in self.tokens[:_FEW]:  # a list index would first be copied to the device
             lprobs[:, token] = -torch.inf
         if len(self.tokens) > _FEW:
             lprobs[:, self.tokens[_FEW:]] = -torch.inf
@@ -64,7 +64,7 @@ class ForbidFirstConfig:
 
 @register_logits_processor("forbid_first", config=ForbidFirstConfig)
 class ForbidFirst(LogitsProcessor):
-    """Some tokens are not written at one step.
+    """Forbids tokens at one step.
 
     Args:
         tokens: their ids.
@@ -97,11 +97,11 @@ class UnknownPenaltyConfig:
 
 @register_logits_processor("unknown_penalty", config=UnknownPenaltyConfig)
 class UnknownPenalty(LogitsProcessor):
-    """The unknown word loses (below zero: gains) a constant.
+    """Subtracts a constant from the score of the unknown token.
 
     Args:
         unk: its id.
-        penalty: what is subtracted, in nats.
+        penalty: in nats; negative values reward the token.
     """
 
     shift_invariant = True
