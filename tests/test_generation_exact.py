@@ -205,7 +205,7 @@ def test_what_it_cannot_do_is_said() -> None:
     model, batch = ScriptedModel(random_rule(vocab=7, seed=1, sharpness=0.1)), batch_of(SOURCES)
     with pytest.raises(DecodingError, match="sentence 0 of the batch has scored 50 prefixes"):
         generator([model], 3, ExactSearch(expansions=50), max_len_b=9).generate(batch)
-    with pytest.raises(DecodingError, match="scores that only fall"):
+    with pytest.raises(DecodingError, match="cumulative scores that only fall"):
         generator([model], 3, unk_penalty=-5.0).generate(batch)
     with pytest.raises(ConfigError, match="cannot be streamed"):
         generator([model], 3).generate(batch, streamer=object())
