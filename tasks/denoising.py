@@ -20,7 +20,7 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.renamed import RenamedMethods
+from seqgen.renamed import RenamedMembers
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
 
 
@@ -51,7 +51,7 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_tokens"}):
+class DenoisingTask(RenamedMembers, RawTextTask):
     """Pretraining on raw text."""
 
     cfg: DenoisingConfig
