@@ -29,13 +29,13 @@ OVERRULED_BY_PREFIX = (
     "forced_first",
     "exponential_decay_factor",
 )
-"""Keys whose processors a given prefix overrules, in order; the first few are fairseq's own."""
+"""Keys whose processors apply only after a given prefix, in order; the first few are fairseq's own."""
 
 
 class FairseqRules(Rules):
-    """The first ``beam`` hypotheses that finish win, and end-of-sentence is forced at the maximum length.
+    """The first ``beam`` finished hypotheses are kept, and end-of-sentence is forced at the maximum length.
 
-    Padding is never written, and a given prefix overrules all processors but the ban on repeated n-grams.
+    Padding is never generated. A given prefix overrides the processors of ``OVERRULED_BY_PREFIX``, but not the others.
     """
 
     name = "fairseq"
@@ -69,7 +69,7 @@ class FairseqRules(Rules):
         return FirstFinished(sentences, beam, ranking, device)
 
     def renormalizes(self, search: Search) -> bool:
-        """Only what is drawn from."""
+        """Only in sampling."""
         return search.independent_rows and not search.additive
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:

@@ -77,13 +77,11 @@ class ExactSession(Session):
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if request.streamer is not None:
-            raise ConfigError(
-                "exact search knows an output only when it is complete; it cannot be streamed; choose another search"
-            )
+            raise ConfigError("exact search knows an output only when it is complete, so that it cannot be streamed")
         if setup.observers:
             names = ", ".join(type(observer).__name__ for observer in setup.observers)
             raise ConfigError(
-                f"exact search has no steps that an observer ({names}) could see; remove the observer, or choose another search"
+                f"exact search has no steps that an observer ({names}) could see; remove it, or use another search"
             )
         self.whole = request
         self.row = 0
@@ -165,7 +163,7 @@ class ExactSession(Session):
             self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
 
     def continuations(self, scored: StepScores, step: int) -> Candidates:
-        """All continuations whose bound exceeds ``least``, those with the largest cumulative score first: ``(1, K)``."""
+        """All continuations whose bound exceeds ``least``, by falling cumulative score: ``(1, K)``."""
         lprobs, scores = scored.lprobs, scored.scores
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
@@ -185,7 +183,7 @@ class ExactSession(Session):
         return Candidates(sums.unsqueeze(0), entries % vocab, entries // vocab)
 
     def bounds(self, sums: Tensor, shortest: int) -> Tensor:
-        """Upper bound of the scores of outputs with at least ``shortest`` tokens, given cumulative scores of prefixes."""
+        """Upper bound of the scores of outputs with at least ``shortest`` tokens, from the sums of their prefixes."""
         ranking = self.setup.ranking
         return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
 
