@@ -28,7 +28,7 @@ SIZES = {"train": 8000, "valid": 500, "test": 500}
 
 @register_tokenizer("letters")
 class LetterTokenizer(Tokenizer):
-    """Each character is a token, a space too."""
+    """Each character is a token, spaces included."""
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids, without end-of-sentence."""

@@ -208,7 +208,7 @@ class T5Model(EncoderDecoderModel):
             )
         return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
 
-    def start_symbol(self, task_eos: int) -> int:
+    def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: that of padding unless the configuration says otherwise."""
         return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
 

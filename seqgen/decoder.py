@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         """Score the next token at each position.
 
         Args:
-            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start symbol.
+            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start token.
             encoder_out: what the encoder returned, one row for each row of ``prev_output_tokens``.
             need_attention: whether the attention weights are wanted.
 
@@ -206,7 +206,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """Score the next token at each position that the state has not seen.
 
         Args:
-            prev_output_tokens: ``(N, T)`` int64 all target tokens so far, after the model's start symbol. With a state,
+            prev_output_tokens: ``(N, T)`` int64 all target tokens so far, after the model's start token. With a state,
                 the columns that it has seen are not read again.
             encoder_out: what the encoder returned.
             incremental_state: what was seen so far, updated in place; ``None`` for the parallel pass.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
+from seqgen.renamed import RenamedMethods
 from seqgen.structures import DecoderOut
 
 
@@ -27,13 +29,15 @@ class Vocabularies(Protocol):
         ...
 
 
-class EncoderDecoderModel(nn.Module, Flagged):
+class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged):
     """An encoder and a decoder, and what their inputs look like.
 
     Args:
         encoder: reads the source.
         decoder: writes the target.
     """
+
+    renamed_methods: ClassVar[Mapping[str, str]] = {"start_symbol": "start_token"}
 
     flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
 
@@ -59,7 +63,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
         """
         raise NotImplementedError
 
-    def start_symbol(self, task_eos: int) -> int:
+    def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with.
 
         Args:
@@ -75,7 +79,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
         Args:
             src_tokens: ``(N, S)`` int64.
             src_lengths: ``(N,)`` int64.
-            prev_output_tokens: ``(N, T)`` int64, after the start symbol.
+            prev_output_tokens: ``(N, T)`` int64, after the start token.
             need_attention: whether the attention weights are wanted.
 
         Returns:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _GENERATION = {
     "alignment": "text.alignment",
@@ -108,9 +112,11 @@ NAMES: dict[str, str] = {
     "ContrastiveDecoding": "ContrastiveSession",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
+    "EndSymbols": "EndTokens",
     "ExactDecoding": "ExactSession",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
     "History": "BackPointers",
+    "NoiseSymbols": "NoiseTokens",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
     "SpeculativeDecoding": "SpeculativeSearch",
@@ -144,6 +150,63 @@ def former_names(module: str) -> Callable[[str], Any]:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return find
+
+
+def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function be called with the old names of its keyword arguments.
+
+    Args:
+        names: the new name of each old one.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in names.keys() & kwargs.keys():
+                if names[old] in kwargs:
+                    raise TypeError(f"{function.__qualname__} got {names[old]} and its old name, {old}")
+                _warn(f"the argument {old} of {function.__qualname__}", names[old])
+                kwargs[names[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+class RenamedMethods:
+    """A base of classes that have new names for some methods.
+
+    The old names can be called, and a subclass that overrides a method by its old name overrides the new one.
+    """
+
+    renamed_methods: ClassVar[Mapping[str, str]] = {}
+    """The new name of each old one."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for old, new in vars(cls).get("renamed_methods", {}).items():
+            setattr(cls, old, _forward(old, new))
+        for old, new in cls.renamed_methods.items():
+            override = vars(cls).get(old)
+            if override is not None and new not in vars(cls):
+                _warn(f"{cls.__qualname__}.{old}", new)
+                setattr(cls, new, override)
+        super().__init_subclass__(**kwargs)
+
+
+def _forward(old: str, new: str) -> Callable[..., Any]:
+    """A method that calls the nearest definition under the new name that is not itself an override by the old name."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _warn(f"{type(self).__qualname__}.{old}", new)
+        classes = [vars(cls) for cls in type(self).__mro__ if new in vars(cls)]
+        method = next(own[new] for own in classes if own[new] is not own.get(old))
+        return method.__get__(self)(*args, **kwargs)
+
+    return forward
 
 
 def _warn(old: str, new: str) -> None:

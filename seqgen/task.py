@@ -176,7 +176,7 @@ class Task:
             examples,
             source_pad=self.source_dictionary.pad(),
             target_pad=self.target_dictionary.pad(),
-            start_symbol=model.start_symbol(self.target_dictionary.eos()),
+            start_token=model.start_token(self.target_dictionary.eos()),
             left_pad_source=model.left_pad_source,
         )
 

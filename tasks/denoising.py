@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.data.noising import OBJECTIVES, NoiseSymbols, Objective
+from seqgen.data.noising import OBJECTIVES, NoiseTokens, Objective
 from seqgen.data.noisy_text import NoisyTextDataset
 from seqgen.data.record_lines import DocumentEncoder, JsonFormat, PlainFormat, RecordFormat, is_json, read_rendered
 from seqgen.data.store_builder import build_store
@@ -20,6 +20,7 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
+from seqgen.renamed import RenamedMethods
 from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
 
 
@@ -50,8 +51,10 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-class DenoisingTask(RawTextTask):
+class DenoisingTask(RenamedMethods, RawTextTask):
     """Pretraining on raw text."""
+
+    renamed_methods: ClassVar[Mapping[str, str]] = {"symbols": "noise_tokens"}
 
     cfg: DenoisingConfig
 
@@ -73,7 +76,7 @@ class DenoisingTask(RawTextTask):
         dataset = self.datasets[split] = NoisyTextDataset(
             build_store(self.cache, f"{split}.text", files, encoder, workers=self.cfg.workers),
             self.objective(),
-            self.symbols(),
+            self.noise_tokens(),
             self.cfg.input_length,
             concatenate=self.cfg.concatenate,
             name=split,
@@ -85,8 +88,8 @@ class DenoisingTask(RawTextTask):
         """What is hidden of a text."""
         return OBJECTIVES[self.cfg.objective](self.cfg.noise_density, self.cfg.mean_span_length)
 
-    def symbols(self) -> NoiseSymbols:
-        """What noise is made of.
+    def noise_tokens(self) -> NoiseTokens:
+        """The ids of the tokens that the objective inserts.
 
         Raises:
             DataError: the vocabulary has no sentinel, or no word.
@@ -100,7 +103,7 @@ class DenoisingTask(RawTextTask):
             )
         special = {*sentinels, dictionary.pad(), dictionary.bos(), dictionary.eos(), dictionary.unk()}
         words = [index for index in range(len(dictionary)) if index not in special]
-        return NoiseSymbols(dictionary.eos(), np.array(sentinels), np.array(words))
+        return NoiseTokens(dictionary.eos(), np.array(sentinels), np.array(words))
 
     def source_lines(self, split: str) -> Iterator[str]:
         """The inputs of a split with what is hidden, sentinels as they are written; see ``Task``."""

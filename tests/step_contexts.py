@@ -22,7 +22,7 @@ def step_context(
     sentences: Tensor | None = None,
     starts: Tensor | None = None,
 ) -> StepContext:
-    """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start symbol where that counts."""
+    """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start token where that counts."""
     if tokens is None:
         tokens = torch.zeros(1, step, dtype=torch.int64)
     rows = tokens.size(0)

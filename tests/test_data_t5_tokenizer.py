@@ -57,7 +57,7 @@ def write(model: bytes, tmp_path: Path) -> Callable[..., Path]:
     return writer
 
 
-def symbols(tokenizer: Tokenizer, text: str) -> list[str]:
+def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.dictionary[i] for i in tokenizer.encode(text)]
 
 
@@ -97,10 +97,10 @@ def test_sentinels_among_the_pieces() -> None:
 def test_what_the_three_make_of_a_sentinel(write: Callable[..., Path], model: bytes) -> None:
     kinds = {name: load_pretrained_tokenizer(write(SETTINGS[name], name)) for name in ("slow", "new", "fast")}
     text = "red <extra_id_0>."
-    got = {name: symbols(tokenizer, text)[len(tokenizer.encode("red")) :] for name, tokenizer in kinds.items()}
+    got = {name: tokens(tokenizer, text)[len(tokenizer.encode("red")) :] for name, tokenizer in kinds.items()}
     assert got["slow"] == got["fast"] == ["<extra_id_0>", "▁", "."], "the text has no space before the full stop"
     assert got["new"] == ["<extra_id_0>", "."]
-    assert symbols(kinds["new"], "red <extra_id_0> cats")[-1] != "▁cats", "the sentinel takes the space with it"
+    assert tokens(kinds["new"], "red <extra_id_0> cats")[-1] != "▁cats", "the sentinel takes the space with it"
     own = make_tokenizer(t5_files(model))
     red, cats = own.encode("red"), own.encode("cats")
     assert own.encode("red <extra_id_0> cats") == [*red, own.sentinel(0), *cats], "as span corruption makes it"
@@ -122,7 +122,7 @@ def test_table_of_the_documentation(write: Callable[..., Path]) -> None:
     for line, *cells in rows:
         real = line.replace("X", "<extra_id_0>").replace("N", "\x85")
         for tokenizer, cell in zip(tokenizers, cells, strict=True):
-            assert " ".join(symbols(tokenizer, real)).replace("<extra_id_0>", "X") == cell, line
+            assert " ".join(tokens(tokenizer, real)).replace("<extra_id_0>", "X") == cell, line
     decoded = [tokenizer.decode(tokenizer.encode("A dog <extra_id_0> on"), False) for tokenizer in tokenizers]
     assert decoded == [
         "A dog <extra_id_0> on",

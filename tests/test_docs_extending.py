@@ -278,8 +278,8 @@ def test_cache() -> None:
 
 def test_tokenizer(tmp_path: Path) -> None:
     words = Dictionary()
-    for symbol in (CAPITAL, "der", "hund"):
-        words.add_symbol(symbol)
+    for token in (CAPITAL, "der", "hund"):
+        words.add_symbol(token)
     tokenizer = CasedWordTokenizer(words)
     assert tokenizer.encode("Der Hund der") == [4, 5, 4, 6, 5]
     save_tokenizer(tokenizer, tmp_path / "tokenizer")

@@ -6,13 +6,17 @@ import importlib
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.renamed import MODULES, NAMES, PACKAGES, SPLIT
+from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import MODULES, NAMES, PACKAGES, SPLIT, RenamedMethods
+from seqgen.tasks.denoising import DenoisingTask
 
 RENAMED = [
     ("seqgen.training.training_loop", "train", "seqgen.training.train", "train"),
@@ -58,6 +62,8 @@ RENAMED = [
         *("seqgen.generation.processor_setup", "end_symbols_from_config"),
         *("seqgen.generation.processor_options", "end_tokens_from_config"),
     ),
+    ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
+    ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
 ]
 
 
@@ -124,6 +130,50 @@ def test_the_old_method(monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = generator.generate_rolling
     with pytest.warns(DeprecationWarning, match="generate_rolling is now generate_continuously"):
         assert old(3) == 3
+
+
+def test_old_parameters() -> None:
+    with pytest.warns(DeprecationWarning, match="the argument end_symbols of MinimumLength.__init__ is now end_tokens"):
+        assert MinimumLength(2, end_symbols=[5]).end_tokens == [5]  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="got end_tokens and its old name, end_symbols"):
+        MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
+
+
+def test_methods_that_are_overridden_by_their_old_names() -> None:
+    class New(RenamedMethods):
+        renamed_methods: ClassVar[Mapping[str, str]] = {"old": "new"}
+
+        def new(self, number: int) -> int:
+            return number
+
+    class Ten(New):
+        def new(self, number: int) -> int:
+            return super().new(number) + 10
+
+    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+
+        class Hundred(Ten):
+            def old(self, number: int) -> int:
+                below: Any = super()
+                return int(below.old(number)) + 100
+
+    called: Any = Ten()
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert called.old(1) == 11
+    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+        assert Hundred().new(1) == 111
+
+
+def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
+    assert EncoderDecoderModel.renamed_methods == {"start_symbol": "start_token"}
+    assert DenoisingTask.renamed_methods == {"symbols": "noise_tokens"}
+    with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
+
+        class Model(EncoderDecoderModel):
+            def start_symbol(self, task_eos: int) -> int:
+                return task_eos + 1
+
+    assert Model.__new__(Model).start_token(2) == 3
 
 
 def test_seqgen_imports_nothing_for_this() -> None:

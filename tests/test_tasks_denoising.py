@@ -253,11 +253,11 @@ def test_a_model_that_cannot_read_so_much(run: Path) -> None:
 
 
 def test_random_words_are_words(run: Path) -> None:
-    symbols = task(run).symbols()
+    noise = task(run).noise_tokens()
     dictionary = task(run).source_dictionary
-    assert len(symbols.sentinels) == 40
-    assert len(np.unique(symbols.words)) == len(symbols.words) > 10
-    assert not {dictionary.pad(), dictionary.eos(), dictionary.unk(), *symbols.sentinels} & set(symbols.words.tolist())
+    assert len(noise.sentinels) == 40
+    assert len(np.unique(noise.words)) == len(noise.words) > 10
+    assert not {dictionary.pad(), dictionary.eos(), dictionary.unk(), *noise.sentinels} & set(noise.words.tolist())
 
 
 def test_errors_of_the_command_are_one_sentence(tmp_path: Path) -> None:

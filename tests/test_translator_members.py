@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
@@ -60,9 +62,17 @@ def test_what_members_cannot_be() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
         Translator([one, other], members=["input"]).translate(LINES)
-    with pytest.raises(ConfigError, match="'fields' is no source"):
+    with pytest.raises(ConfigError, match="'fields' is not a source"):
         Translator([one, other], members=["input", "fields"]).translate(LINES)
     with pytest.raises(DataError, match="line 1 has 1 fields, and"):
         Translator([one, other], members=["field1", "field2"]).translate(LINES)
     with pytest.raises(ConfigError, match=r"combination\.weights has 3 weights for 1 members"):
         Translator([one, other], combination="fusion").translate(LINES, **{"combination.weights": [1.0, 2.0, 3.0]})
+
+
+def test_two_sources_for_one_member_are_refused() -> None:
+    """A member given as an object has its source; the key does not replace it silently."""
+    one = text_model(seed=1)
+    cfg = GenerationConfig(beam=2, members=["input", "empty"])
+    with pytest.raises(ConfigError, match=r"generation\.members and MemberSpec\(…, source='field2'\) both say"):
+        one.task.build_generator([one.model, MemberSpec(one.model, "field2")], cfg)

@@ -72,7 +72,7 @@ class Seqgen(Worker):
             list(zip(range(len(rows)), rows, outputs, strict=True)),
             source_pad=pad,
             target_pad=pad,
-            start_symbol=first.start_symbol(eos),
+            start_token=first.start_token(eos),
             left_pad_source=first.left_pad_source,
         ).to(self.device)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seqgen.renamed import renamed_parameters
 from seqgen.structures import Batch, Source
 
 
@@ -41,17 +42,18 @@ def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
     return padded.long()
 
 
+@renamed_parameters(start_symbol="start_token")
 def collate(
     examples: Sequence[tuple[int, Tensor, Tensor | None]],
     *,
     source_pad: int,
     target_pad: int,
-    start_symbol: int,
+    start_token: int,
     left_pad_source: bool = False,
 ) -> Batch:
     """Put examples into a batch.
 
-    With ``start_symbol`` s, padding p and the targets ``[a b e]`` and ``[c e]`` (e: end-of-sentence)::
+    With ``start_token`` s, padding p and the targets ``[a b e]`` and ``[c e]`` (e: end-of-sentence)::
 
         target              a b e      prev_output_tokens  s a b
                             c e p                          s c p
@@ -60,7 +62,7 @@ def collate(
         examples: number, source and target of each; either all have a target or none has.
         source_pad: id of padding in the source vocabulary.
         target_pad: id of padding in the target vocabulary.
-        start_symbol: id that ``prev_output_tokens`` begins with.
+        start_token: id that ``prev_output_tokens`` begins with.
         left_pad_source: whether sources are padded on the left.
 
     Returns:
@@ -82,7 +84,7 @@ def collate(
     return Batch(
         ids=torch.tensor(ids),
         source=source,
-        prev_output_tokens=torch.cat([shifted.new_full((len(targets), 1), start_symbol), shifted], 1),
+        prev_output_tokens=torch.cat([shifted.new_full((len(targets), 1), start_token), shifted], 1),
         target=pad_rows(targets, target_pad),
         ntokens=sum(len(row) for row in targets),
     )

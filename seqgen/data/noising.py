@@ -25,6 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqgen.errors import DataError
+from seqgen.renamed import former_names
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -34,8 +37,8 @@ RANDOM_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class NoiseSymbols:
-    """The ids that noise is made of.
+class NoiseTokens:
+    """The ids of the tokens that the objectives insert.
 
     Attributes:
         eos: end-of-sentence, which ends every input and target.
@@ -194,12 +197,12 @@ class Objective:
     def __init__(self, density: float = 0.15, mean_span: float = 3.0):
         self.density, self.mean_span = density, mean_span
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """Make input and target, without end-of-sentence.
 
         Args:
             tokens: ``(n,)`` int64, at least one.
-            symbols: ids of end-of-sentence, sentinels and words.
+            noise: ids of end-of-sentence, sentinels and words.
             rng: what is random.
         """
         raise NotImplementedError
@@ -212,10 +215,10 @@ class Objective:
         """How many sentinels a text of so many tokens needs."""
         return 0
 
-    def __call__(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def __call__(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """Make input and target, each with end-of-sentence; see ``corrupt``."""
-        source, target = self.corrupt(tokens, symbols, rng)
-        return np.append(source, symbols.eos), np.append(target, symbols.eos)
+        source, target = self.corrupt(tokens, noise, rng)
+        return np.append(source, noise.eos), np.append(target, noise.eos)
 
     def raw_length(self, input_length: int) -> int:
         """The longest text, in tokens, whose input is at most ``input_length``, end-of-sentence included."""
@@ -231,9 +234,9 @@ class Objective:
 class SpanCorruption(Objective):
     """Spans of random length are replaced by sentinels: T5's own objective."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
-        return replace_spans(tokens, span_mask(len(tokens), self.density, self.mean_span, rng), symbols.sentinels)
+        return replace_spans(tokens, span_mask(len(tokens), self.density, self.mean_span, rng), noise.sentinels)
 
     def lengths(self, length: int) -> tuple[int, int]:
         """The exact lengths; see ``Objective``."""
@@ -248,7 +251,7 @@ class SpanCorruption(Objective):
 class SpanDrop(Objective):
     """Spans of random length are left out."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         mask = span_mask(len(tokens), self.density, self.mean_span, rng)
         return tokens[~mask], tokens[mask]
@@ -262,10 +265,10 @@ class SpanDrop(Objective):
 class IIDSpans(Objective):
     """Single tokens are hidden at random; adjacent hidden tokens share one sentinel."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
-        mask = iid_mask(len(tokens), self.density, len(symbols.sentinels) - 1, rng)
-        return replace_spans(tokens, mask, symbols.sentinels)
+        mask = iid_mask(len(tokens), self.density, len(noise.sentinels) - 1, rng)
+        return replace_spans(tokens, mask, noise.sentinels)
 
     def lengths(self, length: int) -> tuple[int, int]:
         """See ``Objective``."""
@@ -284,7 +287,7 @@ class IIDSpans(Objective):
 class IIDDrop(Objective):
     """Single tokens are left out at random."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         mask = iid_mask(len(tokens), self.density, len(tokens), rng)
         return tokens[~mask], tokens[mask]
@@ -295,13 +298,13 @@ class Mass(Objective):
 
     random_share = 0.0
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         masked = iid_mask(len(tokens), self.density, len(tokens), rng)
-        source = np.where(masked, symbols.sentinels[0], tokens)
+        source = np.where(masked, noise.sentinels[0], tokens)
         if self.random_share:
             replaced = masked & (rng.random(len(tokens)) < self.random_share)
-            source[replaced] = rng.choice(symbols.words, int(replaced.sum()))
+            source[replaced] = rng.choice(noise.words, int(replaced.sum()))
         return source, tokens
 
     def sentinels_needed(self, length: int) -> int:
@@ -318,7 +321,7 @@ class Bert(Mass):
 class PrefixLM(Objective):
     """The text is cut at a random position; the input is its first part, the target its second part."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         cut = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 0
         return tokens[:cut], tokens[cut:]
@@ -327,7 +330,7 @@ class PrefixLM(Objective):
 class Deshuffling(Objective):
     """The input is the shuffled tokens, the target the original text (after Liu et al. 2019)."""
 
-    def corrupt(self, tokens: Tokens, symbols: NoiseSymbols, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
         return rng.permutation(tokens), tokens
 

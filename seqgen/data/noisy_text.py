@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from seqgen.data.collate import Example
-from seqgen.data.noising import NoiseSymbols, Objective, check_sentinels
+from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
 from seqgen.data.token_store import TokenStore
 from seqgen.errors import ConfigError, DataError
+from seqgen.renamed import renamed_parameters
 
 
 class NoisyTextDataset:
@@ -21,7 +22,7 @@ class NoisyTextDataset:
     Args:
         store: the ids of each document, without end-of-sentence.
         objective: makes input and target of a piece.
-        symbols: ids of end-of-sentence, sentinels and words.
+        noise_tokens: ids of end-of-sentence, sentinels and words.
         input_length: most tokens of an input, end-of-sentence included.
         concatenate: whether documents are read as one long text.
         name: the split's name, for messages.
@@ -31,24 +32,26 @@ class NoisyTextDataset:
         DataError: the text has no token, or the objective needs more sentinels than there are.
     """
 
+    @renamed_parameters(symbols="noise_tokens")
     def __init__(
         self,
         store: TokenStore,
         objective: Objective,
-        symbols: NoiseSymbols,
+        noise_tokens: NoiseTokens,
         input_length: int,
         *,
         concatenate: bool = True,
         name: str = "data",
         fixed: bool = False,
     ):
-        self.store, self.objective, self.symbols, self.name, self.fixed = store, objective, symbols, name, fixed
+        self.store, self.objective, self.noise_tokens = store, objective, noise_tokens
+        self.name, self.fixed = name, fixed
         self.starts, self.stops = _cut(store, objective.raw_length(input_length), concatenate)
         if len(self.starts) == 0:
             files = ", ".join(file for file, _ in store.meta.files[:3])
             raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
         sizes, kinds = np.unique(self.stops - self.starts, return_inverse=True)
-        check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(symbols.sentinels))
+        check_sentinels(objective.sentinels_needed(int(sizes[-1])), len(noise_tokens.sentinels))
         self._lengths = np.array([objective.lengths(int(size)) for size in sizes], np.int32)[kinds]
 
     def __len__(self) -> int:
@@ -71,7 +74,7 @@ class NoisyTextDataset:
             seed: seed of the noise.
         """
         rng = np.random.default_rng([position] if self.fixed else [seed, epoch, position])
-        source, target = self.objective(self.text(position), self.symbols, rng)
+        source, target = self.objective(self.text(position), self.noise_tokens, rng)
         return Example(position, torch.from_numpy(source), torch.from_numpy(target))
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> NoisyTextDataset:

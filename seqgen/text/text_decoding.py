@@ -34,7 +34,7 @@ BUFFER_SIZE = 4096
 """Lines that are read before they are decoded together, where nobody says."""
 
 RESCORED_TOKENS = 1024
-"""Target tokens that are scored at once: each takes as much memory as the vocabulary has symbols."""
+"""Target tokens that are scored at once: each takes as much memory as the vocabulary has tokens."""
 
 
 class TextModel(Protocol):

@@ -254,7 +254,7 @@ class Translator:
         own, other = self.task.target_dictionary, member.task.target_dictionary
         if own != other:
             raise CheckpointError(
-                f"{which} writes another target vocabulary ({len(other)} symbols) than model 1 ({len(own)} symbols); "
+                f"{which} writes another target vocabulary ({len(other)} tokens) than model 1 ({len(own)} tokens); "
                 f"{need} trained with the same one"
             )
 

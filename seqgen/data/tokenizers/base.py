@@ -82,9 +82,9 @@ class Tokenizer(ABC):
         return [index for index in takewhile(lambda index: index is not None, ids) if index is not None]
 
     def _find_sentinel(self, number: int) -> int | None:
-        symbol = SENTINEL.format(number)
+        token = SENTINEL.format(number)
         # mT5's model has its sentinels among the pieces, with a space before them
-        found = (self.dictionary.index(name) for name in (symbol, "▁" + symbol) if name in self.dictionary)
+        found = (self.dictionary.index(name) for name in (token, "▁" + token) if name in self.dictionary)
         return next(found, None)
 
     @property

@@ -37,8 +37,8 @@ class ByteTokenizer(SlowTokenizer):
             given = len({str(token) for token in special.additional if "extra_id" in str(token)})
             if given != count:
                 raise special.differing_sentinels(count, given)
-        symbols = [*FIRST, *map(chr, range(256))]
-        super().__init__(files, special, symbols, 256, vocab_size)
+        tokens = [*FIRST, *map(chr, range(256))]
+        super().__init__(files, special, tokens, 256, vocab_size)
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``."""

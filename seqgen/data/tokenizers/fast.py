@@ -48,8 +48,8 @@ class FastT5Tokenizer(PretrainedTokenizer):
         self._pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
         with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
             add_missing(self._pipeline, special)
-        symbols = {index: symbol for symbol, index in self._pipeline.get_vocab(with_added_tokens=True).items()}
-        super().__init__(files, special, symbols, vocab_size)
+        tokens = {index: token for token, index in self._pipeline.get_vocab(with_added_tokens=True).items()}
+        super().__init__(files, special, tokens, vocab_size)
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""

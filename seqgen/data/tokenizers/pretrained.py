@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
     Args:
         files: the files.
         special: the special and added tokens.
-        symbols: the symbol of each id, with holes where an id stands for nothing.
+        tokens: the token of each id; an id without one is unused.
         vocab_size: number of rows of the embedding, if it has more than the tokenizer has ids; the others decode to
             nothing.
 
@@ -58,18 +58,18 @@ class PretrainedTokenizer(Tokenizer):
     """
 
     def __init__(
-        self, files: TokenizerFiles, special: SpecialTokens, symbols: Mapping[int, str], vocab_size: int | None
+        self, files: TokenizerFiles, special: SpecialTokens, tokens: Mapping[int, str], vocab_size: int | None
     ):
         self.files = files
         self.special = special
         self.vocab_size = vocab_size
-        size = max(symbols) + 1
+        size = max(tokens) + 1
         if vocab_size is not None and vocab_size < size:
             raise DataError(
                 f"the tokenizer in {files.origin} has {size} ids but the model's vocabulary only {vocab_size}; "
                 "give the tokenizer that belongs to the model"
             )
-        names = distinct_names(symbols, size if vocab_size is None else vocab_size)
+        names = distinct_names(tokens, size if vocab_size is None else vocab_size)
         ids = {name: index for index, name in enumerate(names)}
         special_ids = {}
         for name in ("pad", "eos", "unk", "bos"):
@@ -121,19 +121,19 @@ class PretrainedTokenizer(Tokenizer):
         return make_tokenizer, (self.files, self.vocab_size)
 
 
-def distinct_names(symbols: Mapping[int, str], size: int) -> list[str]:
+def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
     """Name every id of a vocabulary.
 
     Args:
-        symbols: the symbols that there are, by id.
-        size: number of ids; those without a symbol are ``<unused_ID>``.
+        tokens: the tokens by id; unused ids are left out.
+        size: number of ids; those without a token are ``<unused_ID>``.
 
     Returns:
-        The names; a symbol that an earlier id has too gets the id as an ending.
+        A distinct name for each id: its token, with ``#ID`` appended if an earlier id has the same one.
     """
     names: dict[str, None] = {}
     for index in range(size):
-        name = symbols.get(index, f"<unused_{index}>")
+        name = tokens.get(index, f"<unused_{index}>")
         while name in names:
             name += f"#{index}"
         names[name] = None

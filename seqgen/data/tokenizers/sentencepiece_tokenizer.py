@@ -95,7 +95,7 @@ class SentencePieceTokenizer(Tokenizer):
         if self._to_dictionary is None:
             return ids
         if self._own_unk in ids:
-            # a piece that the model does not know may still be a symbol of the vocabulary, under its own characters
+            # a piece that the model does not know may still be a token of the vocabulary, under its own characters
             return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
 
@@ -194,15 +194,15 @@ def own_dictionary(processor: Any) -> Dictionary:
     Returns:
         The vocabulary; padding and end-of-sentence are appended where the model has none.
     """
-    symbols = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
+    pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
 
-    def special(index: int, symbol: str) -> int:
+    def special(index: int, token: str) -> int:
         if index < 0:
-            symbols.append(symbol if symbol not in symbols else f"<seqgen:{symbol.strip('<>')}>")
-            return len(symbols) - 1
+            pieces.append(token if token not in pieces else f"<seqgen:{token.strip('<>')}>")
+            return len(pieces) - 1
         return index
 
     pad = special(processor.pad_id(), "<pad>")
     eos = special(processor.eos_id(), "</s>")
     bos = processor.bos_id()
-    return Dictionary(symbols, pad=pad, eos=eos, unk=processor.unk_id(), bos=bos if bos >= 0 else None)
+    return Dictionary(pieces, pad=pad, eos=eos, unk=processor.unk_id(), bos=bos if bos >= 0 else None)

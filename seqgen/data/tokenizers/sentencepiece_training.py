@@ -17,7 +17,7 @@ MAX_LINES = 5_000_000
 """A larger text is sampled, so that it fits into memory."""
 
 FAIRSEQ_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
-"""The special symbols' ids in seqgen's own vocabularies, as in fairseq's."""
+"""The special tokens' ids in seqgen's own vocabularies, as in fairseq's."""
 
 T5_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": -1}
 """Those in T5's, which has no begin-of-sentence."""
@@ -40,7 +40,7 @@ def train_sentencepiece(
 
     Args:
         lines: the text.
-        vocab_size: number of pieces, the special symbols included.
+        vocab_size: number of pieces, the special tokens included.
         model_type: ``unigram`` or ``bpe``.
         character_coverage: share of the text's characters that get a piece of their own.
         hard_vocab_limit: whether a text that is too small for ``vocab_size`` is refused or gets fewer pieces.

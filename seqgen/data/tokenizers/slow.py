@@ -20,7 +20,7 @@ class SlowTokenizer(PretrainedTokenizer):
     Args:
         files: its files.
         special: its special tokens; ``added`` holds the added ones so far, to which those that lack are added.
-        pieces: its own symbols in the order of their ids.
+        pieces: its own tokens in the order of their ids.
         base_size: number of ids that count as its own, below which a special token is no addition.
         vocab_size: see ``load_pretrained_tokenizer``.
     """
@@ -33,17 +33,17 @@ class SlowTokenizer(PretrainedTokenizer):
         base_size: int,
         vocab_size: int | None,
     ):
-        symbols = dict(enumerate(pieces))
-        add_tokens(special.all(), special.added, symbols)
+        tokens = dict(enumerate(pieces))
+        add_tokens(special.all(), special.added, tokens)
         self.added = AddedVocabulary(special.added)
-        symbols.update((index, token.content) for index, token in special.added.items())
-        self._symbols = symbols
+        tokens.update((index, token.content) for index, token in special.added.items())
+        self._tokens = tokens
         self._special = {str(token) for token in special.all()}
         above = {str(t) for t in special.additional or [] if self.added.ids.get(str(t), 0) >= base_size}
         self._alone = (set(self.added.ids) - self._special) | above
         if "backend" in special.config:  # version 5 of transformers writes no spaces beside them
             self._alone = set()
-        super().__init__(files, special, symbols, vocab_size)
+        super().__init__(files, special, tokens, vocab_size)
 
     @abstractmethod
     def pieces(self, text: str) -> list[str]:
@@ -72,7 +72,7 @@ class SlowTokenizer(PretrainedTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``PretrainedTokenizer.decode``."""
-        tokens = [self._symbols[index] for index in ids if index in self._symbols]
+        tokens = [self._tokens[index] for index in ids if index in self._tokens]
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._special]
         texts: list[str] = []
@@ -90,15 +90,15 @@ class SlowTokenizer(PretrainedTokenizer):
         return self.clean_up(" ".join(texts))
 
 
-def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], symbols: dict[int, str]) -> None:
-    """Add special tokens to the added ones; those that are no symbols yet get the next ids.
+def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], pieces: dict[int, str]) -> None:
+    """Add special tokens to the added ones; those that are not pieces get the next ids.
 
     Args:
         tokens: the special tokens.
         added: the added tokens by id, which grow.
-        symbols: the pieces by id.
+        pieces: the pieces by id.
     """
-    ids = {symbol: index for index, symbol in symbols.items() if index not in added}
+    ids = {piece: index for index, piece in pieces.items() if index not in added}
     ids.update((token.content, index) for index, token in added.items())
     known = {token.content for token in added.values()}
     for token in tokens:
