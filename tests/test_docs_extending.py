@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from examples.extending import cache
 from examples.extending.combination import PowerMean
+from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
 from examples.extending.search_strategy import ThresholdSearch
@@ -29,11 +31,15 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.structures import DecoderOut
 from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests import hooks
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.model_zoo import VOCAB, TinyTask, build
+from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "extending"
@@ -299,6 +305,36 @@ def test_tokenizer(tmp_path: Path) -> None:
     known = load_tokenizer(tmp_path / "run" / "tokenizer").dictionary
     assert {CAPITAL, "hund", "the"} <= set(known.symbols)
     assert any(word[0].isupper() for word in translation.text.split())
+
+
+def test_criterion(tmp_path: Path) -> None:
+    """With ``gamma=0`` it is cross-entropy; its loss and its gradient are finite where ``p = 1``."""
+    model, task = build("transformer_tiny"), TinyTask()
+    words = torch.tensor([[5, 6, 2], [7, 2, 1]])
+    previous = torch.tensor([[2, 5, 6], [2, 7, 1]])
+    batch = replace(batch_of([(4, 5, 2), (6, 2)]), target=words, prev_output_tokens=previous)
+    focal, plain = FocalCriterion(FocalConfig(0.0), task), CrossEntropyCriterion(CrossEntropyConfig(), task)
+    torch.testing.assert_close(focal(model, batch).loss, plain(model, batch).loss)
+    assert {name: float(value) for name, value in focal(model, batch).logging.items()} == pytest.approx(
+        {name: float(value) for name, value in plain(model, batch).logging.items()}
+    )
+    lprobs = model(batch.source.src_tokens, batch.source.src_lengths, previous).logits.log_softmax(-1)
+    own = lprobs.gather(2, words.unsqueeze(2)).squeeze(2)[words != 1]
+    wanted = -((1 - own.exp()) ** 1.5 * own).sum()
+    torch.testing.assert_close(FocalCriterion(FocalConfig(1.5), task)(model, batch).loss, wanted)
+
+    logits = (torch.nn.functional.one_hot(words, VOCAB) * 1e4).requires_grad_()
+    sure = ScriptedModel(random_rule(VOCAB, seed=0))
+    with mock.patch.object(sure, "forward", return_value=DecoderOut(logits, None)):
+        FocalCriterion(FocalConfig(0.5), task)(sure, batch).loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+    outcome = command(
+        "train", f"common.user_dir={EXAMPLES / 'criterion.py'}", "criterion=focal", "criterion.gamma=1.0",
+        *training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
 
 
 def _all(found: list[Translation]) -> list[Any]:

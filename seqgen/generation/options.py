@@ -151,8 +151,8 @@ def _members(
     """The models, each with the source that ``generation.members`` gives it.
 
     Raises:
-        ConfigError: the number of entries is not the number of models, an entry is not a source, or a model comes with a
-            source of its own.
+        ConfigError: the number of entries is not the number of models, an entry is not a source, or a model is
+            a member that has a source already.
     """
     if not cfg.members:
         return list(models)
@@ -162,7 +162,7 @@ def _members(
         )
     for source in cfg.members:
         field_of(source)  # raises where it is no source
-    members = []
+    members: list[EncoderDecoderModel | MemberSpec] = []
     for model, source in zip(models, cfg.members, strict=True):
         if isinstance(model, MemberSpec):
             raise ConfigError(
