@@ -123,12 +123,12 @@ class LSTMDecoder(IncrementalDecoder):
             Features ``(N, new positions, E)``, and attention weights ``(N, new positions, S)`` or ``None``.
         """
         start = self.positions_seen(incremental_state)
-        before = self.get_slots(incremental_state) or {"hidden": encoder_out.hidden, "cell": encoder_out.cell}
+        before = self.get_state(incremental_state) or {"hidden": encoder_out.hidden, "cell": encoder_out.cell}
         embedded = self.dropout(self.embed_tokens(prev_output_tokens[:, start:]))
         # the row is the first dimension in the state; the LSTM of PyTorch has layers first: (layers, N, C)
         initial = tuple(before[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         output, (hidden, cell) = self.lstm(embedded, initial)
-        self.set_slots(incremental_state, {"hidden": hidden.transpose(0, 1), "cell": cell.transpose(0, 1)})
+        self.set_state(incremental_state, {"hidden": hidden.transpose(0, 1), "cell": cell.transpose(0, 1)})
 
         scores = self.attention(output) @ encoder_out.encoder_out.transpose(1, 2)  # (N, new positions, S)
         if encoder_out.encoder_padding_mask is not None:

@@ -87,8 +87,8 @@ class T5Decoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
-    can_truncate = True
-    joins = True
+    can_roll_back = True
+    can_merge = True
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
         super().__init__()

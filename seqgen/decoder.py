@@ -12,7 +12,7 @@ from seqgen.errors import DecodingError
 from seqgen.flags import Flags
 from seqgen.incremental_state import (
     IncrementalState,
-    Slots,
+    ModuleState,
     StateDict,
     StatefulModule,
     beam_size_of,
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (
     *("reorder_incremental_state", "reorder_beams", "select_sentences"),
-    *("reorder_slots", "reorder_slots_within_beams", "select_slots"),
+    *("reorder_state", "reorder_state_within_beams", "select_state"),
 )
 
 
@@ -123,36 +123,36 @@ class PositionCounter(StatefulModule):
 
     def count(self, incremental_state: StateDict | None) -> int:
         """Positions so far; 0 without a state."""
-        slots = self.get_slots(incremental_state)
-        return 0 if slots is None else int(slots["positions"])
+        module_state = self.get_state(incremental_state)
+        return 0 if module_state is None else int(module_state["positions"])
 
     def add(self, incremental_state: StateDict | None, positions: int) -> None:
         """Count more positions; does nothing without a state."""
-        self.set_slots(incremental_state, {"positions": self.count(incremental_state) + positions})
+        self.set_state(incremental_state, {"positions": self.count(incremental_state) + positions})
 
-    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Keep the count, which all rows have in common."""
-        return slots
+        return module_state
 
-    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Keep the count."""
-        return slots
+        return module_state
 
-    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the count."""
-        return slots
+        return module_state
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Count the positions down."""
-        return {"positions": slots["positions"] - positions}
+        return {"positions": module_state["positions"] - positions}
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Count the positions down."""
-        return {"positions": slots["positions"] - positions}
+        return {"positions": module_state["positions"] - positions}
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Count from the earlier start."""
-        return {"positions": max(slots["positions"], others["positions"])}
+        return {"positions": max(module_state["positions"], other["positions"])}
 
 
 class IncrementalDecoder(StatefulModule, Decoder):
@@ -174,8 +174,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         **StatefulModule.flags,
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
-        "can_truncate": (*_STEPPING, *_MOVING, "truncate", "truncate_slots"),
-        "joins": (*_STEPPING, *_MOVING, "merge", "merge_slots", "trim", "trim_slots"),
+        "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
+        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state"),
     }
 
     shares_encoder_output: bool = False
@@ -185,12 +185,12 @@ class IncrementalDecoder(StatefulModule, Decoder):
     """Whether columns of ``prev_output_tokens`` that the state has seen are read again. If not, the generator does not
     put them together, and they may hold anything."""
 
-    can_truncate: bool = False
-    """Whether positions can be rolled back by ``truncate``: every module with a state overrides ``truncate_slots``."""
+    can_roll_back: bool = False
+    """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
 
-    joins: bool = False
-    """Whether continuous batching works, by ``merge`` and ``trim``: every module with a state overrides ``merge_slots``
-    and ``trim_slots``, and the decoder takes ``IncrementalState.starts`` into account."""
+    can_merge: bool = False
+    """Whether ``merge`` and ``crop_left`` work, which continuous batching needs: every module with a state overrides
+    ``merge_states`` and ``crop_state``, and the decoder takes ``IncrementalState.start_offsets`` into account."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,9 +257,9 @@ class IncrementalDecoder(StatefulModule, Decoder):
                 repeats and drops allowed.
         """
         if isinstance(incremental_state, IncrementalState):
-            incremental_state.reorder_starts(new_order)
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_slots(slots, new_order)
+            incremental_state.reorder_start_offsets(new_order)
+        for key, module_state in list(incremental_state.items()):
+            incremental_state[key] = _owner(key).reorder_state(module_state, new_order)
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Put rows into a new order that stays within each sentence, in place.
@@ -270,8 +270,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_slots_within_beams(slots, parents)
+        for key, module_state in list(incremental_state.items()):
+            incremental_state[key] = _owner(key).reorder_state_within_beams(module_state, parents)
         return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
@@ -282,41 +282,43 @@ class IncrementalDecoder(StatefulModule, Decoder):
             keep: ``(kept,)`` int64 indices of the sentences to keep.
         """
         beam_size = beam_size_of(incremental_state)
-        starts = incremental_state.starts if isinstance(incremental_state, IncrementalState) else None
+        start_offsets = incremental_state.start_offsets if isinstance(incremental_state, IncrementalState) else None
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
-        if isinstance(incremental_state, IncrementalState) and starts is not None:
-            incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).select_state(module_state, keep, beam_size)
+        if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
+            incremental_state.start_offsets = start_offsets.index_select(
+                0, keep
+            )  # whether an overriding method moved them or not
 
-    def truncate(self, incremental_state: StateDict, positions: int) -> None:
+    def roll_back(self, incremental_state: StateDict, positions: int) -> None:
         """Roll back the last positions of all rows, in place, as if they had not been computed.
 
         Args:
             incremental_state: the state of this decoder.
             positions: how many. Decoders whose modules drop old inputs roll back positions of the last step only, at
-                most the ``IncrementalState.max_truncation`` that was set before it.
+                most the ``IncrementalState.max_roll_back`` that was set before it.
 
         Raises:
             DecodingError: the decoder cannot roll back, or old inputs so far back have been dropped.
         """
-        _check_can(self, self.can_truncate, "roll back positions", "can_truncate")
+        _check_can(self, self.can_roll_back, "roll back positions", "can_roll_back")
         seen = self.positions_seen(incremental_state)
         if not 0 <= positions <= seen:
             raise ValueError(f"of {seen} positions that were seen, {positions} cannot be rolled back")
-        if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
-            latest = int(incremental_state.starts.max())
+        if isinstance(incremental_state, IncrementalState) and incremental_state.has_start_offsets:
+            latest = int(incremental_state.start_offsets.max())
             if seen - positions < latest:
                 raise ValueError(
                     f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
                 )
         if positions > 0:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).truncate_slots(slots, positions)
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).roll_back_state(module_state, positions)
 
-    def trim(self, incremental_state: IncrementalState, positions: int) -> None:
+    def crop_left(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
@@ -326,16 +328,16 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Raises:
             DecodingError: the decoder cannot crop.
         """
-        _check_can(self, self.joins, "crop positions on the left", "joins")
-        starts = incremental_state.starts
-        if not 0 <= positions <= int(starts.min()):
+        _check_can(self, self.can_merge, "crop positions on the left", "can_merge")
+        start_offsets = incremental_state.start_offsets
+        if not 0 <= positions <= int(start_offsets.min()):
             raise ValueError(
-                f"the first {positions} positions are seen by a sentence that starts at {int(starts.min())}"
+                f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
             )
-        incremental_state.starts = starts - positions
+        incremental_state.start_offsets = start_offsets - positions
         if positions > 0:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).trim_slots(slots, positions)
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).crop_state(module_state, positions)
 
     def merge(self, incremental_state: IncrementalState, other: IncrementalState) -> IncrementalState:
         """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
@@ -353,7 +355,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Raises:
             DecodingError: the decoder cannot merge.
         """
-        _check_can(self, self.joins, "merge batches", "joins")
+        _check_can(self, self.can_merge, "merge batches", "can_merge")
         if incremental_state.beam_size != other.beam_size:
             raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
         if set(incremental_state) != set(other):
@@ -361,10 +363,12 @@ class IncrementalDecoder(StatefulModule, Decoder):
         merged = copy.copy(incremental_state)
         merged.shared = {}
         seen = [self.positions_seen(state) for state in (incremental_state, other)]
-        starts = [state.starts + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)]
-        merged.starts = torch.cat(starts)
-        for key, slots in incremental_state.items():
-            merged[key] = _owner(key).merge_slots(slots, other[key])
+        start_offsets = [
+            state.start_offsets + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)
+        ]
+        merged.start_offsets = torch.cat(start_offsets)
+        for key, module_state in incremental_state.items():
+            merged[key] = _owner(key).merge_states(module_state, other[key])
         return merged
 
     def set_beam_size(self, beam_size: int) -> None:
@@ -382,6 +386,6 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
 def _owner(key: Any) -> StatefulModule:
     owner = key.owner
     if owner is None:
-        raise RuntimeError("a decoding state holds slots of a module that no longer exists; begin with a new state")
+        raise RuntimeError("a decoding state holds the state of a module that no longer exists; begin with a new state")
     module: StatefulModule = owner
     return module

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from seqgen.renamed import accept_former_members, keep_former_members
+
 Flags: TypeAlias = Mapping[str, tuple[str, ...]]
 """For each flag the methods that it is about."""
 
@@ -18,7 +20,7 @@ class Flagged:
     in the body of a class, by a value or by a property. A method can be a flag as well, where it stands in for others::
 
         class Quiet(BeamSearch):
-            joins = True  # without this line False, since `step` is a new one
+            can_merge = True  # without this line False, since `step` is a new one
 
             def step(self, step, lprobs, scores): ...
     """
@@ -27,11 +29,13 @@ class Flagged:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        accept_former_members(cls)
         for flag, methods in cls.flags.items():
             stated = _level(cls, flag)
             if any(_level(cls, method) < stated for method in methods):
                 declared = next(ancestor for ancestor in reversed(cls.__mro__) if flag in vars(ancestor))
                 setattr(cls, flag, vars(declared)[flag])
+        keep_former_members(cls)
 
 
 def _level(cls: type, name: str) -> int:

@@ -21,11 +21,14 @@ from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
 from seqgen.flags import Flagged, Flags
+from seqgen.renamed import former_names, keep_former_members
 
-Slots: TypeAlias = dict[str, Any]
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+
+ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: named tensors with the row dimension first; a value that is no tensor is kept as it is."""
 
-StateDict: TypeAlias = MutableMapping["StateKey", Slots]
+StateDict: TypeAlias = MutableMapping["StateKey", ModuleState]
 
 
 class StateKey:
@@ -50,46 +53,48 @@ class StateKey:
         return StateKey, ()
 
 
-class IncrementalState(dict[StateKey, Slots]):
+@keep_former_members
+class IncrementalState(dict[StateKey, ModuleState]):
     """A decoding state that also knows how its rows group into sentences.
 
     Attributes:
         beam_size: rows of each sentence; rows are sentence-major.
-        starts: ``(sentences,)`` int64 start offsets: the step at which each sentence entered the batch. The rows of a
-            sentence do not see positions before it, and their positions count from it.
+        start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
+            do not attend to positions before it, and their positions count from it.
         beam_table: whether self-attention keeps keys and values in place, with an indirection table; ``None`` for as
             long as that is faster. See ``modules/kv_cache/choice.py``.
-        max_truncation: how many positions of a step will be rolled back at most; modules that drop old inputs keep so
+        max_roll_back: how many positions of a step will be rolled back at most; modules that drop old inputs keep so
             many more.
         shared: what modules have in common, by name.
     """
+
+    max_roll_back: int = 0
 
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
         self.beam_table: bool | None = None
-        self.max_truncation = 0
         self.shared: dict[str, Any] = {}
-        self._starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
+        self._start_offsets = torch.zeros(num_sentences, dtype=torch.int64, device=device)
         self._late: bool | None = False
 
     @property
-    def starts(self) -> Tensor:
+    def start_offsets(self) -> Tensor:
         """See the class."""
-        return self._starts
+        return self._start_offsets
 
-    @starts.setter
-    def starts(self, starts: Tensor) -> None:
-        self._starts, self._late = starts, None
+    @start_offsets.setter
+    def start_offsets(self, start_offsets: Tensor) -> None:
+        self._start_offsets, self._late = start_offsets, None
 
     @property
-    def has_late_starts(self) -> bool:
-        """Whether any sentence started late; the device is asked once after ``starts`` has changed."""
+    def has_start_offsets(self) -> bool:
+        """Whether any sentence started late; the device is asked once after ``start_offsets`` has changed."""
         if self._late is None:
-            self._late = bool(self._starts.any())
+            self._late = bool(self._start_offsets.any())
         return self._late
 
-    def reorder_starts(self, new_order: Tensor) -> None:
+    def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 
         With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start
@@ -102,18 +107,18 @@ class IncrementalState(dict[StateKey, Slots]):
             ValueError: rows that would be beams of one sentence come from sentences that start at different steps.
         """
         sentences = -(-len(new_order) // self.beam_size)
-        if not self.has_late_starts:
-            self._starts = self._starts.new_zeros(sentences)
+        if not self.has_start_offsets:
+            self._start_offsets = self._start_offsets.new_zeros(sentences)
             return
-        starts = self._starts.index_select(0, new_order // self.beam_size)
-        by_sentence = starts.new_full((sentences, self.beam_size), -1)
-        by_sentence.view(-1)[: len(starts)] = starts
+        start_offsets = self._start_offsets.index_select(0, new_order // self.beam_size)
+        by_sentence = start_offsets.new_full((sentences, self.beam_size), -1)
+        by_sentence.view(-1)[: len(start_offsets)] = start_offsets
         if bool((by_sentence != by_sentence[:, :1]).any()):
             raise ValueError(
                 f"rows of sentences that start at different steps cannot become the {self.beam_size} beams of one "
                 "sentence; reorder within sentences, or whole sentences"
             )
-        self.starts = by_sentence[:, 0].contiguous()
+        self.start_offsets = by_sentence[:, 0].contiguous()
 
 
 def beam_size_of(incremental_state: StateDict) -> int:
@@ -124,21 +129,21 @@ def beam_size_of(incremental_state: StateDict) -> int:
 class StatefulModule(nn.Module, Flagged):
     """A module that remembers tensors between two steps of decoding, in slots of the caller's state.
 
-    An author calls ``get_slots`` and ``set_slots`` and, as long as every tensor has the row dimension first, needs
+    An author calls ``get_state`` and ``set_state`` and, as long as every tensor has the row dimension first, needs
     nothing else: the verbs below reorder rows by ``index_select(0)``. A module that keeps tensors in another layout
-    overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well. Where
-    a subclass overrides ``reorder_slots`` alone, narrower verbs that it inherits are replaced by the defaults, which
+    overrides ``reorder_state``; one that can do less work than moving rows overrides the narrower verbs as well. Where
+    a subclass overrides ``reorder_state`` alone, narrower verbs that it inherits are replaced by the defaults, which
     call it.
     """
 
-    flags: ClassVar[Flags] = {"reorder_slots_within_beams": ("reorder_slots",), "select_slots": ("reorder_slots",)}
+    flags: ClassVar[Flags] = {"reorder_state_within_beams": ("reorder_state",), "select_state": ("reorder_state",)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):
             raise TypeError(
                 f"{cls.__name__} overrides reorder_incremental_state, which belongs to decoders and would never be "
-                "called: delete it where it only selects rows, else override reorder_slots(slots, new_order)"
+                "called: delete it where it only selects rows, else override reorder_state(module_state, new_order)"
             )
 
     @property
@@ -149,99 +154,99 @@ class StatefulModule(nn.Module, Flagged):
             key = self.__dict__["_state_key"] = StateKey(self)
         return key
 
-    def get_slots(self, incremental_state: StateDict | None) -> Slots | None:
+    def get_state(self, incremental_state: StateDict | None) -> ModuleState | None:
         """What this module remembers, or ``None`` where there is no state or it has remembered nothing yet."""
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
-    def set_slots(self, incremental_state: StateDict | None, slots: Slots) -> None:
+    def set_state(self, incremental_state: StateDict | None, module_state: ModuleState) -> None:
         """Remember ``slots`` in place of those of the same names; does nothing without a state."""
         if incremental_state is not None:
-            incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **slots}
+            incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **module_state}
 
-    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Put rows into a new order.
 
         Args:
-            slots: what this module remembers.
+            module_state: what this module remembers.
             new_order: ``(rows,)`` int64, the old row that each new row continues: any number, with repeats and drops.
 
         Returns:
-            The slots of the new rows.
+            The module state of the new rows.
         """
         return {
             name: value.index_select(0, new_order) if isinstance(value, Tensor) else value
-            for name, value in slots.items()
+            for name, value in module_state.items()
         }
 
-    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Put rows into a new order that stays within each sentence.
 
         Args:
-            slots: what this module remembers.
+            module_state: what this module remembers.
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
 
         Returns:
-            The slots of the new rows.
+            The module state of the new rows.
         """
-        return self.reorder_slots(slots, rows_of_parents(parents))
+        return self.reorder_state(module_state, rows_of_parents(parents))
 
-    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences.
 
         Args:
-            slots: what this module remembers.
+            module_state: what this module remembers.
             keep: ``(kept,)`` int64 indices of the sentences to keep.
             beam_size: rows of each sentence.
 
         Returns:
-            The slots of the rows that stay.
+            The module state of the rows that stay.
         """
-        return self.reorder_slots(slots, rows_of_sentences(keep, beam_size))
+        return self.reorder_state(module_state, rows_of_sentences(keep, beam_size))
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Roll back the last positions of all rows.
 
         Args:
-            slots: what this module remembers.
+            module_state: what this module remembers.
             positions: how many.
 
         Returns:
-            The slots as they were before those positions.
+            The module state as they were before those positions.
 
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("roll back positions", "truncate_slots")
+        raise self._cannot("roll back positions", "roll_back_state")
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Crop all rows on the left: remove the first positions, which no row sees.
 
         Args:
-            slots: what this module remembers.
+            module_state: what this module remembers.
             positions: how many.
 
         Returns:
-            The slots without those positions.
+            The module state without those positions.
 
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("crop positions on the left", "trim_slots")
+        raise self._cannot("crop positions on the left", "crop_state")
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Put the rows of another state behind those of this one, their positions aligned at the last one.
 
         Args:
-            slots: what this module remembers.
-            others: what it remembers in the other state, perhaps of fewer or more positions.
+            module_state: what this module remembers.
+            other: what it remembers in the other state, perhaps of fewer or more positions.
 
         Returns:
-            The slots of all rows; positions before the start offset of a row may hold any finite number.
+            The module state of all rows; positions before the start offset of a row may hold any finite number.
 
         Raises:
             DecodingError: the module does not know how; it overrides this method if it does.
         """
-        raise self._cannot("merge batches", "merge_slots")
+        raise self._cannot("merge batches", "merge_states")
 
     def _cannot(self, what: str, method: str) -> DecodingError:
         return DecodingError(

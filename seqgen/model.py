@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
@@ -29,15 +28,13 @@ class Vocabularies(Protocol):
         ...
 
 
-class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged):
+class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_symbol": "start_token"}):
     """An encoder and a decoder, and what their inputs look like.
 
     Args:
         encoder: reads the source.
         decoder: writes the target.
     """
-
-    renamed_methods: ClassVar[Mapping[str, str]] = {"start_symbol": "start_token"}
 
     flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
 

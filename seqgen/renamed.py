@@ -1,4 +1,7 @@
-"""Modules and public names that were renamed; their old names work for one version, with a ``DeprecationWarning``."""
+"""Modules, public names and members of classes that were renamed.
+
+Their old names work for one version, with a ``DeprecationWarning``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -69,6 +73,7 @@ MODULES: dict[str, str] = {
     "seqgen.loading": "seqgen.checkpoints.loading",
     "seqgen.modules.beam_table_cache": "seqgen.modules.kv_cache.indirection",
     "seqgen.modules.key_value_cache": "seqgen.modules.kv_cache.growing",
+    "seqgen.modules.number_formats": "seqgen.modules.dtypes",
     "seqgen.text_decoding": "seqgen.text.text_decoding",
     "seqgen.training.averaging": "seqgen.checkpoints.averaging",
     "seqgen.training.checkpoints": "seqgen.checkpoints.run_checkpoints",
@@ -116,15 +121,40 @@ NAMES: dict[str, str] = {
     "ExactDecoding": "ExactSession",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
     "History": "BackPointers",
+    "NUMBER_FORMATS": "DTYPES",
     "NoiseSymbols": "NoiseTokens",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
+    "Slots": "ModuleState",
     "SpeculativeDecoding": "SpeculativeSearch",
     "check_combinations": "check_compatible",
     "end_symbols_from_config": "end_tokens_from_config",
     "log_normalizer": "log_sum_exp",
+    "starts_of_rows": "start_offsets_of_rows",
+    "to_number_format": "to_dtype",
 }
 """Old and new names of classes and functions."""
+
+MEMBERS: dict[str, str] = {
+    "can_truncate": "can_roll_back",
+    "generate_rolling": "generate_continuously",
+    "get_slots": "get_state",
+    "has_late_starts": "has_start_offsets",
+    "joins": "can_merge",
+    "max_truncation": "max_roll_back",
+    "merge_slots": "merge_states",
+    "reorder_slots": "reorder_state",
+    "reorder_slots_within_beams": "reorder_state_within_beams",
+    "reorder_starts": "reorder_start_offsets",
+    "select_slots": "select_state",
+    "set_slots": "set_state",
+    "starts": "start_offsets",
+    "trim": "crop_left",
+    "trim_slots": "crop_state",
+    "truncate": "roll_back",
+    "truncate_slots": "roll_back_state",
+}
+"""Old and new names of methods and attributes, in classes that have the new one."""
 
 
 def former_names(module: str) -> Callable[[str], Any]:
@@ -180,20 +210,22 @@ def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T
 class RenamedMethods:
     """A base of classes that have new names for some methods.
 
-    The old names can be called, and a subclass that overrides a method by its old name overrides the new one.
+    The old names can be called, and a subclass that overrides a method by its old name overrides the new one::
+
+        class Model(RenamedMethods, renamed={"start_symbol": "start_token"}): ...
     """
 
-    renamed_methods: ClassVar[Mapping[str, str]] = {}
-    """The new name of each old one."""
+    _renamed: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        for old, new in vars(cls).get("renamed_methods", {}).items():
+    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        for old, new in (renamed or {}).items():
             setattr(cls, old, _forward(old, new))
-        for old, new in cls.renamed_methods.items():
+        for old, new in cls._renamed.items():
             override = vars(cls).get(old)
             if override is not None and new not in vars(cls):
                 _warn(f"{cls.__qualname__}.{old}", new)
                 setattr(cls, new, override)
+        cls._renamed = {**cls._renamed, **(renamed or {})}
         super().__init_subclass__(**kwargs)
 
 
@@ -212,6 +244,70 @@ def _forward(old: str, new: str) -> Callable[..., Any]:
 def _warn(old: str, new: str) -> None:
     """Warn about the line that uses an old name: it called the caller of this function."""
     warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
+
+
+class _FormerMember:
+    """The old name of a member, which reads and sets the member of the new name.
+
+    Every class that defines the new name has one of its own, so that ``super().old(...)`` calls the implementation of
+    the base class.
+    """
+
+    def __init__(self, cls: type, old: str, new: str):
+        self.cls, self.old, self.new = cls, old, new
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        _warn(f"{self.cls.__name__}.{self.old}", self.new)
+        if self.new in getattr(instance, "__dict__", ()):
+            return instance.__dict__[self.new]
+        value = vars(self.cls)[self.new]
+        return value.__get__(instance, owner) if hasattr(value, "__get__") else value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        _warn(f"{self.cls.__name__}.{self.old}", self.new)
+        setattr(instance, self.new, value)
+
+
+C = TypeVar("C", bound=type)
+
+
+def keep_former_members(cls: C) -> C:
+    """Let the members that a class defines be used by their old names; a class decorator."""
+    for old, new in MEMBERS.items():
+        if new in vars(cls) and old not in vars(cls):
+            setattr(cls, old, _FormerMember(cls, old, new))
+    return cls
+
+
+def accept_former_members(cls: type) -> None:
+    """Let a class override members by their old names, in its body, in that of a mixin, or in its table of flags."""
+    found = []
+    for old, new in MEMBERS.items():
+        home = next((one for one in cls.__mro__ if new in vars(one) or _defines(one, old)), None)
+        if home is not None and new not in vars(home) and hasattr(cls, new):
+            setattr(cls, new, vars(home)[old])
+            found.append(f"{old} is now {new}")
+            if home is cls:
+                delattr(cls, old)
+    flags = vars(cls).get("flags", {})
+    if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
+        now = {MEMBERS.get(flag, flag): tuple(MEMBERS.get(one, one) for one in about) for flag, about in flags.items()}
+        cls.flags = now  # type: ignore[attr-defined]
+    if found:
+        text = f"{cls.__name__} uses former names: {', '.join(found)}; the next version has only the new names"
+        warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+
+
+def _defines(cls: type, old: str) -> bool:
+    return old in vars(cls) and not isinstance(vars(cls)[old], _FormerMember)
+
+
+def _levels_of_class_body() -> int:
+    """The ``stacklevel`` of the ``class`` statement, for the function that ``__init_subclass__`` calls."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_code.co_name == "__init_subclass__":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class _Renamed:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -51,10 +51,8 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-class DenoisingTask(RenamedMethods, RawTextTask):
+class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_tokens"}):
     """Pretraining on raw text."""
-
-    renamed_methods: ClassVar[Mapping[str, str]] = {"symbols": "noise_tokens"}
 
     cfg: DenoisingConfig
 

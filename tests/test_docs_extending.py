@@ -162,7 +162,7 @@ def test_stateful_processor(batch_size: int) -> None:
     found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
     assert shown(found) == shown(translator.translate(TEXTS, processors=[CountedTokens(0.8)]))
     assert shown(found) != shown(translator.translate(TEXTS))
-    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.joins
+    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.can_merge
     assert joined, "sentences join the running batch, so that this is tested"
 
 

@@ -402,7 +402,7 @@ def test_no_nan_and_nothing_forbidden_comes_back(name: str, data: st.DataObject)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", list(PROCESSORS))
-def test_every_number_format(name: str, dtype: torch.dtype) -> None:
+def test_every_dtype(name: str, dtype: torch.dtype) -> None:
     for step in (0, 2, 9):
         got = PROCESSORS[name](scores(0).to(dtype), everywhere(name, 0, step))
         assert got.dtype == dtype

@@ -35,7 +35,7 @@ class WordReward(LogitsProcessor):
     """
 
     shift_invariant = True  # adding a constant to a row before this processor equals adding it afterwards
-    joins = True  # it does not read tokens, source ids or context.step
+    can_merge = True  # it does not read tokens, source ids or context.step
 
     def __init__(self, eos: int, reward: float):
         self.eos, self.reward = eos, reward

@@ -35,7 +35,7 @@ class ThresholdSearch(BeamSearch):
 
     # A subclass that overrides `step` loses both flags unless it states them again; decoding is then slower.
     additive = True  # `step` only adds and compares lprobs and scores
-    joins = True  # `step` does not read context.step, tokens or source ids
+    can_merge = True  # `step` does not read context.step, tokens or source ids
 
     def __init__(self, delta: float):
         super().__init__()

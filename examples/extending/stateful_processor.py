@@ -37,7 +37,7 @@ class FrequencyPenalty(LogitsProcessor):
     """
 
     shift_invariant = True  # adding a constant to a row before this processor equals adding it afterwards
-    joins = True  # the counts of a sentence do not depend on when it joined the batch
+    can_merge = True  # the counts of a sentence do not depend on when it joined the batch
     beam_state = ("counts",)  # the base class reorders, drops and merges this tensor with the beams
 
     def __init__(self, size: int, penalty: float):

@@ -39,7 +39,7 @@ class BackPointers:
         self.parents = torch.zeros_like(self.tokens)
         self.cumulative: Tensor | None = None
         self.attention: Tensor | None = None
-        self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
+        self.start_offsets = torch.zeros(sentences, dtype=torch.int64, device=device)
         """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
 
@@ -77,7 +77,7 @@ class BackPointers:
         self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
-        self.starts = self.starts.index_select(0, keep)
+        self.start_offsets = self.start_offsets.index_select(0, keep)
 
     def merge(self, other: BackPointers) -> None:
         """Append the sentences of another batch, aligned at the last step.
@@ -86,13 +86,13 @@ class BackPointers:
         increase by 3.
         """
         length = max(self.length, other.length)
-        begins = [one.starts + (length - one.length) for one in (self, other)]
+        begins = [one.start_offsets + (length - one.length) for one in (self, other)]
         for name in ("tokens", "parents", "cumulative"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(
                 self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
             )
-        self.starts = torch.cat(begins)
+        self.start_offsets = torch.cat(begins)
         self.length = length
         self._matrix = None
 
@@ -100,7 +100,7 @@ class BackPointers:
         """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
-        self.starts = self.starts - steps
+        self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
     def last_tokens(self) -> Tensor:
@@ -138,7 +138,7 @@ class BackPointers:
             ``(k, B, L + 1, S)`` or ``None``. Entries at and after a hypothesis's own length are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.starts[sentences].cpu()
+        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
         sums = (

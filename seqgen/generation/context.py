@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.renamed import keep_former_members
 from seqgen.structures import map_tensors
 
 
+@keep_former_members
 @dataclass(frozen=True)
 class Sentences:
     """The ``live`` sentences, those that have not left the batch.
@@ -21,7 +23,7 @@ class Sentences:
         ids: ``(live,)`` int64, line number of each sentence.
         max_lengths: ``(live,)`` int64, last step of each sentence, counted from the first step of the batch.
         done: ``(live,)`` bool, which sentences need no further hypotheses.
-        starts: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
         prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
         src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
         src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
@@ -31,7 +33,7 @@ class Sentences:
     ids: Tensor
     max_lengths: Tensor
     done: Tensor
-    starts: Tensor | None = None
+    start_offsets: Tensor | None = None
     prefix_tokens: Tensor | None = None
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
@@ -40,7 +42,7 @@ class Sentences:
     @property
     def own_limits(self) -> Tensor:
         """``(live,)`` int64, last step of each sentence, counted from its own first step."""
-        return self.max_lengths if self.starts is None else self.max_lengths - self.starts
+        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
 
     def select(self, keep: Tensor) -> Sentences:
         """The sentences ``keep``, ``(kept,)`` int64."""
@@ -123,14 +125,14 @@ class StepContext:
     @cached_property
     def steps(self) -> Tensor:
         """``(rows,)`` int64, number of tokens of each row; sentences that joined a running batch have fewer."""
-        starts = self.sentences.starts
+        starts = self.sentences.start_offsets
         own = self.step - (torch.zeros_like(self.sentences.max_lengths) if starts is None else starts)
         return self.by_row(own)
 
     @property
     def has_joined(self) -> bool:
         """Whether sentences joined the batch at different steps."""
-        return self.sentences.starts is not None
+        return self.sentences.start_offsets is not None
 
     @cached_property
     def max_lengths(self) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -33,9 +32,11 @@ from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch, Hypothesis
 
 
+@keep_former_members
 class SequenceGenerator:
     """Decodes batches of sentences.
 
@@ -183,9 +184,9 @@ class SequenceGenerator:
         return self.setup.beam_size
 
     @property
-    def joins(self) -> bool:
+    def can_merge(self) -> bool:
         """Whether waiting sentences may join a running batch."""
-        return self.setup.joins
+        return self.setup.can_merge
 
     @torch.inference_mode()
     def generate(
@@ -235,8 +236,8 @@ class SequenceGenerator:
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Decode any number of sentences by continuous batching: waiting sentences replace those that are done.
 
-        The batch stays full, whereas a separate batch shrinks after its shortest output. If ``joins`` is false, each
-        batch is decoded separately.
+        The batch stays full, whereas a separate batch shrinks after its shortest output. If ``can_merge`` is false,
+        each batch is decoded separately.
 
         Args:
             waiting: called with the number of sentences in the running batch and the width of their sources; returns a
@@ -246,7 +247,7 @@ class SequenceGenerator:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
         """
         with self.setup.ensemble.evaluating():
-            if self.joins:
+            if self.can_merge:
                 found = ContinuousBatching(self.setup, waiting).run()
                 while True:
                     with self.setup.switched():  # only while decoding, not while the caller uses the result
@@ -256,11 +257,6 @@ class SequenceGenerator:
                     yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
-
-    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Deprecated name of ``generate_continuously``."""
-        warnings.warn("generate_rolling is now generate_continuously", DeprecationWarning, stacklevel=2)
-        return self.generate_continuously(waiting)
 
     def last_steps(self, src_lengths: Tensor) -> Tensor:
         """The last step of each sentence; see ``Limits.last_steps``."""

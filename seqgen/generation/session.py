@@ -291,7 +291,7 @@ class Session:
         Returns:
             The ``beam`` candidates of each sentence that continue.
         """
-        own = context.step if self.sentences.starts is None else context.step - self.sentences.starts
+        own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
         was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
@@ -394,7 +394,7 @@ class Session:
     def merge(self, other: Self) -> None:
         """Append the sentences of another session, which has decoded at least one step.
 
-        ``DecodingSetup.joins`` says whether this is possible.
+        ``DecodingSetup.can_merge`` says whether this is possible.
 
         Args:
             other: a session of the same setup; it must not be used afterwards.
@@ -411,17 +411,17 @@ class Session:
             mine_.merge(theirs_)
         own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
         self.backpointers.merge(other.backpointers)
-        if (unseen := int(self.backpointers.starts.min())) > 0:
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
             self.backpointers.crop_left(unseen)
             for member in self.members:
                 member.crop_left(unseen)
-        starts = self.backpointers.starts
+        start_offsets = self.backpointers.start_offsets
         texts = [one.sentences.texts for one in (self, other)]
         self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
-            max_lengths=own_limits + starts,
+            max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
-            starts=starts,
+            start_offsets=start_offsets,
             texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())

@@ -20,6 +20,7 @@ from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch
 from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
@@ -71,6 +72,7 @@ class Limits:
         return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
 
 
+@keep_former_members
 @dataclass(frozen=True)
 class DecodingSetup:
     """How to decode: all components and options of a session.
@@ -165,22 +167,22 @@ class DecodingSetup:
         )
 
     @property
-    def joins(self) -> bool:
+    def can_merge(self) -> bool:
         """Whether waiting sentences may join a running batch."""
         models = self.ensemble.models
         return (
             self.debug.use_cache
             and self.debug.continuous_batching
             and self.search.session_class is None
-            and self.search.joins
+            and self.search.can_merge
             and len(models) == len(self.ensemble.members)
-            and self.ensemble.combination.joins
+            and self.ensemble.combination.can_merge
             and not self.stopping
             and not self.observers
             and not self.needs
-            and all(getattr(model.decoder, "joins", False) for model in models)
+            and all(getattr(model.decoder, "can_merge", False) for model in models)
             and not any(_adjusts_logits(model) for model in models)
-            and all(processor.joins for processor in self.processors)
+            and all(processor.can_merge for processor in self.processors)
         )
 
 

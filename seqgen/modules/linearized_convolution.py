@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.errors import DecodingError
-from seqgen.incremental_state import Slots, StateDict, StatefulModule
+from seqgen.incremental_state import ModuleState, StateDict, StatefulModule
 from seqgen.modules.conv_tbc import ConvTBC
 
 
@@ -21,9 +21,9 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
     The inputs are put together anew at each step, in the order in which the weight wants them. Writing them in a ring
     would save less than it costs: that copy is 4 % of a step with one sentence and 1 % with 16.
 
-    Slots:
+    State:
         input_buffer: ``(N, kernel_width - 1, in_channels)``, the last inputs, zeros where there were none; as many more
-            as ``IncrementalState.max_truncation`` says.
+            as ``IncrementalState.max_roll_back`` says.
 
     Args:
         in_channels: channels of the input.
@@ -53,31 +53,31 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         history = self.kernel_width - 1
         if history == 0:
             return x
-        kept = history + getattr(incremental_state, "max_truncation", 0)
-        slots = self.get_slots(incremental_state)
-        if slots is None:
+        kept = history + getattr(incremental_state, "max_roll_back", 0)
+        module_state = self.get_state(incremental_state)
+        if module_state is None:
             inputs = F.pad(x, (0, 0, kept, 0))
         else:
-            inputs = torch.cat([slots["input_buffer"], x], dim=1)
-        self.set_slots(incremental_state, {"input_buffer": inputs[:, max(inputs.size(1) - kept, 0) :]})
+            inputs = torch.cat([module_state["input_buffer"], x], dim=1)
+        self.set_state(incremental_state, {"input_buffer": inputs[:, max(inputs.size(1) - kept, 0) :]})
         return inputs[:, inputs.size(1) - x.size(1) - history :]
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Drop the last inputs; see ``StatefulModule``."""
-        length = slots["input_buffer"].size(1) - positions
+        length = module_state["input_buffer"].size(1) - positions
         if length < self.kernel_width - 1:
             raise DecodingError(
                 f"{positions} positions cannot be taken back by a convolution that remembers so few inputs; begin with "
-                f"a decoding state whose max_truncation is {positions}"
+                f"a decoding state whose max_roll_back is {positions}"
             )
-        return {"input_buffer": slots["input_buffer"][:, :length]}
+        return {"input_buffer": module_state["input_buffer"][:, :length]}
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Do nothing: only the last inputs are remembered; see ``StatefulModule``."""
-        return slots
+        return module_state
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Put the rows of another state behind those of this one; see ``StatefulModule``."""
-        buffers = [slots["input_buffer"], others["input_buffer"]]
+        buffers = [module_state["input_buffer"], other["input_buffer"]]
         length = max(buffer.size(1) for buffer in buffers)
         return {"input_buffer": torch.cat([F.pad(buffer, (0, 0, length - buffer.size(1), 0)) for buffer in buffers])}

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState, StateDict
 from seqgen.modules.segments import segment_mask
+from seqgen.renamed import former_names, keep_former_members
 from seqgen.structures import Segments
 
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
+
+@keep_former_members
 @dataclass
 class QueryPositions:
     """The positions that a model computes in one pass, for the mask of self-attention.
@@ -30,8 +34,8 @@ class QueryPositions:
         new: positions that are computed.
         device: where masks are needed.
         causal: whether a position sees only those up to itself.
-        starts: ``(N,)`` int64 start offset of each row, the first position that it sees; ``None`` where that is 0
-            everywhere.
+        start_offsets: ``(N,)`` int64, the first position of each row; it does not attend to those before. ``None``
+            where all are 0.
         segments: ``(N, new)`` int64, in rows that hold several examples the example of each position.
         padding_mask: ``(N, new)`` bool, true at padding; ``None`` where there is none.
     """
@@ -40,7 +44,7 @@ class QueryPositions:
     new: int
     device: torch.device
     causal: bool = True
-    starts: Tensor | None = None
+    start_offsets: Tensor | None = None
     segments: Tensor | None = None
     padding_mask: Tensor | None = None
 
@@ -55,8 +59,10 @@ class QueryPositions:
         cls, tokens: Tensor, seen: int, incremental_state: StateDict | None, segments: Segments | None
     ) -> Self:
         """Those of a decoder's pass over the new tokens ``(N, new)`` behind ``seen`` others."""
-        starts = starts_of_rows(incremental_state, tokens.size(0))
-        return cls(seen, tokens.size(1), tokens.device, True, starts, None if segments is None else segments.target)
+        start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
+        return cls(
+            seen, tokens.size(1), tokens.device, True, start_offsets, None if segments is None else segments.target
+        )
 
     @cached_property
     def allowed(self) -> Tensor | None:
@@ -67,7 +73,7 @@ class QueryPositions:
         if self.segments is not None:
             return segment_mask(self.segments, self.segments, causal=self.causal)
         if self.causal:
-            return step_mask(self.seen, self.new, self.starts, self.device)
+            return step_mask(self.seen, self.new, self.start_offsets, self.device)
         return None if self.padding_mask is None else ~self.padding_mask[:, None, None, :]
 
     @cached_property
@@ -79,7 +85,7 @@ class QueryPositions:
     @property
     def is_plain_causal(self) -> bool:
         """Whether the mask is that of a causal pass over whole rows, which attention kernels know without a tensor."""
-        return self.causal and self.seen == 0 and self.starts is None and self.segments is None
+        return self.causal and self.seen == 0 and self.start_offsets is None and self.segments is None
 
     def restrict(self, mask: Tensor) -> Tensor:
         """Hide what is not allowed from a mask.
@@ -108,7 +114,7 @@ class QueryPositions:
         return kept[1]
 
 
-def starts_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | None:
+def start_offsets_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | None:
     """The start offset of each row: the step at which its sentence entered the batch.
 
     Args:
@@ -118,15 +124,15 @@ def starts_of_rows(incremental_state: StateDict | None, rows: int) -> Tensor | N
     Returns:
         ``(rows,)`` int64; ``None`` where all sentences entered at step 0, which a plain dict implies.
     """
-    if not isinstance(incremental_state, IncrementalState) or not incremental_state.has_late_starts:
+    if not isinstance(incremental_state, IncrementalState) or not incremental_state.has_start_offsets:
         return None
-    starts = incremental_state.starts
-    if rows % starts.numel():
-        raise ValueError(f"{rows} rows do not belong to {starts.numel()} sentences of equally many rows")
-    return starts.repeat_interleave(rows // starts.numel())
+    start_offsets = incremental_state.start_offsets
+    if rows % start_offsets.numel():
+        raise ValueError(f"{rows} rows do not belong to {start_offsets.numel()} sentences of equally many rows")
+    return start_offsets.repeat_interleave(rows // start_offsets.numel())
 
 
-def step_mask(seen: int, new: int, starts: Tensor | None, device: torch.device) -> Tensor | None:
+def step_mask(seen: int, new: int, start_offsets: Tensor | None, device: torch.device) -> Tensor | None:
     """Which positions each new position may attend to.
 
     With 2 positions seen and 2 new ones, the masks of the new ones are ``1 1 1 0`` and ``1 1 1 1``; in a row that
@@ -135,20 +141,20 @@ def step_mask(seen: int, new: int, starts: Tensor | None, device: torch.device) 
     Args:
         seen: positions seen before.
         new: positions now computed.
-        starts: ``(N,)`` int64 start offset of each row; ``None`` where that is 0 everywhere.
+        start_offsets: ``(N,)`` int64 start offset of each row; ``None`` where that is 0 everywhere.
         device: where the mask is needed.
 
     Returns:
-        Bool, true where attention is allowed: ``(new, seen + new)``, or ``(N, 1, new, seen + new)`` with ``starts``;
-        ``None`` where everything is allowed.
+        Bool, true where attention is allowed: ``(new, seen + new)``, or ``(N, 1, new, seen + new)`` with
+        ``start_offsets``; ``None`` where everything is allowed.
     """
-    if starts is None and new == 1:
+    if start_offsets is None and new == 1:
         return None
     keys = torch.arange(seen + new, device=device)
     mask = keys <= torch.arange(seen, seen + new, device=device).unsqueeze(1)
-    if starts is None:
+    if start_offsets is None:
         return mask
-    return mask & (keys >= starts.unsqueeze(1)).view(-1, 1, 1, seen + new)
+    return mask & (keys >= start_offsets.unsqueeze(1)).view(-1, 1, 1, seen + new)
 
 
 def padding_mask_of(src_tokens: Tensor, padding_idx: int | None) -> Tensor | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from seqgen.incremental_state import Slots, StateDict, StatefulModule
+from seqgen.incremental_state import ModuleState, StateDict, StatefulModule
 from seqgen.modules.attention import attend, fold_beams, unfold_beams
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.choice import choose_cache
@@ -169,8 +169,8 @@ class MultiheadAttention(StatefulModule):
         return StaticCache() if self.encoder_decoder else choose_cache(incremental_state, new)
 
     def _cache_in(self, incremental_state: StateDict | None) -> KeyValueCache | None:
-        slots = self.get_slots(incremental_state)
-        cache: KeyValueCache | None = None if slots is None else slots["cache"]
+        module_state = self.get_state(incremental_state)
+        cache: KeyValueCache | None = None if module_state is None else module_state["cache"]
         return cache
 
     def remembered(self, incremental_state: StateDict) -> KeysAndValues | None:
@@ -185,26 +185,26 @@ class MultiheadAttention(StatefulModule):
         cache = self._cache_in(incremental_state)
         return None if cache is None else cache.view()
 
-    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Put rows into a new order; see ``KeyValueCache``."""
-        return {"cache": slots["cache"].reorder(new_order)}
+        return {"cache": module_state["cache"].reorder(new_order)}
 
-    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Put rows into a new order within each sentence; see ``KeyValueCache``."""
-        return {"cache": slots["cache"].reorder_within_beams(parents)}
+        return {"cache": module_state["cache"].reorder_within_beams(parents)}
 
-    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences; see ``KeyValueCache``."""
-        return {"cache": slots["cache"].select(keep, beam_size)}
+        return {"cache": module_state["cache"].select(keep, beam_size)}
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the last positions; see ``KeyValueCache.roll_back``."""
-        return {"cache": slots["cache"].roll_back(positions)}
+        return {"cache": module_state["cache"].roll_back(positions)}
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Remove the first positions; see ``KeyValueCache.crop_left``."""
-        return {"cache": slots["cache"].crop_left(positions)}
+        return {"cache": module_state["cache"].crop_left(positions)}
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
         """Put the rows of another state behind those of this one; see ``KeyValueCache.merge``."""
-        return {"cache": slots["cache"].merge(others["cache"])}
+        return {"cache": module_state["cache"].merge(other["cache"])}

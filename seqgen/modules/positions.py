@@ -70,23 +70,23 @@ class Positions(nn.Module):
         self._check(int(positions.max()) + 1, what)
         return F.embedding(positions + self.padding_idx + 1, self.weight)
 
-    def of_target(self, seen: int, new: int, starts: Tensor | None = None) -> Tensor:
+    def of_target(self, seen: int, new: int, start_offsets: Tensor | None = None) -> Tensor:
         """The positions of new target tokens.
 
         Args:
             seen: positions seen before.
             new: positions now computed.
-            starts: ``(N,)`` int64, the step at which each row began, from which its positions count; ``None`` where
-                that is 0 everywhere.
+            start_offsets: ``(N,)`` int64, the step at which each row entered the batch; its positions count from there.
+                ``None`` where all are 0.
 
         Returns:
-            ``(1, new, C)``, or ``(N, new, C)`` with ``starts``.
+            ``(1, new, C)``, or ``(N, new, C)`` with ``start_offsets``.
         """
-        if starts is None:
+        if start_offsets is None:
             return self._range(new, seen, "target")
-        steps = torch.arange(seen, seen + new, device=starts.device)
+        steps = torch.arange(seen, seen + new, device=start_offsets.device)
         # What stands before the start is not seen, and what goes beyond the table belongs to sentences that are done.
-        numbers = (steps - starts.unsqueeze(1)).clamp(min=0, max=self.max_positions - 1)
+        numbers = (steps - start_offsets.unsqueeze(1)).clamp(min=0, max=self.max_positions - 1)
         return F.embedding(numbers + self.padding_idx + 1, self.weight)
 
     def _range(self, count: int, first: int, what: str) -> Tensor:

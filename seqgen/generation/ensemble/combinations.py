@@ -24,12 +24,12 @@ class Combination(Component):
     A combination registered with ``@register_combination`` is selected by its name (``generation.combination``).
     """
 
-    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "joins": ("__call__",)}
+    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "can_merge": ("__call__",)}
 
     keeps_single: bool = False
     """Whether the scores of a single member are returned unchanged; then the combination is skipped for one member."""
 
-    joins: bool = False
+    can_merge: bool = False
     """Whether it is correct when sentences join a running batch: it does not read tokens or source ids, and uses
     ``context.steps``, not ``context.step``."""
 
@@ -65,7 +65,7 @@ class Mean(Combination):
     """
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __init__(self, weights: Sequence[float] = ()):
         self.weights = list(weights)
@@ -140,7 +140,7 @@ class Product(Combination):
     """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -170,7 +170,7 @@ class Fusion(Combination):
     """
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
         self.weight, self.weights = weight, list(weights)

@@ -183,7 +183,7 @@ class Member:
 
     def crop_left(self, positions: int) -> None:
         """Drop the first positions, which no sentence sees."""
-        self.model.decoder.trim(self.state, positions)  # type: ignore[operator]
+        self.model.decoder.crop_left(self.state, positions)  # type: ignore[operator]
 
 
 def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:

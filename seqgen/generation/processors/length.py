@@ -22,7 +22,7 @@ class MinimumLength(LogitsProcessor):
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True):
@@ -44,7 +44,7 @@ class ForceEndAtMaximum(LogitsProcessor):
     """At a sentence's maximum length only end-of-sentence remains, with its own score."""
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -43,8 +43,8 @@ class LookAhead(Member):
     ):
         super().__init__(model, source, beam_size, start_token, debug)
         if self.state is not None:
-            self.state.max_truncation = reach
-        self.can_truncate = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_truncate
+            self.state.max_roll_back = reach
+        self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
         self.seen = 0
         """Columns of the decoder's input that have been read."""
         self.first = 0
@@ -64,12 +64,12 @@ class LookAhead(Member):
             self.seen = min(self.seen, columns)
             return
         if self.seen > columns:
-            if self.can_truncate:
-                self.model.decoder.truncate(self.state, self.seen - columns)  # type: ignore[operator]
+            if self.can_roll_back:
+                self.model.decoder.roll_back(self.state, self.seen - columns)  # type: ignore[operator]
                 self.seen = columns
             elif self.mark is not None:
                 self.seen, self.state = self.mark
-        if not self.can_truncate:
+        if not self.can_roll_back:
             self.mark = self.seen, copy.deepcopy(self.state)
 
     def read(self, tokens: Tensor, need_attention: bool = False) -> None:
