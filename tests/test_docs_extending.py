@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md: each is run by its keys from the command line, and does what it says."""
+"""The examples of docs/extending.md: each runs by command and from Python, and has the documented effect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {"beam": 4, "nbest": 4, "max_len_b": 10}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs, ``a`` and ``b``, of a few updates, and ``input``."""
+    """A folder with the runs ``a`` and ``b``, of a few updates each, and the file ``input``."""
     folder = tmp_path_factory.mktemp("extending")
     corpus(folder / "DATA")
     for name in ("a", "b"):
@@ -61,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int = 0) -> list[dict[str, Any]]:
-    """What ``seqgen-generate`` writes with an example's file as ``common.user_dir``."""
+    """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``; after an error, its message."""
     paths = ",".join(str(runs / name) for name in path)
     outcome = command(
         "generate", f"common.user_dir={EXAMPLES / example}.py", f"path=[{paths}]", f"input={runs / 'input'}",
@@ -72,7 +72,7 @@ def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int 
 
 
 def by_object(runs: Path, path: str = "a", **settings: Any) -> list[Translation]:
-    """What ``Translator`` gives for the same input."""
+    """The translations of ``Translator`` for the same input."""
     lines = (runs / "input").read_text(encoding="utf-8").splitlines()
     return Translator([str(runs / name) for name in path], max_len_b=12).translate(lines, **settings)
 
@@ -110,7 +110,7 @@ def test_search_strategy(runs: Path) -> None:
 
 
 def test_strategy_and_its_flags_agree() -> None:
-    """The flags promise that logits may take the place of log-probabilities, and that sentences may join a batch."""
+    """By its flags it may be given logits, and sentences may join the batch; without both, the result is the same."""
     settings = {**SETTINGS, "search": ThresholdSearch(0.7), "batch_size": 2}
     one = text_model()
     found = shown(Translator(one, **{k: v for k, v in settings.items() if k != "search"}).translate(TEXTS, **settings))
@@ -142,7 +142,7 @@ def test_logits_processor(runs: Path) -> None:
 
 
 class CountedTokens(LogitsProcessor):
-    """The frequency penalty from all tokens, counted at every step."""
+    """The frequency penalty without state: it counts all tokens at every step."""
 
     def __init__(self, penalty: float):
         self.penalty = penalty
@@ -156,7 +156,7 @@ class CountedTokens(LogitsProcessor):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_stateful_processor(batch_size: int) -> None:
-    """Its counts follow the beams: when these change places, and when sentences leave or join the batch."""
+    """Its counts are correct after reordering, and when sentences leave or join the batch."""
     translator = Translator(text_model(), batch_size=batch_size, **SETTINGS)
     size = len(translator.task.target_dictionary)
     found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
@@ -195,7 +195,7 @@ def test_combination(runs: Path) -> None:
 
 
 def test_member() -> None:
-    """The score of a hypothesis is that of the source, less a share of that of the source without its words."""
+    """The score is that with the whole source, plus the (negative) weight times that with the words hidden."""
     loaded = text_model()
     weight, text, words = -0.4, "w1 w5 w8 w5", ["w5"]
     found = decode(loaded, text, words, weight, beam=3)
@@ -263,7 +263,7 @@ def test_observer(runs: Path, tmp_path: Path) -> None:
 
 
 def test_cache() -> None:
-    """Greedy and beam search use the cache: rounding changes scores a little, and without it nothing changes."""
+    """Greedy and beam search use the cache: rounding changes scores slightly; without rounding they are equal."""
     for beam in (1, 4):
         settings = {**SETTINGS, "beam": beam, "nbest": beam}
         one, other = text_model(), text_model()
@@ -277,7 +277,7 @@ def test_cache() -> None:
         assert 0 < max(differences) < 0.05
         generator = other.task.build_generator([other.model], GenerationConfig(**settings))
         batch = other.task.collate([(0, other.task.encode_source(TEXTS[0]), None)], other.model)
-        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # nothing is rounded any more
+        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # without rounding
             (hypotheses,) = generator.generate(batch)
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in exact[0].hypotheses], abs=1e-10)
 
