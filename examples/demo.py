@@ -61,7 +61,7 @@ def run(command: str, *arguments: str) -> str:
     module = [sys.executable, "-m", COMMANDS[command]]
     with _passing_signals() as started:
         process = subprocess.Popen([*module, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True)
-        output = started(process)
+        output: str = started(process)
     if process.returncode:
         sys.exit(f"demo: {command} ended with exit code {process.returncode}")
     return output

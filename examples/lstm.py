@@ -14,7 +14,7 @@ Letters: ``N`` rows, ``S`` source positions, ``T`` target positions, ``C`` hidde
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,9 @@ from seqgen.config import option
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
-
-if TYPE_CHECKING:
-    from seqgen.task import Task
 
 
 @dataclass
@@ -85,7 +82,8 @@ class LSTMEncoder(Encoder):
 
     def _join(self, state: Tensor) -> Tensor:
         # (layers * 2, N, C / 2) -> (layers, 2, N, C / 2) -> (N, layers, 2, C / 2) -> (N, layers, C)
-        return state.unflatten(0, (self.cfg.layers, 2)).permute(2, 0, 1, 3).flatten(2)
+        joined: Tensor = state.unflatten(0, (self.cfg.layers, 2)).permute(2, 0, 1, 3).flatten(2)
+        return joined
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -153,7 +151,7 @@ class LSTMModel(EncoderDecoderModel):
     """A recurrent encoder-decoder with attention."""
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Task) -> Self:
+    def build_model(cls, cfg: Any, task: Vocabularies) -> Self:
         """Build the model for a task's vocabularies."""
         source, target = task.source_dictionary, task.target_dictionary
         return cls(LSTMEncoder(cfg, len(source), source.pad()), LSTMDecoder(cfg, len(target), target.pad()))

@@ -10,7 +10,7 @@ Letters: ``N`` rows, ``S`` source positions, ``T`` target positions, ``C`` dimen
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,10 @@ from seqgen.config import option
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules import LearnedPositions
 from seqgen.registry import register_model
 from seqgen.structures import DecoderOut, EncoderOut
-
-if TYPE_CHECKING:
-    from seqgen.task import Task
 
 
 @dataclass
@@ -121,6 +118,6 @@ class AverageModel(EncoderDecoderModel):
     """An encoder-decoder whose decoder averages the previous tokens."""
 
     @classmethod
-    def build_model(cls, cfg: AverageConfig, task: Task) -> Self:
+    def build_model(cls, cfg: AverageConfig, task: Vocabularies) -> Self:
         """Build the model for a task's vocabularies."""
         return cls(AverageEncoder(cfg, task.source_dictionary), AverageDecoder(cfg, task.target_dictionary))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from seqgen.config import option
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
@@ -39,6 +41,6 @@ class FocalCriterion(Criterion):
         logits, target = target_logits(model, batch, self.task.target_dictionary.pad())  # (M, V), (M,)
         lprobs = model.get_normalized_probs(logits).gather(1, target.unsqueeze(1)).squeeze(1)  # (M,)
         weights = (-lprobs.expm1()).clamp(min=1e-6) ** self.cfg.gamma  # at p = 1 the power may have no finite gradient
-        tokens = target.numel()
-        logging = {"nll_loss": -lprobs.sum().detach(), "correct": (logits.argmax(1) == target).sum(), "ntokens": tokens}
-        return CriterionOut(-(weights * lprobs).sum(), tokens, {**logging, "nsentences": batch.ids.numel()})
+        logging: dict[str, Tensor | float] = {"nll_loss": -lprobs.sum().detach(), "ntokens": target.numel()}
+        logging |= {"correct": (logits.argmax(1) == target).sum(), "nsentences": batch.ids.numel()}
+        return CriterionOut(-(weights * lprobs).sum(), target.numel(), logging)

@@ -39,6 +39,7 @@ class FrequencyPenalty(LogitsProcessor):
     shift_invariant = True  # adding a constant to a row before this processor equals adding it afterwards
     can_merge = True  # the counts of a sentence do not depend on when it joined the batch
     beam_state = ("counts",)  # the base class reorders, drops and merges this tensor with the beams
+    counts: Tensor  # (sentences, beam, V)
 
     def __init__(self, size: int, penalty: float):
         self.size, self.penalty = size, penalty

@@ -63,7 +63,7 @@ class CasedTranslationTask(TranslationTask):
     """Translation with one vocabulary of cased words for both languages."""
 
     @classmethod
-    def setup_task(cls, cfg: CasedTranslationConfig, folder: Path) -> Self:
+    def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:
         """Make the tokenizer from the training text, or read it from the run folder."""
         home = folder / "tokenizer"
         if not home.is_dir():
