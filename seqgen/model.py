@@ -10,7 +10,6 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
-from seqgen.renamed import RenamedMethods
 from seqgen.structures import DecoderOut
 
 
@@ -28,7 +27,7 @@ class Vocabularies(Protocol):
         ...
 
 
-class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_symbol": "start_token"}):
+class EncoderDecoderModel(nn.Module, Flagged):
     """An encoder and a decoder, and what their inputs look like.
 
     Args:
