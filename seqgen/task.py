@@ -16,6 +16,7 @@ from seqgen.data.pair_dataset import Dataset
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
+from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.metrics import text_scores
@@ -161,12 +162,12 @@ class Task:
         return model
 
     def build_generator(
-        self, models: Sequence[EncoderDecoderModel], cfg: GenerationConfig, **further: Any
+        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **further: Any
     ) -> SequenceGenerator:
         """Make the generator for one model or an ensemble.
 
         Args:
-            models: one or more models over the target vocabulary.
+            models: one or more models over the target vocabulary; ``MemberSpec`` gives a model a role.
             cfg: the configuration of decoding.
             further: constructor arguments of ``SequenceGenerator`` that are not in the configuration.
 

@@ -1,4 +1,4 @@
-"""Random sets of options: decoding with a cache equals decoding without, and a sentence alone equals one in a batch."""
+"""With random options, cached search equals uncached search, and a sentence alone equals one in a batch."""
 
 from __future__ import annotations
 
