@@ -19,7 +19,7 @@ from benchmarks.decoding.command import contest as contest_of_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import random_sources, save_random_t5
 from benchmarks.decoding.plots import curves
-from benchmarks.decoding.process import WorkerError, WorkerProcess
+from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
 from seqgen.checkpoints.loading import load_model
@@ -201,12 +201,54 @@ def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[
     return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
 
 
+def test_the_worker_of_another_checkout_uses_its_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "benchmarks" / "decoding"
+    package.mkdir(parents=True)
+    (tmp_path / "seqgen.py").write_text("version = 'the older seqgen'")
+    script = "import json, seqgen; print(json.dumps({'ready': seqgen.version}), flush=True); input()"
+    (package / "seqgen_worker.py").write_text(script)
+    monkeypatch.chdir(ROOT)  # python -m must not prefer the current folder
+    WorkerProcess(sys.executable, "seqgen_worker", [], threads=1, root=tmp_path).close()
+    assert "the older seqgen is ready" in capfd.readouterr().err
+
+
+def test_now_is_compared_with_before_in_each_round() -> None:
+    measured = [
+        Measured(WORK, "seqgen", "float32", seconds=[[1.0, 1.0], [4.0], [1.0]]),
+        Measured(WORK, "other", "float32", seconds=[[9.0], [9.0], [9.0]]),
+        Measured(WORK, "seqgen (before)", "float32", seconds=[[3.0], [4.0], [0.5]]),
+    ]
+    line = report.now_to_before(measured).split("\n")[1]
+    assert line.startswith("  1.000 (1.50 1.00 0.50) float32: m, 2 sentences by 1")
+    assert report.now_to_before(measured[:2]) == ""
+
+
+def test_every_other_round_runs_in_reverse() -> None:
+    order: list[str] = []
+
+    class Noting(Scripted):
+        def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+            order.append(request["name"])
+            return super().answer(request)
+
+    kits = [Toolkit(name, "float32", Noting([[1], [1]]), {"name": name}, decodes=False) for name in ("a", "b")]
+    Contest([WORK], kits, 10).run(3)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the first pair is the warm-up
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["a", "--formats", "int8"], "--formats begins with float32"),
+        (["a", "--formats", "int8"], "--formats must begin with float32"),
         (["a", "--plot", "x"], "--plot needs --json"),
-        (["c", "--plot", "x"], "in c nothing varies"),
+        (["c", "--plot", "x"], "work c does not use --plot"),
+        (["c", "--seqgen-before", "."], "work c does not use --seqgen-before"),
+        (["a", "--t5", "x"], "work a does not use --t5"),
+        (["a", "--quick", "--tiny"], "not allowed with argument --quick"),
+        (["b", "--seqgen-before", ".", "--inside"], "leave out --inside"),
+        (["b", "--seqgen-before", "/no/checkout"], "/no/checkout is not the root of a checkout"),
         (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
     ],
 )

@@ -71,12 +71,13 @@ class WorkerProcess:
         module: the worker's module in this package.
         arguments: see ``worker.parser``.
         threads: of the matrix libraries.
+        root: the checkout whose worker runs, with the seqgen of that checkout.
 
     Raises:
         WorkerError: it does not start.
     """
 
-    def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int):
+    def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int, root: Path = ROOT):
         self.failed = False
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is closed with the worker
         command = [python, "-m", f"benchmarks.decoding.{module}", *arguments, "--threads", str(threads)]
@@ -87,7 +88,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
                 text=True,
-                env=environment(threads),
+                env=environment(threads, root),
             )
         except OSError as error:
             raise WorkerError(f"cannot run {python}: {error.strerror or error}") from None
@@ -135,7 +136,9 @@ class WorkerProcess:
         self.errors.close()
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that is measured: so many threads, no network, and this package."""
+def environment(threads: int, root: Path = ROOT) -> dict[str, str]:
+    """The environment variables of a measured process: its number of threads, no network, the checkout at ``root``."""
     further = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **further, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    # with PYTHONSAFEPATH, `python -m` does not import from the current folder, which may be another checkout
+    checkout = {"PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **further, **checkout, "HF_HUB_OFFLINE": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.decoding.work import SEQGEN, Measured, describe
+from benchmarks.decoding.work import BEFORE, SEQGEN, Measured, describe
 
 HEAD = (
     f"{'':<30} {'tokens/s':>9} {'sent./s':>8} {'p50 ms':>8} {'p95 ms':>8} {'peak MB':>8} {'kB/hyp.':>8} {'same':>6} "
@@ -103,6 +104,21 @@ def growth(measured: Sequence[Measured], base: int = 64) -> str:
             ratio = at_base[_but_length(one)] / one.tokens_per_second
             lines.append(f"  {one.toolkit}, {one.format}: {describe(one.work)}: {ratio:.2f}")
     return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def now_to_before(measured: Sequence[Measured]) -> str:
+    """The speed of this checkout divided by that of the other one, for each work and dtype.
+
+    Each round gives a ratio, since its two measurements follow one another; the median is over the rounds.
+    """
+    lines = []
+    for of_work in by_work(measured):
+        now = {one.format: one for one in of_work if one.toolkit == SEQGEN}
+        for before in (one for one in of_work if one.toolkit == BEFORE):
+            rounds = [sum(b) / sum(n) for b, n in zip(before.seconds, now[before.format].seconds, strict=False)]
+            each = " ".join(f"{ratio:.2f}" for ratio in rounds)
+            lines.append(f"  {statistics.median(rounds):.3f} ({each}) {before.format}: {describe(before.work)}")
+    return "\n".join(["speed now / before: median (each round)", *lines]) if lines else ""
 
 
 def _but_length(one: Measured) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from benchmarks.decoding.process import Answering, WorkerError
 from benchmarks.decoding.worker import Answer, Request
 
 SEQGEN = "seqgen"
+BEFORE = "seqgen (before)"
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ class Contest:
             for work, measured in results.items():
                 request = work.request(self.vocabulary)
                 reference: Answer = {}
-                for kit, one in zip(self.toolkits, measured, strict=True):
+                pairs = list(zip(self.toolkits, measured, strict=True))
+                for kit, one in pairs if number % 2 == 0 else reversed(pairs):  # no toolkit is always the first
                     if (answer := self.ask(kit, request)) is None:
                         continue
                     one.add(answer)

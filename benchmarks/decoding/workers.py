@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.process import Answering, WorkerError, WorkerInside, WorkerProcess
+from benchmarks.decoding.process import ROOT, Answering, WorkerError, WorkerInside, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
-from benchmarks.decoding.work import SEQGEN, Toolkit
+from benchmarks.decoding.work import BEFORE, SEQGEN, Toolkit
 from benchmarks.decoding.worker import Worker, parser
 
 PEERS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
@@ -41,7 +41,15 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def start(self, python: str, module: str, models: Sequence[str], name: str, vocabulary: int = 0) -> Answering:
+    def start(
+        self,
+        python: str,
+        module: str,
+        models: Sequence[str],
+        name: str,
+        vocabulary: int = 0,
+        root: Path = ROOT,
+    ) -> Answering:
         """Start one.
 
         Args:
@@ -50,6 +58,7 @@ class Workers:
             models: what it decodes with.
             name: dtype.
             vocabulary: of presets.
+            root: the checkout whose worker runs.
 
         Raises:
             WorkerError: it does not start.
@@ -60,14 +69,20 @@ class Workers:
             given += ["--threads", str(self.options.threads)]
             worker = WorkerInside(partial(INSIDE[module], parser().parse_args(given)))
         else:
-            worker = WorkerProcess(python, module, given, self.options.threads)
+            worker = WorkerProcess(python, module, given, self.options.threads, root)
         self.stack.callback(worker.close)
         return worker
 
     def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
-        """seqgen in each dtype that there is."""
+        """seqgen in each dtype that it supports here, then the checkout of ``--seqgen-before`` in the same dtypes."""
         start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
-        return [Toolkit(SEQGEN, "float32", start("float32")), *self.attempt(SEQGEN, start, self.options.formats[1:])]
+        toolkits = [
+            Toolkit(SEQGEN, "float32", start("float32")),
+            *self.attempt(SEQGEN, start, self.options.formats[1:]),
+        ]
+        if (root := self.options.seqgen_before) is not None:
+            toolkits += [Toolkit(BEFORE, kit.format, start(kit.format, root=root)) for kit in toolkits]
+        return toolkits
 
     def peers(self, folder: Path) -> list[Toolkit]:
         """The other toolkits that the user has, in each dtype that they have."""
