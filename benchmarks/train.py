@@ -34,7 +34,7 @@ from seqgen.compose import compose
 from seqgen.config import TrainConfig
 from seqgen.registry import TASKS
 from seqgen.structures import Batch
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
@@ -82,7 +82,7 @@ def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingRun:
     )
     folder.mkdir()
     task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)
-    return TrainingRun(cfg, task, folder, torch.device("cpu"), Peers(), StopSignals())
+    return TrainingRun(cfg, task, folder, torch.device("cpu"), ProcessGroup(), StopSignals())
 
 
 def batches(run: TrainingRun) -> Iterator[Batch]:

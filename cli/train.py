@@ -18,7 +18,7 @@ from seqgen.compose import chosen_components, compose, expand_sweep
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.processes import end_with
-from seqgen.training.distributed import Peers, join, leave, peers_from_environment
+from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
@@ -69,36 +69,36 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
         The exit code: 0 when training ended as configured, else that of the signal that stopped it.
     """
     device = set_up_device(cfg.common)
-    peers = peers_from_environment()
-    if peers.world_size > 1:
-        return _train_with_peers(cfg, folder, device, peers)
+    group = group_from_environment()
+    if group.world_size > 1:
+        return _train_under_torchrun(cfg, folder, device, group)
     with run_lock(folder) as lock:
         return train(cfg, open_run(cfg, folder), folder, device, lock)
 
 
-def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peers: Peers) -> int:
+def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, group: ProcessGroup) -> int:
     """Train together with the other processes that ``torchrun`` started; the first of them prepares the folder."""
     end_with(os.getppid())
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     asked = cfg.distributed_training.distributed_world_size
-    if asked not in (1, peers.world_size):
+    if asked not in (1, group.world_size):
         raise ConfigError(
-            f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
+            f"distributed_training.distributed_world_size={asked}, but torchrun has started {group.world_size} "
             "processes; remove the key"
         )
-    cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
-    join(peers, cfg.distributed_training, device)
+    cfg.distributed_training.distributed_world_size = group.world_size  # for those who resume the run
+    join(group, cfg.distributed_training, device)
     with ExitStack() as held:
         task, problem = None, ""
-        if peers.is_main:
+        if group.is_main:
             try:
                 held.enter_context(run_lock(folder))
                 task = open_run(cfg, folder)
             except UserError as error:
                 problem = str(error)
-        problem = peers.gather(problem, PREPARATION)[0]  # the others wait here until the folder is ready
+        problem = group.gather(problem, PREPARATION)[0]  # the others wait here until the folder is ready
         if problem:
             leave()
             raise UserError(problem)

@@ -67,6 +67,7 @@ MODULES: dict[str, str] = {
     "seqgen.modules.key_value_cache": "seqgen.modules.kv_cache.growing",
     "seqgen.text_decoding": "seqgen.text.text_decoding",
     "seqgen.training.averaging": "seqgen.checkpoints.averaging",
+    "seqgen.training.milestones": "seqgen.training.triggers",
     "seqgen.training.checkpoints": "seqgen.checkpoints.run_checkpoints",
     "seqgen.training.resume": "seqgen.checkpoints.resume",
     "seqgen.training.run_lock": "seqgen.checkpoints.run_lock",
@@ -111,12 +112,15 @@ NAMES: dict[str, str] = {
     "ExactDecoding": "ExactSession",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
     "History": "BackPointers",
+    "Milestones": "Triggers",
+    "Peers": "ProcessGroup",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
     "SpeculativeDecoding": "SpeculativeSearch",
     "check_combinations": "check_compatible",
     "end_symbols_from_config": "end_tokens_from_config",
     "log_normalizer": "log_sum_exp",
+    "peers_from_environment": "group_from_environment",
 }
 """Old and new names of classes and functions."""
 

@@ -15,7 +15,7 @@ import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import UserError
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.user_files import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
@@ -115,8 +115,8 @@ def test_an_error_in_a_process_is_one_sentence(lab: Lab) -> None:
 
 
 def test_sums_over_one_process() -> None:
-    assert Peers().sum({"a": 1.0}) == {"a": 1.0}
-    assert Peers().gather("x") == ["x"]
+    assert ProcessGroup().sum({"a": 1.0}) == {"a": 1.0}
+    assert ProcessGroup().gather("x") == ["x"]
 
 
 def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

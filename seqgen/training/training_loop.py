@@ -24,9 +24,8 @@ from seqgen.registry import MODELS
 from seqgen.renamed import former_names
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.meters import Meter
-from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
 from seqgen.training.scores import lower_is_better, pick
@@ -34,6 +33,7 @@ from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
+from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
@@ -47,23 +47,29 @@ class TrainingRun:
         task: the task.
         folder: the run's folder.
         device: where to compute.
-        peers: the processes that train together.
+        group: the processes that train together.
         signals: says when to stop.
     """
 
     def __init__(
-        self, cfg: TrainConfig, task: Task, folder: Path, device: torch.device, peers: Peers, signals: StopSignals
+        self,
+        cfg: TrainConfig,
+        task: Task,
+        folder: Path,
+        device: torch.device,
+        group: ProcessGroup,
+        signals: StopSignals,
     ):
-        self.cfg, self.task, self.folder, self.peers, self.signals = cfg, task, folder, peers, signals
+        self.cfg, self.task, self.folder, self.group, self.signals = cfg, task, folder, group, signals
         seed_everything((cfg.common.seed,))
         model = task.build_model(cfg.model).to(device)
-        self.trainer = Trainer(cfg, task, model, device, peers)
-        self.milestones = Milestones(cfg)
+        self.trainer = Trainer(cfg, task, model, device, group)
+        self.triggers = Triggers(cfg)
         self.notes: list[str] = []
         self.iterator = self._train_iterator(model)
         valid = self._dataset(cfg.dataset.valid_subset, model)
         self.validator = Validator(self.trainer, valid, lambda: bool(signals.received))
-        self.checkpoints = Checkpoints(folder) if peers.is_main else None
+        self.checkpoints = Checkpoints(folder) if group.is_main else None
         self.meter = Meter()
         self.best: float | None = None
         self.stale = 0  # validations since the best one
@@ -89,8 +95,8 @@ class TrainingRun:
             max_tokens=cfg.max_tokens,
             batch_size=cfg.batch_size,
             seed=self.cfg.common.seed,
-            rank=self.peers.rank,
-            world_size=self.peers.world_size,
+            rank=self.group.rank,
+            world_size=self.group.world_size,
             even=False,  # no batch twice; train_update copes with a process that has none left
             num_workers=cfg.num_workers,
         )
@@ -112,9 +118,9 @@ class TrainingRun:
     def run(self) -> int:
         """Train until there is a reason to stop; see ``train``."""
         resumed = self._restore()
-        self.total = self.milestones.total_updates(self._updates_in_epoch())
-        self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self.total)
-        if self.peers.is_main:
+        self.total = self.triggers.total_updates(self._updates_in_epoch())
+        self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
+        if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
@@ -139,7 +145,7 @@ class TrainingRun:
     def _epoch(self) -> str:
         """Train what is left of an epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
-        freq = self.milestones.update_freq(epoch)
+        freq = self.triggers.update_freq(epoch)
         total = math.ceil(self.iterator.rounds / freq)
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
@@ -171,7 +177,7 @@ class TrainingRun:
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
-        left = self.milestones.seconds_left(update, self.total, self.meter.seconds)
+        left = self.triggers.seconds_left(update, self.total, self.meter.seconds)
         self.display.update(update, epoch, record, due, left)
         return True
 
@@ -185,13 +191,13 @@ class TrainingRun:
         Returns:
             The reason to stop, empty if there is none.
         """
-        if self.peers.any(bool(self.signals.received)):
+        if self.group.any(bool(self.signals.received)):
             return self._interrupt(ended)
         place = self.trainer.update, epoch, ended
         completed = epoch if ended else epoch - 1
         limit = self._limit(completed)
         improved = False
-        if self.milestones.is_due("validate", *place) or (limit and self.milestones.ever("validate")):
+        if self.triggers.is_due("validate", *place) or (limit and self.triggers.ever("validate")):
             try:
                 improved = self._validate(epoch)
             except Interrupted:
@@ -200,8 +206,8 @@ class TrainingRun:
                 self._interrupt(ended)
                 raise
             limit = limit or self._limit(completed)
-        if improved or limit or self.milestones.is_due("save", *place):
-            self._save(self.milestones.checkpoint_names(*place, improved))
+        if improved or limit or self.triggers.is_due("save", *place):
+            self._save(self.triggers.checkpoint_names(*place, improved))
         return limit
 
     def _interrupt(self, ended: bool) -> str:
@@ -221,10 +227,10 @@ class TrainingRun:
         trainer = self.trainer
         self.meter.tick()
         lr = trainer.scheduler.lr_at(trainer.update, epochs + 1)
-        reason = self.milestones.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
+        reason = self.triggers.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
         if not self.cfg.optimization.stop_time_hours:
             return reason
-        return next((one for one in self.peers.gather(reason) if one), "")  # the processes' clocks differ
+        return next((one for one in self.group.gather(reason) if one), "")  # the processes' clocks differ
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
@@ -267,7 +273,7 @@ class TrainingRun:
             "best": self.best,
             "stale": self.stale,
             "pending": self.pending,
-            "processes": self.peers.world_size,
+            "processes": self.group.world_size,
             "batches_in_update": self._batches_in_update(),
         }
 
@@ -280,7 +286,7 @@ class TrainingRun:
 
     def _restore(self) -> str:
         """Resume from the run's last checkpoint, or start a new run; return a message that says which."""
-        newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
+        newest = self.group.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
             try:
                 weights, state = read_weights(newest), read_training_state(newest)
@@ -311,12 +317,12 @@ class TrainingRun:
     def _regrouped(self, state: dict[str, Any]) -> str:
         """A message about the effects of another number of processes."""
         before, batches = state.get("processes"), state.get("batches_in_update")
-        if before in (None, self.peers.world_size):
+        if before in (None, self.group.world_size):
             return ""
         now = self._batches_in_update()
         kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
         return (
-            f"; the number of processes is {self.peers.world_size} rather than {before}: the rest of the epoch is "
+            f"; the number of processes is {self.group.world_size} rather than {before}: the rest of the epoch is "
             f"distributed among them, and an update has {now} batches, {kept}"
         )
 
@@ -342,7 +348,7 @@ class TrainingRun:
             if note:
                 self._message(note)
         params = sum(param.numel() for param in self.trainer.params)
-        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
+        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         self._message(
             f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
@@ -363,13 +369,13 @@ class TrainingRun:
 
     def _updates_in_epoch(self) -> int:
         """Updates in the current epoch, as many as the process with the most batches needs."""
-        return math.ceil(self._rounds_in_epoch() / self.milestones.update_freq(self.iterator.epoch))
+        return math.ceil(self._rounds_in_epoch() / self.triggers.update_freq(self.iterator.epoch))
 
     def _rounds_in_epoch(self) -> int:
         """Batches in the whole current epoch of the process with the most."""
         batches: int = self.iterator.state_dict()["batches"]
-        return math.ceil(batches / self.peers.world_size)
+        return math.ceil(batches / self.group.world_size)
 
     def _batches_in_update(self) -> int:
         """Batches of all processes that make one update."""
-        return self.peers.world_size * self.milestones.update_freq(self.iterator.epoch)
+        return self.group.world_size * self.triggers.update_freq(self.iterator.epoch)

@@ -71,8 +71,8 @@ class Validator:
             batch_size=cfg.batch_size_valid or cfg.batch_size,
             seed=trainer.cfg.common.seed,
             shuffle=False,
-            rank=trainer.peers.rank,
-            world_size=trainer.peers.world_size,
+            rank=trainer.group.rank,
+            world_size=trainer.group.world_size,
             even=False,
             num_workers=cfg.num_workers,
         )
@@ -109,7 +109,7 @@ class Validator:
         total: dict[str, float] = {}
         by_part: dict[str, float] = {}
         for name, iterator in self.iterators.items():
-            sums = self.trainer.peers.sum(self._sums(model, iterator))
+            sums = self.trainer.group.sum(self._sums(model, iterator))
             total = {key: total.get(key, 0.0) + value for key, value in sums.items()}
             if name:
                 by_part |= _named(name, mean_scores(sums))
@@ -147,7 +147,7 @@ class Validator:
         """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
         from seqgen.text.translator import ModelInMemory, Translator
 
-        trainer, peers = self.trainer, self.trainer.peers
+        trainer, group = self.trainer, self.trainer.group
         task = trainer.task.part(part) if part else trainer.task
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
@@ -155,18 +155,18 @@ class Validator:
         settings = to_dict(trainer.cfg.generation)
         decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
-        mine = range(peers.rank, len(sources), peers.world_size)
+        mine = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
         for translation in decoding.translate((sources[i] for i in mine), buffer_size=buffer):
             self._check_stop()
             hypotheses[mine[translation.id]] = translation.text
-        for rank, gathered in enumerate(peers.gather([hypotheses[i] for i in mine])):
-            hypotheses[rank :: peers.world_size] = gathered
+        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in mine])):
+            hypotheses[rank :: group.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
         return [Sample(*row) for row in shown]
 
     def _check_stop(self) -> None:
-        if self.trainer.peers.world_size == 1 and self.should_stop():  # several processes stop after the validation
+        if self.trainer.group.world_size == 1 and self.should_stop():  # several processes stop after the validation
             raise Interrupted
 
 
