@@ -1,4 +1,4 @@
-"""``seqgen-train``: train a model into a run folder, resume a run, or sweep over several configurations."""
+"""``seqgen-train``: train a model, resume a run, or train one run for each of several configurations."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from seqgen.training.distributed import ProcessGroup, group_from_environment, jo
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
-"""How long processes under ``torchrun`` wait for the first one to encode the text."""
+"""How long the other ranks under ``torchrun`` wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, the built-in example.
-Training again into a run folder resumes the run. With -m, several values of a key (model=a,b common.seed=1,2) train
-their product, a run folder each."""
+If the run folder contains a run, training resumes it. With -m, keys can have several values, such as
+model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,13 +40,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def default_folder(overrides: Sequence[str]) -> Path:
-    """Where a run goes that names no folder: ``runs/TASK-MODEL``."""
+    """The run folder if ``run_dir`` is not set: ``runs/TASK-MODEL``.
+
+    Args:
+        overrides: the ``key=value`` arguments.
+    """
     chosen = chosen_components(TrainConfig, overrides)
     return Path("runs") / f"{chosen['task']}-{chosen['model']}"
 
 
 def train_sweep(overrides: list[str]) -> int:
-    """Train one run after the other, for each combination of the values given."""
+    """Train one run after the other, for each combination of values.
+
+    Args:
+        overrides: the ``key=value`` arguments, with several values separated by commas.
+
+    Returns:
+        The exit code: 0, or that of the first run that did not end as configured.
+    """
     run_dir = [override.partition("=")[2] for override in overrides if override.startswith("run_dir=")]
     base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
     jobs = list(expand_sweep(TrainConfig, overrides))
@@ -59,14 +70,14 @@ def train_sweep(overrides: list[str]) -> int:
 
 
 def train_run(cfg: TrainConfig, folder: Path) -> int:
-    """Train into a run folder, or continue the run in it.
+    """Train a model into a run folder, or resume the run in it.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder.
 
     Returns:
-        The exit code: 0 when training ended as configured, else that of the signal that stopped it.
+        The exit code: 0 if training ended as configured, else that of the signal that stopped it.
     """
     device = set_up_device(cfg.common)
     group = group_from_environment()
@@ -77,7 +88,7 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
 
 
 def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, group: ProcessGroup) -> int:
-    """Train together with the other processes that ``torchrun`` started; the first of them prepares the folder."""
+    """Train as one rank of the process group that ``torchrun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -88,7 +99,7 @@ def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, 
             f"distributed_training.distributed_world_size={asked}, but torchrun has started {group.world_size} "
             "processes; remove the key"
         )
-    cfg.distributed_training.distributed_world_size = group.world_size  # for those who resume the run
+    cfg.distributed_training.distributed_world_size = group.world_size  # for config.yaml
     join(group, cfg.distributed_training, device)
     with ExitStack() as held:
         task, problem = None, ""
@@ -98,7 +109,7 @@ def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, 
                 task = open_run(cfg, folder)
             except UserError as error:
                 problem = str(error)
-        problem = group.gather(problem, PREPARATION)[0]  # the others wait here until the folder is ready
+        problem = group.gather(problem, PREPARATION)[0]  # the other ranks wait here until the folder is ready
         if problem:
             leave()
             raise UserError(problem)

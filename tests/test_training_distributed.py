@@ -104,8 +104,8 @@ def test_fewer_processes_make_smaller_updates_of_the_same_batches(lab: Lab, caps
     lab.train("smaller", *options)
     assert everything(run)["state"]["update"] == 2 + batches - 4
     said = capsys.readouterr().err
-    assert "the number of processes is 1 rather than 2" in said
-    assert "an update has 1 batches, rather than 2, which changes what is learned" in said
+    assert "the number of processes is 1, not 2 as before" in said
+    assert "an update has 1 batches, not 2 as before, which changes the training result" in said
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The training loop: epochs of updates, and between them validation, saving and stopping."""
+"""The training loop: epochs of updates, with validation, saving and stopping between updates."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ globals()["__getattr__"] = former_names(__name__)  # not a function, so that typ
 
 
 class TrainingRun:
-    """One process's part in training a run.
+    """The training of a run in one process; with several processes, each has an instance of its own.
 
     Args:
         cfg: the whole configuration.
         task: the task.
         folder: the run's folder.
         device: where to compute.
-        group: the processes that train together.
-        signals: says when to stop.
+        group: this process's rank in the process group.
+        signals: receives the signals that ask training to stop.
+
+    Raises:
+        ConfigError: options exclude each other, or do not fit the model or the task.
     """
 
     def __init__(
@@ -72,8 +75,9 @@ class TrainingRun:
         self.checkpoints = Checkpoints(folder) if group.is_main else None
         self.meter = Meter()
         self.best: float | None = None
-        self.stale = 0  # validations since the best one
-        self.pending: bool | None = None  # whether the last update, whose aftermath is still to come, ended an epoch
+        self.stale = 0  # number of validations since the best one
+        # if validation and saving after the last update were interrupted: whether that update ended its epoch
+        self.pending: bool | None = None
         self.display: ProgressDisplay
         self.records: Records | None = None
 
@@ -97,7 +101,7 @@ class TrainingRun:
             seed=self.cfg.common.seed,
             rank=self.group.rank,
             world_size=self.group.world_size,
-            even=False,  # no batch twice; train_update copes with a process that has none left
+            even=False,  # no batch twice; train_update accepts None from a rank that has none left
             num_workers=cfg.num_workers,
         )
 
@@ -116,7 +120,14 @@ class TrainingRun:
         return pack(rows, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
 
     def run(self) -> int:
-        """Train until there is a reason to stop; see ``train``."""
+        """Train until there is a reason to stop.
+
+        Returns:
+            The exit code; see ``train.train``.
+
+        Raises:
+            UserError: see ``train.train``.
+        """
         resumed = self._restore()
         self.total = self.triggers.total_updates(self._updates_in_epoch())
         self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
@@ -126,7 +137,7 @@ class TrainingRun:
             self._announce(resumed)
         try:
             reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
-            self._say_goodbye(reason)
+            self._log_stop(reason)
         finally:
             self.display.close()
             if self.records is not None:
@@ -136,14 +147,14 @@ class TrainingRun:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def _epochs(self) -> str:
-        """Train epoch after epoch; return why it ended."""
+        """Train epochs until there is a reason to stop, and return it."""
         while True:
             reason = self._epoch()
             if reason:
                 return reason
 
     def _epoch(self) -> str:
-        """Train what is left of an epoch; return the reason to stop, empty if there is none."""
+        """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
         freq = self.triggers.update_freq(epoch)
         total = math.ceil(self.iterator.rounds / freq)
@@ -153,7 +164,7 @@ class TrainingRun:
                 group += [None] * (freq - len(group))
                 ended = number == total
                 if ended:
-                    next(batches, None)  # lets the iterator go on to the next epoch, so that a state says so
+                    next(batches, None)  # moves the iterator to the next epoch before its state is saved
                 if self._update(group, epoch) or ended:
                     reason = self._after_update(epoch, ended)
                     if reason:
@@ -186,7 +197,7 @@ class TrainingRun:
 
         Args:
             epoch: the update's epoch.
-            ended: whether the epoch has ended with it.
+            ended: whether this update was the last of its epoch.
 
         Returns:
             The reason to stop, empty if there is none.
@@ -202,7 +213,7 @@ class TrainingRun:
                 improved = self._validate(epoch)
             except Interrupted:
                 return self._interrupt(ended)
-            except ResourceError:  # the updates before it are worth keeping
+            except ResourceError:  # save the updates before reporting the error
                 self._interrupt(ended)
                 raise
             limit = limit or self._limit(completed)
@@ -211,26 +222,27 @@ class TrainingRun:
         return limit
 
     def _interrupt(self, ended: bool) -> str:
-        """Save after an update but before validation; the validation is made when training resumes."""
+        """Save after an update but before its validation, which is done when training resumes."""
         self.pending = ended
         self._save(["last"])
         return "interrupted"
 
     def _catch_up(self) -> str:
+        """Do the validation and saving that ``_interrupt`` postponed; return the reason to stop, empty if none."""
         if self.pending is None:
             return ""
         ended, self.pending = self.pending, None
         return self._after_update(self.iterator.epoch - ended, ended)
 
     def _limit(self, epochs: int) -> str:
-        """Why training is over after so many completed epochs, empty if it is not."""
+        """The reason to stop after a number of completed epochs, empty if there is none; the same in all ranks."""
         trainer = self.trainer
         self.meter.tick()
         lr = trainer.scheduler.lr_at(trainer.update, epochs + 1)
         reason = self.triggers.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
         if not self.cfg.optimization.stop_time_hours:
             return reason
-        return next((one for one in self.group.gather(reason) if one), "")  # the processes' clocks differ
+        return next((one for one in self.group.gather(reason) if one), "")  # the clocks of the ranks differ
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
@@ -255,6 +267,7 @@ class TrainingRun:
         self._message(f"valid at update {self.trainer.update} | epoch {epoch} | {describe(result.scores)}{best}")
 
     def _save(self, names: list[str]) -> None:
+        """Save checkpoints under these names and delete those that are too old; does nothing unless this is rank 0."""
         self.meter.tick()
         if self.checkpoints is None:
             return
@@ -277,7 +290,7 @@ class TrainingRun:
             "batches_in_update": self._batches_in_update(),
         }
 
-    def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
+    def _load_state(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
         """Restore the state that ``_state`` returned."""
         self.trainer.load_state_dict(weights, state, where)
         self.iterator.load_state_dict(state["iterator"])
@@ -285,7 +298,7 @@ class TrainingRun:
         self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
 
     def _restore(self) -> str:
-        """Resume from the run's last checkpoint, or start a new run; return a message that says which."""
+        """Resume from the run's last checkpoint or load the weights to fine-tune; return a message that says which."""
         newest = self.group.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
             try:
@@ -295,7 +308,7 @@ class TrainingRun:
                     f"{error}; if you delete {newest}, the run continues from an older checkpoint"
                 ) from None
             try:
-                self._take_up(weights, state, str(newest))
+                self._load_state(weights, state, str(newest))
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
                     f"{newest}: its training state does not belong to this run ({type(error).__name__}: "
@@ -315,14 +328,14 @@ class TrainingRun:
         return f"starting from the weights of {source}"
 
     def _regrouped(self, state: dict[str, Any]) -> str:
-        """A message about the effects of another number of processes."""
+        """A message on the effects of a changed number of processes; empty if it has not changed."""
         before, batches = state.get("processes"), state.get("batches_in_update")
         if before in (None, self.group.world_size):
             return ""
         now = self._batches_in_update()
-        kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
+        kept = "as before" if now == batches else f"not {batches} as before, which changes the training result"
         return (
-            f"; the number of processes is {self.group.world_size} rather than {before}: the rest of the epoch is "
+            f"; the number of processes is {self.group.world_size}, not {before} as before: the rest of the epoch is "
             f"distributed among them, and an update has {now} batches, {kept}"
         )
 
@@ -341,7 +354,7 @@ class TrainingRun:
             "again"
         )
 
-    # -- what is said ---------------------------------------------------------------------------------------------
+    # -- messages and records -------------------------------------------------------------------------------------
 
     def _announce(self, resumed: str) -> None:
         for note in [*self.notes, resumed]:
@@ -354,7 +367,7 @@ class TrainingRun:
             f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
         )
 
-    def _say_goodbye(self, reason: str) -> None:
+    def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
         metric = self.cfg.checkpoint.best_checkpoint_metric
         best = "" if self.best is None else f", best {metric} {self.best:.4g}"
@@ -368,14 +381,14 @@ class TrainingRun:
         self.display.message(text)
 
     def _updates_in_epoch(self) -> int:
-        """Updates in the current epoch, as many as the process with the most batches needs."""
+        """Number of updates in the current epoch: that of the rank with the most batches."""
         return math.ceil(self._rounds_in_epoch() / self.triggers.update_freq(self.iterator.epoch))
 
     def _rounds_in_epoch(self) -> int:
-        """Batches in the whole current epoch of the process with the most."""
+        """Number of batches in the whole current epoch, of the rank with the most batches."""
         batches: int = self.iterator.state_dict()["batches"]
         return math.ceil(batches / self.group.world_size)
 
     def _batches_in_update(self) -> int:
-        """Batches of all processes that make one update."""
+        """Number of batches in one update, over all ranks."""
         return self.group.world_size * self.triggers.update_freq(self.iterator.epoch)
