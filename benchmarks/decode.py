@@ -35,8 +35,8 @@ from benchmarks.decoding.models import save_random_t5
 from benchmarks.decoding.plots import plot
 from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.texts import measure_texts
-from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
 from benchmarks.decoding.workers import Workers
+from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 
 FAIRSEQ = {
     ("transformer", 1): 106.0,
@@ -48,32 +48,34 @@ FAIRSEQ = {
     ("transformer + transformer", 16): 189.0,
     ("fconv + fconv", 16): 734.0,
 }
-"""Tokens a second of work b by fairseq on another machine: 2 cores of a Xeon with 315 GFLOP/s in float32."""
+"""Tokens per second of fairseq in benchmark b, on another machine: 2 cores of a Xeon, 315 GFLOP/s in float32."""
 
 PLAIN = {"beam_table": "off", "skip_log_softmax": False, "lazy_compaction": False}
-"""Switches of ``SequenceGenerator`` that turn off what makes it fast, but for the cache."""
+"""Fields of ``DebugConfig`` that turn off optimizations, except the cache."""
 
 Outcome: TypeAlias = tuple[list[Measured], list[str]]
-"""Figures, and sentences on outputs that are not the same."""
+"""Figures, and messages on outputs that differ."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=("a", "b", "c", "d"))
+    parser.add_argument("kind", metavar="a|b|c|d", choices=("a", "b", "c", "d"), help="the benchmark; see above")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each workload; the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--formats", nargs="+", default=["float32"], help="float32 first; bfloat16, float16, int8")
     parser.add_argument("--huggingface", metavar="PYTHON", help="Python of an environment with torch and transformers")
-    parser.add_argument("--ctranslate2", metavar="PYTHON", help="one with ctranslate2, torch and transformers")
     parser.add_argument(
-        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d: root of a checkout to compare with"
+        "--ctranslate2", metavar="PYTHON", help="Python of one with ctranslate2, torch and transformers"
+    )
+    parser.add_argument(
+        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d: root of another checkout of seqgen"
     )
     parser.add_argument("--t5", metavar="PATH", help="c: a run or a Hugging Face folder")
     parser.add_argument("--prefix", default="", help="c: text that the T5 expects before each line")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a, b, d: a few of the workloads, for one to three minutes")
+    size.add_argument("--quick", action="store_true", help="a, b, d: a few of the workloads, in a few minutes")
     size.add_argument("--tiny", action="store_true", help="a, b, d: small models, to test the benchmark itself")
     parser.add_argument("--inside", action="store_true", help="a, b, d: seqgen runs in this process, for profilers")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
@@ -86,9 +88,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def problem_of(options: argparse.Namespace) -> str | None:
     """What is wrong with the options as a sentence; ``None`` if nothing is."""
-    without = ("t5", "prefix") if options.work != "c" else ("quick", "tiny", "inside", "seqgen_before", "plot")
+    without = ("t5", "prefix") if options.kind != "c" else ("quick", "tiny", "inside", "seqgen_before", "plot")
     if unused := [name for name in without if getattr(options, name)]:
-        return f"work {options.work} does not use --{unused[0].replace('_', '-')}; leave it out"
+        return f"benchmark {options.kind} does not use --{unused[0].replace('_', '-')}; leave it out"
     if options.formats[0] != "float32" or options.rounds < 1:
         return "--formats must begin with float32, which the others are compared with, and --rounds must be at least 1"
     if options.plot and not (options.json and importlib.util.find_spec("matplotlib")):
@@ -107,13 +109,13 @@ def problem_of(options: argparse.Namespace) -> str | None:
     return None
 
 
-def outcome(contest: Contest, rounds: int) -> Outcome:
-    """Run a contest."""
-    return contest.run(rounds), contest.disagreements
+def outcome(comparison: Comparison, rounds: int) -> Outcome:
+    """Run a comparison."""
+    return comparison.run(rounds), comparison.disagreements
 
 
 def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """T5 with random weights."""
+    """Measure a T5 with random weights."""
     preset, vocabulary = ("t5_tiny", 200) if options.tiny else ("t5_small", 32128)
     t5 = folder / preset
     save_random_t5(preset, vocabulary, t5)
@@ -124,15 +126,15 @@ def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     else:
         sizes = [(4, 1, 1), (4, 1, 5), (8, 8, 5), (32, 32, 5), (128, 128, 5)]
     source, length = (6, 5) if options.tiny else (32, 64)
-    works = [Work(preset, *size, source, length, "huggingface") for size in sizes]
+    workloads = [Workload(preset, *size, source, length, "huggingface") for size in sizes]
     with Workers(options) as workers:
-        toolkits = [*workers.seqgen([str(t5)]), *workers.peers(t5)]
+        toolkits = [*workers.seqgen([str(t5)]), *workers.others(t5)]
         toolkits += [] if options.quick else workers.limits(t5)
-        yield outcome(Contest(works, toolkits, vocabulary), options.rounds)
+        yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
 def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """The shapes that fairseq was measured with."""
+    """Measure the model shapes for which there are figures of fairseq."""
     ending, vocabulary = ("tiny", 200) if options.tiny else ("iwslt_de_en", 8000)
     # sentences and size of each batch
     sizes = (
@@ -143,31 +145,31 @@ def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
     for names in (["transformer"], ["fconv"], *ensembles):
         name = " + ".join(names)
         used = sizes if len(names) == 1 else sizes[1:2]
-        works = [Work(name, count, batch, 5, 0, length, "fairseq") for count, batch in used]
+        workloads = [Workload(name, count, batch, 5, 0, length, "fairseq") for count, batch in used]
         with Workers(options) as workers:
             toolkits = workers.seqgen([f"{part}_{ending}" for part in names], vocabulary)
-            measured, disagreements = outcome(Contest(works, toolkits, vocabulary), options.rounds)
-        known = {} if options.tiny or options.quick else {work: FAIRSEQ.get((name, work.batch)) for work in works}
+            measured, disagreements = outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
+        known = {} if options.tiny or options.quick else {load: FAIRSEQ.get((name, load.batch)) for load in workloads}
         elsewhere = [
-            Measured(work, "fairseq, elsewhere", "float32", elsewhere=speed) for work, speed in known.items() if speed
+            Measured(load, "fairseq, elsewhere", "float32", elsewhere=speed) for load, speed in known.items() if speed
         ]
-        yield sorted([*measured, *elsewhere], key=lambda one: one.work.batch), disagreements
+        yield sorted([*measured, *elsewhere], key=lambda one: one.workload.batch), disagreements
 
 
 def measure_d(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """Growth."""
+    """Measure how speed depends on the beam and on the lengths of source and output."""
     for preset, semantics in (("t5_small", "huggingface"), ("transformer_iwslt_de_en", "fairseq")):
         vocabulary = 200 if options.tiny else 32128 if semantics == "huggingface" else 8000
         model = ("t5_tiny" if semantics == "huggingface" else "transformer_tiny") if options.tiny else preset
-        works = [Work(model, 1, 1, *size, semantics) for size in grid(options)]
+        workloads = [Workload(model, 1, 1, *size, semantics) for size in grid(options)]
         with Workers(options) as workers:
             if semantics == "huggingface":
                 save_random_t5(model, vocabulary, folder / model)
-                toolkits = [*workers.seqgen([str(folder / model)]), *workers.peers(folder / model)]
+                toolkits = [*workers.seqgen([str(folder / model)]), *workers.others(folder / model)]
             else:
                 toolkits = workers.seqgen([model], vocabulary)
             toolkits.append(Toolkit("seqgen, plain", "float32", toolkits[0].worker, {"switches": PLAIN}))
-            yield outcome(Contest(works, toolkits, vocabulary), options.rounds)
+            yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
 def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
@@ -177,16 +179,16 @@ def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     beams = [2, 5] if options.tiny else [1, 2, 5, 10, 20, 50]
     lengths = [2, 4] if options.tiny else [16, 32, 64, 128, 256, 512, 1024]
     source, length = (4, 4) if options.tiny else (32, 64)
-    works = [(beam, source, steps) for steps in lengths for beam in beams]
-    return works + [(5, width, length) for width in lengths if width != source]
+    workloads = [(beam, source, steps) for steps in lengths for beam in beams]
+    return workloads + [(5, width, length) for width in lengths if width != source]
 
 
-def measure_works(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Works a, b and d."""
-    outcomes = list({"a": measure_a, "b": measure_b, "d": measure_d}[options.work](options, folder))
+def measure_workloads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run benchmark a, b or d, and print its table."""
+    outcomes = list({"a": measure_a, "b": measure_b, "d": measure_d}[options.kind](options, folder))
     measured = [one for figures, _ in outcomes for one in figures]
     print(report.table(measured))
-    if options.work == "d":
+    if options.kind == "d":
         print("\n" + report.growth(measured))
     if options.seqgen_before:
         print("\n" + report.now_to_before(measured))
@@ -194,24 +196,24 @@ def measure_works(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write it as JSON and plot it."""
+    """Measure, print a table, write it as JSON and plot it; exit code 1 if outputs differ by more than ties."""
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     machine = report.machine(options.threads)
     speeds = ", ".join(f"{speed:.0f} GFLOP/s in {name}" for name, speed in machine["gflops"].items())
     print(f"{machine['machine']}, {options.threads} threads, {speeds}; fairseq's machine: 315 in float32\n")
-    measure = measure_texts if options.work == "c" else measure_works
+    measure = measure_texts if options.kind == "c" else measure_workloads
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = measure(options, Path(folder))
     except WorkerError as error:
         sys.exit(str(error))
     if options.json:
-        options.json.write_text(json.dumps({"work": options.work, **machine, **results}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"work": options.kind, **machine, **results}, indent=1) + "\n")
     if options.plot:
         print(*plot(options.json, options.plot), sep="\n")
     if results["disagreements"]:
-        sys.exit("\n".join(["not the same work, so that its figures do not compare:", *results["disagreements"]]))
+        sys.exit("\n".join(["outputs differ, so that these figures cannot be compared:", *results["disagreements"]]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""CTranslate2 as a worker; it needs ctranslate2, and torch and transformers for converting a folder."""
+"""CTranslate2 as a worker; needs ctranslate2, and torch and transformers to convert the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.decoding.worker import Request, Worker, serve
 
 
 class Converter(TransformersConverter):
-    """The converter, which gives ``from_pretrained`` an argument that older versions of transformers call otherwise."""
+    """The converter, adapted to versions of transformers in which ``dtype`` is named ``torch_dtype``."""
 
     def load_model(self, model_class: Any, name: str, **arguments: Any) -> Any:
-        """Load the model that is converted."""
+        """Load the model to convert."""
         if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56):
             arguments["torch_dtype"] = arguments.pop("dtype")
         return super().load_model(model_class, name, **arguments)
 
 
 class CTranslate2(Worker):
-    """A model of a Hugging Face folder, converted beside it.
+    """CTranslate2 with a model from a Hugging Face folder, converted to a folder beside it.
 
     Args:
         arguments: those of ``worker.parser``.
@@ -48,19 +48,19 @@ class CTranslate2(Worker):
             inter_threads=1,
             intra_threads=arguments.threads,
         )
-        self.symbols: list[str] = json.loads((converted / "shared_vocabulary.json").read_text())
-        self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.tokens: list[str] = json.loads((converted / "shared_vocabulary.json").read_text())
+        self.ids = {token: index for index, token in enumerate(self.tokens)}
 
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
         """See ``Worker.decode``."""
         results = self.translator.translate_batch(
-            [[self.symbols[index] for index in source] for source in sources],
+            [[self.tokens[index] for index in source] for source in sources],
             beam_size=request["beam"],
             min_decoding_length=request["length"],
             max_decoding_length=request["length"],
             max_input_length=0,
         )
-        return [[self.ids[symbol] for symbol in result.hypotheses[0]] for result in results]
+        return [[self.ids[token] for token in result.hypotheses[0]] for result in results]
 
 
 if __name__ == "__main__":
