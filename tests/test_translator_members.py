@@ -60,7 +60,7 @@ def test_what_members_cannot_be() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
         Translator([one, other], members=["input"]).translate(LINES)
-    with pytest.raises(ConfigError, match="'fields' is no source"):
+    with pytest.raises(ConfigError, match="'fields' is not a source"):
         Translator([one, other], members=["input", "fields"]).translate(LINES)
     with pytest.raises(DataError, match="line 1 has 1 fields, and"):
         Translator([one, other], members=["field1", "field2"]).translate(LINES)

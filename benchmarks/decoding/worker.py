@@ -42,7 +42,7 @@ class Worker(ABC):
             request: the request; see the module.
 
         Returns:
-            The ids of each sentence's best output, without the start symbol.
+            The ids of each sentence's best output, without the start token.
         """
 
     def answer(self, request: Request) -> Answer:

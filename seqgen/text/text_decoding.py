@@ -34,7 +34,7 @@ BUFFER_SIZE = 4096
 """Lines that are read before they are decoded together, where nobody says."""
 
 RESCORED_TOKENS = 1024
-"""Target tokens that are scored at once: each takes as much memory as the vocabulary has symbols."""
+"""Target tokens that are scored at once: each takes as much memory as the vocabulary has tokens."""
 
 
 class TextModel(Protocol):
@@ -204,7 +204,7 @@ class TextDecoding:
     def _joins(self, lines: list[_Line]) -> bool:
         """Whether waiting lines may join a running batch: nothing is asked for that is said batch by batch."""
         own_step = type(self.task).inference_step is not Task.inference_step
-        return self.generator.joins and not own_step and not self._demands(lines)
+        return self.generator.can_merge and not own_step and not self._demands(lines)
 
     def _roll(self, lines: list[_Line]) -> None:
         """Decode lines of which waiting ones join the running batch, the longest first."""
