@@ -40,6 +40,12 @@ RENAMED = [
     ("seqgen.compose", "LARGEST", "seqgen.config_values", "LARGEST"),
     ("seqgen.compose", "known_keys", "seqgen.config_keys", "known_keys"),
     ("seqgen.training.training_loop", "train", "seqgen.training.train", "train"),
+    ("seqgen.training.milestones", "Milestones", "seqgen.training.triggers", "Triggers"),
+    ("seqgen.training.distributed", "Peers", "seqgen.training.distributed", "ProcessGroup"),
+    (
+        *("seqgen.training.distributed", "peers_from_environment"),
+        *("seqgen.training.distributed", "group_from_environment"),
+    ),
     ("seqgen.generation.history", "History", "seqgen.generation.backpointers", "BackPointers"),
     ("seqgen.generation.decoding", "Decoding", "seqgen.generation.session", "Session"),
     ("seqgen.generation.decoding", "Streamer", "seqgen.generation.setup", "Streamer"),
