@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
-from seqgen.renamed import accept_former_members, keep_former_members
+from seqgen.renamed import RenamedMembers, keep_former_members
 
 Flags: TypeAlias = Mapping[str, tuple[str, ...]]
 """For each flag the methods that it is about."""
 
 
-class Flagged:
+class Flagged(RenamedMembers):
     """A base class whose flags hold only for the methods for which they were stated.
 
     A flag states a property of some methods, for instance that a search strategy has no state. A
@@ -29,13 +29,12 @@ class Flagged:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        accept_former_members(cls)
         for flag, methods in cls.flags.items():
             stated = _level(cls, flag)
             if any(_level(cls, method) < stated for method in methods):
                 declared = next(ancestor for ancestor in reversed(cls.__mro__) if flag in vars(ancestor))
                 setattr(cls, flag, vars(declared)[flag])
-        keep_former_members(cls)
+        keep_former_members(cls)  # of the flags that were set here
 
 
 def _level(cls: type, name: str) -> int:

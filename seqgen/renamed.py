@@ -15,6 +15,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
+C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -108,7 +109,6 @@ SPLIT: dict[str, tuple[str, ...]] = {
         "seqgen.generation.search.beam",
         "seqgen.generation.options",
     ),
-    "seqgen.tasks.raw_text": ("seqgen.tasks.text_files",),
     "seqgen.training.training_loop": ("seqgen.training.train",),
 }
 """Further modules that have something of what was in a module."""
@@ -185,6 +185,11 @@ def former_names(module: str) -> Callable[[str], Any]:
     return find
 
 
+def _warn(old: str, new: str) -> None:
+    """Warn about the line that uses an old name: it called the caller of this function."""
+    warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
+
+
 def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let a function be called with the old names of its keyword arguments.
 
@@ -210,11 +215,6 @@ def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T
     return decorate
 
 
-def _warn(old: str, new: str) -> None:
-    """Warn about the line that uses an old name: it called the caller of this function."""
-    warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
-
-
 class _FormerMember:
     """The old name of a member, which reads and sets the member of the new name.
 
@@ -237,9 +237,6 @@ class _FormerMember:
         setattr(instance, self.new, value)
 
 
-C = TypeVar("C", bound=type)
-
-
 def keep_former_members(cls: C) -> C:
     """Let the members that a class defines be used by their old names; a class decorator."""
     for old, new in MEMBERS.items():
@@ -248,23 +245,38 @@ def keep_former_members(cls: C) -> C:
     return cls
 
 
-def accept_former_members(cls: type) -> None:
-    """Let a class override members by their old names, in its body, in that of a mixin, or in its table of flags."""
-    found = []
-    for old, new in MEMBERS.items():
-        home = next((one for one in cls.__mro__ if new in vars(one) or _defines(one, old)), None)
-        if home is not None and new not in vars(home) and hasattr(cls, new):
-            setattr(cls, new, vars(home)[old])
-            found.append(f"{old} is now {new}")
-            if home is cls:
-                delattr(cls, old)
-    flags = vars(cls).get("flags", {})
-    if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
-        now = {MEMBERS.get(flag, flag): tuple(MEMBERS.get(one, one) for one in about) for flag, about in flags.items()}
-        cls.flags = now  # type: ignore[attr-defined]
-    if found:
-        text = f"{cls.__name__} uses former names: {', '.join(found)}; the next version has only the new names"
-        warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+class RenamedMembers:
+    """A base class whose subclasses may use the former names of ``MEMBERS``.
+
+    Old names can be read, set and called. A subclass that defines one, in its body, in that of a mixin or in its table
+    of flags, defines the member of the new name.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        found = [(old, new) for old, new in MEMBERS.items() if hasattr(cls, new) and _adopt(cls, old, new)]
+        flags = vars(cls).get("flags", {})
+        if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
+            cls.flags = {  # type: ignore[attr-defined]
+                MEMBERS.get(flag, flag): tuple(MEMBERS.get(method, method) for method in methods)
+                for flag, methods in flags.items()
+            }
+        if found:
+            names = ", ".join(f"{cls.__name__}.{old} is now {new}" for old, new in found)
+            text = f"{names}; the next version has only the new name{'s' if len(found) > 1 else ''}"
+            warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+        super().__init_subclass__(**kwargs)
+        keep_former_members(cls)
+
+
+def _adopt(cls: type, old: str, new: str) -> bool:
+    """Define a member by what is the nearest definition, if that has the old name; whether it has."""
+    home = next(one for one in cls.__mro__ if new in vars(one) or _defines(one, old))
+    if new in vars(home):
+        return False
+    setattr(cls, new, vars(home)[old])
+    if home is cls:
+        delattr(cls, old)
+    return True
 
 
 def _defines(cls: type, old: str) -> bool:
@@ -272,8 +284,8 @@ def _defines(cls: type, old: str) -> bool:
 
 
 def _levels_of_class_body() -> int:
-    """The ``stacklevel`` of the ``class`` statement, for the function that ``__init_subclass__`` calls."""
-    frame, level = sys._getframe(2), 2
+    """The ``stacklevel`` of the ``class`` statement, for an ``__init_subclass__`` that calls this."""
+    frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_name == "__init_subclass__":
         frame, level = frame.f_back, level + 1
     return level

@@ -20,7 +20,7 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.renamed import accept_former_members, keep_former_members
+from seqgen.renamed import RenamedMembers
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
 from seqgen.tasks.text_files import SPLITS, check_split
 
@@ -52,15 +52,10 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-@keep_former_members
-class DenoisingTask(RawTextTask):
+class DenoisingTask(RenamedMembers, RawTextTask):
     """Pretraining on raw text with a denoising objective."""
 
     cfg: DenoisingConfig
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        accept_former_members(cls)
 
     @classmethod
     def training_text(cls, cfg: DenoisingConfig, folder: Path) -> Iterable[str]:

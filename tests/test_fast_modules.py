@@ -270,7 +270,7 @@ def test_refusals() -> None:
     second.state.beam_size = 2
     with pytest.raises(ValueError, match="3 and 2 beams"):
         first.merge(second)
-    with pytest.raises(ValueError, match="decoded for a step"):
+    with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
     with pytest.raises(ValueError, match="first 1 positions are seen"):
         first.decoder.crop_left(first.state, 1)
@@ -304,7 +304,7 @@ def test_one_change_is_made_once() -> None:
         table.reorder(1, torch.tensor([[1, 0]]))
     assert table.table[0, :, 0].tolist() == [1, 0]
     table.append(2, 1)
-    with pytest.raises(RuntimeError, match="all see the same positions"):
+    with pytest.raises(RuntimeError, match="must see the same positions"):
         table.append(1, 1)
 
 

@@ -23,7 +23,7 @@ from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT, RenamedMembers
 from seqgen.tasks.denoising import DenoisingTask
 from tests.generators import make_generator
 from tests.model_zoo import build
@@ -79,7 +79,6 @@ RENAMED = [
         *("seqgen.generation.processor_options", "end_tokens_from_config"),
     ),
     ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
-    ("seqgen.tasks.raw_text", "check_split", "seqgen.tasks.text_files", "check_split"),
     ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
 ]
 
@@ -176,9 +175,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
     exec(source + "import torch", vars(mine))
-    with pytest.warns(
-        DeprecationWarning, match="MyDecoder uses former names: can_truncate is now can_roll_back, jo"
-    ) as said:
+    with pytest.warns(DeprecationWarning, match="MyDecoder.can_truncate is now can_roll_back, MyDecoder.joins") as said:
         exec(FORMER_LSTM, vars(mine))
     assert len(said) == 1
     assert said[0].filename == "<string>"
@@ -186,7 +183,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder.can_merge
     assert decoder.can_roll_back
     assert not type("Other", (decoder,), {"roll_back_state": lambda *_: {}}).can_roll_back
-    with pytest.warns(DeprecationWarning, match="Other uses former names: truncate_slots is now roll_back_state"):
+    with pytest.warns(DeprecationWarning, match="Other.truncate_slots is now roll_back_state"):
         assert not type("Other", (decoder,), {"truncate_slots": lambda *_: {}}).can_roll_back
 
     def decode() -> list[tuple[int, list[int]]]:
@@ -208,14 +205,14 @@ def test_a_mixin_in_former_names() -> None:
     class Joining:
         joins = True
 
-    with pytest.warns(DeprecationWarning, match="Mine uses former names: joins is now can_merge"):
+    with pytest.warns(DeprecationWarning, match="Mine.joins is now can_merge"):
 
         class Mine(Joining, MinimumLength):
             def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
                 return lprobs
 
     assert Mine(1).can_merge
-    with pytest.warns(DeprecationWarning, match="Own uses former names: joins"):
+    with pytest.warns(DeprecationWarning, match="Own.joins"):
 
         class Own(MinimumLength):
             flags: ClassVar[Flags] = {"joins": ("__call__", "truncate")}
@@ -249,17 +246,40 @@ def test_old_parameters() -> None:
         MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
 
 
+def test_methods_that_are_overridden_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMBERS, "old", "new")
+
+    class New(RenamedMembers):
+        def new(self, number: int) -> int:
+            return number
+
+    class Ten(New):
+        def new(self, number: int) -> int:
+            return super().new(number) + 10
+
+    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+
+        class Hundred(Ten):
+            def old(self, number: int) -> int:
+                below: Any = super()
+                return int(below.old(number)) + 100
+
+    called: Any = Ten()
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert called.old(1) == 11
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert Hundred().new(1) == 111
+
+
 def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
-    with pytest.warns(DeprecationWarning, match="Model uses former names: start_symbol is now start_token"):
+    with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
 
         class Model(EncoderDecoderModel):
             def start_symbol(self, task_eos: int) -> int:
-                below: Any = super()
-                return int(below.start_symbol(task_eos)) + 1
+                return task_eos + 1
 
-    with pytest.warns(DeprecationWarning, match="EncoderDecoderModel.start_symbol is now start_token"):
-        assert Model.__new__(Model).start_token(2) == 3
-    with pytest.warns(DeprecationWarning, match="Noise uses former names: symbols is now noise_tokens"):
+    assert Model.__new__(Model).start_token(2) == 3
+    with pytest.warns(DeprecationWarning, match="Noise.symbols is now noise_tokens"):
 
         class Noise(DenoisingTask):
             def symbols(self) -> NoiseTokens:
