@@ -71,7 +71,11 @@ class Task:
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset:
-        """The dataset of a split, which is loaded when it is first needed."""
+        """The dataset of a split, which is loaded when it is first needed.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         if split not in self.datasets:
             self.datasets[split] = self.load_dataset(split)
         return self.datasets[split]
@@ -81,11 +85,19 @@ class Task:
         return ["train", "valid", "test"]
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """The raw source text of a split, line by line."""
+        """The raw source text of a split, line by line.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         raise NotImplementedError
 
     def references(self, split: str) -> Iterator[str] | None:
-        """The raw target text of a split, line by line; ``None`` if there is none."""
+        """The raw target text of a split, line by line; ``None`` if there is none.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         return None
 
     def part(self, name: str) -> Task:
@@ -137,7 +149,14 @@ class Task:
         return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
 
     def encode_target(self, text: str) -> Tensor:
-        """Turn a target line into ids ``(T,)`` int64, end-of-sentence included."""
+        """Turn a target line into ids.
+
+        Args:
+            text: one line.
+
+        Returns:
+            ``(T,)`` int64, end-of-sentence included.
+        """
         return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
 
     def decode(self, tokens: Tensor) -> str:
@@ -157,6 +176,9 @@ class Task:
 
         Args:
             cfg: an instance of the configuration class of a registered model.
+
+        Returns:
+            The model, with newly initialized weights.
         """
         model: EncoderDecoderModel = MODELS.of(cfg).component.build_model(cfg, self)  # type: ignore[attr-defined]
         return model

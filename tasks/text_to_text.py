@@ -73,8 +73,8 @@ class TextToTextTask(RawTextTask):
             ConfigError: the file of the mixture is missing or not valid.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
-        begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
-        if not begun and (given.is_file() or not copy.exists()):
+        started = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
+        if not started and (given.is_file() or not copy.exists()):
             if not cfg.mixture:
                 raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
             _check_rates(cfg, _read(given))

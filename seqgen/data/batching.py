@@ -74,7 +74,7 @@ def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None 
         source  2 4 7 8 5 3 3 4 6
 
     Args:
-        lengths: ``(n, sides)`` tokens of each example: source, and target where there is one.
+        lengths: ``(n, sides)`` tokens of each example: source, and target if there is one.
         ties: shuffles examples of equal lengths; ``None`` leaves them in their order.
 
     Returns:

@@ -195,6 +195,9 @@ class Dictionary:
             path: a ``.json`` file written by ``save``, or any other name for a file in the format of fairseq's
                 ``dict.txt``.
 
+        Returns:
+            The vocabulary.
+
         Raises:
             DataError: the file is missing, empty or damaged; the message names the line.
         """

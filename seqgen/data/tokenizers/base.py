@@ -57,6 +57,9 @@ class Tokenizer(ABC):
 
         Args:
             ids: ids of the vocabulary; special tokens such as padding are skipped.
+
+        Returns:
+            The detokenized text.
         """
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
@@ -146,6 +149,9 @@ class Tokenizer(ABC):
             folder: the folder.
             settings: the content of its ``tokenizer.json``.
 
+        Returns:
+            The tokenizer.
+
         Raises:
             DataError: a file is missing or damaged.
         """
@@ -214,6 +220,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Args:
         folder: its folder, which may have been moved.
+
+    Returns:
+        The tokenizer, of the class that is registered under the name in ``tokenizer.json``.
 
     Raises:
         DataError: a file is missing or damaged.

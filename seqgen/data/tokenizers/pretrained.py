@@ -87,6 +87,9 @@ class PretrainedTokenizer(Tokenizer):
         Args:
             ids: the ids; unused ones are left out.
             skip_special_tokens: whether special tokens (end-of-sentence, padding, sentinels) are left out too.
+
+        Returns:
+            The text.
         """
 
     def clean_up(self, text: str) -> str:
@@ -152,6 +155,9 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
         vocab_size: number of rows of the model's embedding; ids above the tokenizer's decode to nothing. ``None`` for
             ``vocab_size`` of the folder's ``config.json``, or without one for the number of the tokenizer's ids.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
     """
@@ -173,6 +179,9 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
     Args:
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         DataError: see ``load_pretrained_tokenizer``.

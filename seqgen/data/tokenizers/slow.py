@@ -47,18 +47,40 @@ class SlowTokenizer(PretrainedTokenizer):
 
     @abstractmethod
     def pieces(self, text: str) -> list[str]:
-        """Cut a text that contains no added token into pieces."""
+        """Cut a text that contains no added token into pieces.
+
+        Args:
+            text: the text between two added tokens.
+
+        Returns:
+            The strings of the pieces, in order.
+        """
 
     @abstractmethod
     def piece_id(self, piece: str) -> int:
-        """The id of a piece."""
+        """The id of a piece.
+
+        Args:
+            piece: its string, as ``pieces`` returns it.
+        """
 
     @abstractmethod
     def join(self, pieces: list[str]) -> str:
-        """Join pieces into text; there is at least one piece."""
+        """Join pieces into text.
+
+        Args:
+            pieces: the strings of the pieces, at least one.
+        """
 
     def tokenize(self, text: str) -> list[str]:
-        """Cut a text into added tokens and pieces, in the order of the text."""
+        """Cut a text into added tokens and pieces.
+
+        Args:
+            text: one line.
+
+        Returns:
+            The strings of the tokens, in order.
+        """
         if self.special.config.get("split_special_tokens"):
             return self.pieces(text) if text else []
         parts = self.added.split(text)
