@@ -127,7 +127,7 @@ class Translator:
         return self._settings(_plain(plain)[0], objects)[0]
 
     def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate the objects in use from the other settings of a call; an object of the constructor can be replaced."""
+        """Separate objects from the other settings of a call, and add the constructor's objects that it does not replace."""
         objects, plain = _objects(settings)
         kept = {name: value for name, value in self._given_objects.items() if OBJECTS_BY_ARGUMENT[name] not in settings}
         return {**kept, **objects}, plain
