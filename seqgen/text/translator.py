@@ -370,10 +370,12 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if isinstance(value, kind):
             objects[argument] = value
             plain[name] = ""  # in place of a name that the model or the constructor has
-        elif name == "members" and any(isinstance(item, MemberSpec) for item in value or []):
+        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
+            continue
+        elif name == "members":  # by position, one entry for each model
             objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
             plain[name] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
-        elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+        else:
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[name] = [item for item in value if not isinstance(item, kind)]
     return objects, plain
