@@ -71,7 +71,7 @@ def batch() -> Batch:
         return torch.cat([torch.randint(3, 32_000, (LENGTH - 1,), generator=generator), torch.tensor([EOS])])
 
     examples = [(number, row(), row()) for number in range(ROWS)]
-    return collate(examples, source_pad=PAD, target_pad=PAD, start_symbol=PAD)
+    return collate(examples, source_pad=PAD, target_pad=PAD, start_token=PAD)
 
 
 def seqgen_step(bf16: bool) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """A model of one's own: a recurrent encoder-decoder with attention (Luong et al. 2015), in one file.
 
 Train it with ``seqgen-train common.user_dir=examples/lstm.py model=lstm_tiny``. Nothing in it is about beam search: the
-decoder keeps what it must remember in slots with the row dimension first, and the base class does the rest.
+decoder keeps its state in tensors whose first dimension is the row, and the base class does the rest.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class LSTMDecoder(IncrementalDecoder):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute features of the positions that the state has not seen; see ``IncrementalDecoder.forward``."""
         start = self.positions_seen(incremental_state)
-        before = self.get_slots(incremental_state) or {"hidden": encoder_out.hidden, "cell": encoder_out.cell}
+        before = self.get_state(incremental_state) or {"hidden": encoder_out.hidden, "cell": encoder_out.cell}
         embedded = self.dropout(self.embed_tokens(prev_output_tokens[:, start:]))
         # the state is kept rows first; torch's LSTM wants layers first
         initial = tuple(before[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         output, (hidden, cell) = self.lstm(embedded, initial)
-        self.set_slots(incremental_state, {"hidden": hidden.transpose(0, 1), "cell": cell.transpose(0, 1)})
+        self.set_state(incremental_state, {"hidden": hidden.transpose(0, 1), "cell": cell.transpose(0, 1)})
 
         scores = self.attention(output) @ encoder_out.encoder_out.transpose(1, 2)  # (N, T, S)
         if encoder_out.encoder_padding_mask is not None:

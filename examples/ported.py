@@ -80,10 +80,10 @@ class AverageDecoder(IncrementalDecoder):
         seen = self.positions_seen(incremental_state)
         x = self.dropout(self.embed_tokens(prev_output_tokens[:, seen:]))
         total = x.cumsum(1)
-        before = self.get_slots(incremental_state)
+        before = self.get_state(incremental_state)
         if before is not None:
             total = total + before["total"].unsqueeze(1)
-        self.set_slots(incremental_state, {"total": total[:, -1]})
+        self.set_state(incremental_state, {"total": total[:, -1]})
         self.advance(incremental_state, x.size(1))
 
         count = torch.arange(seen + 1, seen + 1 + x.size(1), device=x.device).unsqueeze(1)

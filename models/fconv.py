@@ -23,7 +23,7 @@ from seqgen.modules.embedding import token_embedding
 from seqgen.modules.gradient import scale_gradient
 from seqgen.modules.linear import Linear, weight_norm_linear
 from seqgen.modules.linearized_convolution import LinearizedConvolution
-from seqgen.modules.masks import padding_mask_of, starts_of_rows
+from seqgen.modules.masks import padding_mask_of, start_offsets_of_rows
 from seqgen.modules.multi_step_attention import MultiStepAttention, scaled_sum
 from seqgen.modules.positions import LearnedPositions
 from seqgen.registry import register_model
@@ -153,8 +153,8 @@ class FConvDecoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
-    can_truncate = True
-    joins = True
+    can_roll_back = True
+    can_merge = True
 
     def __init__(
         self,
@@ -201,10 +201,10 @@ class FConvDecoder(IncrementalDecoder):
         """Compute the last hidden features; the attention is the mean over the layers that attend."""
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
-        starts = starts_of_rows(incremental_state, tokens.size(0))
-        positions = self.embed_positions.of_target(seen, tokens.size(1), starts)
+        start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
+        positions = self.embed_positions.of_target(seen, tokens.size(1), start_offsets)
         embedded = self.dropout(self.embed_tokens(tokens) + positions)
-        not_begun = _not_begun(seen, tokens.size(1), starts)
+        not_begun = _not_begun(seen, tokens.size(1), start_offsets)
 
         x = self.fc1(embedded)
         history = [x]
@@ -278,11 +278,11 @@ def _sqrt_lengths(x: Tensor, padding_mask: Tensor | None) -> Tensor | float:
     return (~padding_mask).sum(1).to(x.dtype).sqrt().view(-1, 1, 1)
 
 
-def _not_begun(seen: int, new: int, starts: Tensor | None) -> Tensor | None:
+def _not_begun(seen: int, new: int, start_offsets: Tensor | None) -> Tensor | None:
     """``(N, new)`` true at new positions before a row's start, which convolutions must see as zeros."""
-    if starts is None:
+    if start_offsets is None:
         return None
-    return torch.arange(seen, seen + new, device=starts.device) < starts.unsqueeze(1)
+    return torch.arange(seen, seen + new, device=start_offsets.device) < start_offsets.unsqueeze(1)
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:

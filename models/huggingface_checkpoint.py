@@ -215,7 +215,7 @@ def save_pretrained(
     ids = {
         "pad_token_id": getattr(model, "padding_idx", 0),
         "eos_token_id": eos,
-        "decoder_start_token_id": model.start_symbol(eos),
+        "decoder_start_token_id": model.start_token(eos),
     }
     decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

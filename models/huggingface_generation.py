@@ -88,7 +88,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
     reader = _Reader(config, tokenizer)
     values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
-    values |= reader.symbols() | reader.texts() | reader.ends()
+    values |= reader.tokens() | reader.texts() | reader.ends()
     try:
         from_dict(
             TrainConfig, {"generation": values}, str(config.path)
@@ -121,7 +121,7 @@ class _Reader:
         return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
 
     def lengths(self) -> dict[str, Any]:
-        """Limits of the length, which there count the start symbol unless they speak of new tokens."""
+        """Limits of the length, which there count the start token unless they speak of new tokens."""
         longest = self.config.integer("max_length", 20, minimum=1)
         # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
@@ -150,15 +150,15 @@ class _Reader:
             values["prompt_lookup"] = self.config.integer("max_matching_ngram_size", 2)
         return values
 
-    def symbols(self) -> dict[str, Any]:
+    def tokens(self) -> dict[str, Any]:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
         for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
             if ids := self._ids(theirs):
-                values[ours] = [self._symbol(theirs, index) for index in ids]
+                values[ours] = [self._token(theirs, index) for index in ids]
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             if ids := self._ids(theirs):
-                values[ours] = self._symbol(theirs, ids[0])
+                values[ours] = self._token(theirs, ids[0])
                 if len(ids) > 1:
                     self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
         return values
@@ -172,7 +172,7 @@ class _Reader:
                 f"{self.config.path}: eos_token_id is {ids}; in seqgen, outputs also end at the tokenizer's "
                 f"end-of-sentence, {eos}"
             )
-        others = [self._symbol("eos_token_id", index) for index in ids if index != eos]
+        others = [self._token("eos_token_id", index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}
 
     def texts(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class _Reader:
             raise CheckpointError(f"{self.config.path}: {name} is {value!r}, not an id or a list of ids")
         return ids
 
-    def _symbol(self, name: str, index: int) -> str:
+    def _token(self, name: str, index: int) -> str:
         if not 0 <= index < len(self.tokenizer.dictionary):
             size = len(self.tokenizer.dictionary)
             raise CheckpointError(
@@ -259,7 +259,7 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict
     values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
     values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
     if cfg.min_len:
-        values["min_length"] = cfg.min_len + 1  # which there counts the start symbol
+        values["min_length"] = cfg.min_len + 1  # which there counts the start token
     if cfg.early_stopping != "false":
         values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping
     if cfg.sampling:
@@ -281,8 +281,8 @@ def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The settings that are ids in the file and tokens or texts in seqgen."""
     index = tokenizer.dictionary.index
     values: Mapping[str, Any] = {
-        "suppress_tokens": [index(symbol) for symbol in cfg.suppress],
-        "begin_suppress_tokens": [index(symbol) for symbol in cfg.suppress_at_begin],
+        "suppress_tokens": [index(token) for token in cfg.suppress],
+        "begin_suppress_tokens": [index(token) for token in cfg.suppress_at_begin],
         "forced_bos_token_id": index(cfg.forced_first) if cfg.forced_first else None,
         "forced_eos_token_id": index(cfg.forced_last) if cfg.forced_last else None,
         "bad_words_ids": [list(tokenizer.encode(text)) for text in cfg.bad_words],

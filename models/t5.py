@@ -87,8 +87,8 @@ class T5Decoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
-    can_truncate = True
-    joins = True
+    can_roll_back = True
+    can_merge = True
 
     def __init__(self, cfg: T5Config, embed_tokens: nn.Embedding):
         super().__init__()
@@ -208,7 +208,7 @@ class T5Model(EncoderDecoderModel):
             )
         return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
 
-    def start_symbol(self, task_eos: int) -> int:
+    def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with: that of padding unless the configuration says otherwise."""
         return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
 

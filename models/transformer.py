@@ -170,8 +170,8 @@ class TransformerDecoder(IncrementalDecoder):
 
     shares_encoder_output = True
     reads_history = False
-    can_truncate = True
-    joins = True
+    can_roll_back = True
+    can_merge = True
 
     def __init__(self, cfg: TransformerConfig, embed_tokens: nn.Embedding, encoder_dim: int):
         super().__init__()
@@ -205,7 +205,7 @@ class TransformerDecoder(IncrementalDecoder):
         tokens = prev_output_tokens[:, seen:]
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
         if segments is None:
-            positions = self.embed_positions.of_target(seen, queries.new, queries.starts)
+            positions = self.embed_positions.of_target(seen, queries.new, queries.start_offsets)
             encoder_mask = None
         else:
             positions = self.embed_positions.of_segments(segments.target, "target")

@@ -12,7 +12,7 @@ from seqgen.errors import DecodingError
 from seqgen.flags import Flags
 from seqgen.incremental_state import (
     IncrementalState,
-    Slots,
+    ModuleState,
     StateDict,
     StatefulModule,
     beam_size_of,
@@ -35,12 +35,12 @@ class Decoder(nn.Module):
         """Score the next token at each position.
 
         Args:
-            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start symbol.
+            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start token.
             encoder_out: what the encoder returned, one row for each row of ``prev_output_tokens``.
             need_attention: whether the attention weights are wanted.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)`` where wanted and there is such a thing.
+            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not wanted or not available.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
         return DecoderOut(self.output_layer(features), attention)
@@ -72,16 +72,16 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The output layer as a matrix product, if it is one; training can then compute the loss with less memory.
+        """The output layer as a matrix product, if it is one; training then computes the loss with less memory.
 
-        Where a class overrides ``output_layer``, what it inherits of this does not count.
+        An inherited ``output_product`` is not used if a subclass overrides ``output_layer``.
 
         Args:
             features: ``(..., C)``.
 
         Returns:
-            Features ``(..., C)`` and a weight ``(V, C)`` whose product ``output_layer`` gives; ``None`` where it is
-            something else.
+            Features ``(..., C)`` and weight ``(V, C)`` whose product is ``output_layer(features)``; ``None`` if the
+            output layer is not such a product.
         """
         return None
 
@@ -103,7 +103,7 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Bring weights saved by an older version up to date, in place, before they are loaded.
+        """Convert weights that an older version saved, in place, before they are loaded.
 
         Args:
             state_dict: the whole model's weights by name.
@@ -114,83 +114,83 @@ class Decoder(nn.Module):
 _STEPPING = ("forward", "extract_features", "new_incremental_state", "positions_seen", "advance")
 _MOVING = (
     *("reorder_incremental_state", "reorder_beams", "select_sentences"),
-    *("reorder_slots", "reorder_slots_within_beams", "select_slots"),
+    *("reorder_state", "reorder_state_within_beams", "select_state"),
 )
 
 
 class PositionCounter(StatefulModule):
-    """Counts the positions that a decoder has seen, so that the decoder's own state holds its tensors only."""
+    """Counts the positions that a decoder has seen, apart from the tensors that the decoder itself stores."""
 
     def count(self, incremental_state: StateDict | None) -> int:
-        """Positions so far; 0 without a state."""
-        slots = self.get_slots(incremental_state)
-        return 0 if slots is None else int(slots["positions"])
+        """The number of positions so far; 0 without a state."""
+        module_state = self.get_state(incremental_state)
+        return 0 if module_state is None else int(module_state["positions"])
 
     def add(self, incremental_state: StateDict | None, positions: int) -> None:
         """Count more positions; does nothing without a state."""
-        self.set_slots(incremental_state, {"positions": self.count(incremental_state) + positions})
+        self.set_state(incremental_state, {"positions": self.count(incremental_state) + positions})
 
-    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
-        """Keep the count, which all rows have in common."""
-        return slots
+    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
+        """Return the count unchanged: all rows share it."""
+        return module_state
 
-    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
-        """Keep the count."""
-        return slots
+    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
+        """Return the count unchanged."""
+        return module_state
 
-    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
-        """Keep the count."""
-        return slots
+    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
+        """Return the count unchanged."""
+        return module_state
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down."""
-        return {"positions": slots["positions"] - positions}
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
+        """Subtract the removed positions."""
+        return {"positions": module_state["positions"] - positions}
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
-        """Count the positions down."""
-        return {"positions": slots["positions"] - positions}
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
+        """Subtract the removed positions."""
+        return {"positions": module_state["positions"] - positions}
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
-        """Count from the earlier start."""
-        return {"positions": max(slots["positions"], others["positions"])}
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
+        """The larger count, since positions are aligned at the last one."""
+        return {"positions": max(module_state["positions"], other["positions"])}
 
 
 class IncrementalDecoder(StatefulModule, Decoder):
     """A decoder that can continue from a state.
 
-    Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
-    state has not seen yet, and gives for them exactly what the parallel pass gives. A subclass asks ``positions_seen``
-    where to begin and calls ``advance`` when it is done::
+    Without a state, ``forward`` is the parallel, teacher-forced pass. With a state, it computes only the positions that
+    the state has not seen, and returns the same values for them as the parallel pass. A subclass begins at
+    ``positions_seen`` and calls ``advance`` at the end::
 
         start = self.positions_seen(incremental_state)
         new_tokens = prev_output_tokens[:, start:]
         ...
         self.advance(incremental_state, new_tokens.size(1))
 
-    The verbs that move rows work on every slot in the state, whichever module below this one owns it.
+    The methods that reorder rows go through all module states in the decoding state, also those of submodules.
     """
 
     flags: ClassVar[Flags] = {
         **StatefulModule.flags,
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
-        "can_truncate": (*_STEPPING, *_MOVING, "truncate", "truncate_slots"),
-        "joins": (*_STEPPING, *_MOVING, "merge", "merge_slots", "trim", "trim_slots"),
+        "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
+        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state"),
     }
 
     shares_encoder_output: bool = False
-    """Whether ``encoder_out`` may have one row for each sentence while the decoder's rows are sentences times beam."""
+    """Whether ``encoder_out`` may have one row for each sentence when the decoder has one for each beam."""
 
     reads_history: bool = True
-    """Whether columns of ``prev_output_tokens`` that the state has seen are read again. If not, the generator does not
-    put them together, and they may hold anything."""
+    """Whether ``forward`` reads columns of ``prev_output_tokens`` that the state has seen. If not, the generator does
+    not build them, and their values are undefined."""
 
-    can_truncate: bool = False
-    """Whether positions can be rolled back by ``truncate``: every module with a state overrides ``truncate_slots``."""
+    can_roll_back: bool = False
+    """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
 
-    joins: bool = False
-    """Whether continuous batching works, by ``merge`` and ``trim``: every module with a state overrides ``merge_slots``
-    and ``trim_slots``, and the decoder takes ``IncrementalState.starts`` into account."""
+    can_merge: bool = False
+    """Whether ``merge`` and ``crop_left`` work, which continuous batching needs: every module with a state overrides
+    ``merge_states`` and ``crop_state``, and the decoder takes ``IncrementalState.start_offsets`` into account."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,10 +206,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """Score the next token at each position that the state has not seen.
 
         Args:
-            prev_output_tokens: ``(N, T)`` int64 all target tokens so far, after the model's start symbol. With a state,
+            prev_output_tokens: ``(N, T)`` int64 all target tokens so far, after the model's start token. With a state,
                 the columns that it has seen are not read again.
             encoder_out: what the encoder returned.
-            incremental_state: what was seen so far, updated in place; ``None`` for the parallel pass.
+            incremental_state: the state, updated in place; ``None`` for the parallel pass.
             need_attention: whether the attention weights are wanted.
 
         Returns:
@@ -225,7 +225,17 @@ class IncrementalDecoder(StatefulModule, Decoder):
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features of the positions that the state has not seen; see ``forward``."""
+        """Compute the last hidden features of the positions that the state has not seen.
+
+        Args:
+            prev_output_tokens: see ``forward``.
+            encoder_out: see ``forward``.
+            incremental_state: see ``forward``.
+            need_attention: see ``forward``.
+
+        Returns:
+            Features ``(N, new positions, C)``, and attention ``(N, new positions, S)`` or ``None``.
+        """
         raise NotImplementedError
 
     def new_incremental_state(
@@ -236,7 +246,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Args:
             num_sentences: sentences in the batch.
             beam_size: rows of each sentence.
-            device: where the state's own tensors live.
+            device: where the start offsets are stored.
         """
         return IncrementalState(num_sentences, beam_size, device)
 
@@ -245,24 +255,23 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return self.position_counter.count(incremental_state)
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
-        """Note that ``new_positions`` more positions have been seen; does nothing without a state."""
+        """Add ``new_positions`` to the positions seen; does nothing without a state."""
         self.position_counter.add(incremental_state, new_positions)
 
     def reorder_incremental_state(self, incremental_state: StateDict, new_order: Tensor) -> None:
-        """Put the rows of a state into a new order, in place.
+        """Reorder the rows of a state, in place.
 
         Args:
             incremental_state: the state of this decoder.
-            new_order: ``(rows,)`` int64, the old row that each new row continues: any order, any number of rows,
-                repeats and drops allowed.
+            new_order: ``(rows,)`` int64, the old row that each new row continues; any number of rows, with repeats.
         """
         if isinstance(incremental_state, IncrementalState):
-            incremental_state.reorder_starts(new_order)
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_slots(slots, new_order)
+            incremental_state.reorder_start_offsets(new_order)
+        for key, module_state in list(incremental_state.items()):
+            incremental_state[key] = _owner(key).reorder_state(module_state, new_order)
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
-        """Put rows into a new order that stays within each sentence, in place.
+        """Reorder rows within each sentence, in place.
 
         Args:
             incremental_state: the state of this decoder.
@@ -270,53 +279,55 @@ class IncrementalDecoder(StatefulModule, Decoder):
         """
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
-        for key, slots in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_slots_within_beams(slots, parents)
+        for key, module_state in list(incremental_state.items()):
+            incremental_state[key] = _owner(key).reorder_state_within_beams(module_state, parents)
         return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
-        """Keep the rows of some sentences and forget the others, in place.
+        """Keep the rows of some sentences and drop the others, in place.
 
         Args:
             incremental_state: the state of this decoder.
             keep: ``(kept,)`` int64 indices of the sentences to keep.
         """
         beam_size = beam_size_of(incremental_state)
-        starts = incremental_state.starts if isinstance(incremental_state, IncrementalState) else None
+        start_offsets = incremental_state.start_offsets if isinstance(incremental_state, IncrementalState) else None
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).select_slots(slots, keep, beam_size)
-        if isinstance(incremental_state, IncrementalState) and starts is not None:
-            incremental_state.starts = starts.index_select(0, keep)  # whether an overriding method moved them or not
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).select_state(module_state, keep, beam_size)
+        if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
+            incremental_state.start_offsets = start_offsets.index_select(
+                0, keep
+            )  # whether an overriding method moved them or not
 
-    def truncate(self, incremental_state: StateDict, positions: int) -> None:
-        """Roll back the last positions of all rows, in place, as if they had not been computed.
+    def roll_back(self, incremental_state: StateDict, positions: int) -> None:
+        """Roll back the last positions of all rows, in place.
 
         Args:
             incremental_state: the state of this decoder.
-            positions: how many. Decoders whose modules drop old inputs roll back positions of the last step only, at
-                most the ``IncrementalState.max_truncation`` that was set before it.
+            positions: how many. If modules of the decoder drop old inputs, at most ``max_roll_back`` of the state, as
+                it was set before the last step, and only positions of that step.
 
         Raises:
-            DecodingError: the decoder cannot roll back, or old inputs so far back have been dropped.
+            DecodingError: the decoder cannot roll back, or a module has dropped inputs that it would need.
         """
-        _check_can(self, self.can_truncate, "roll back positions", "can_truncate")
+        _check_can(self, self.can_roll_back, "roll back positions", "can_roll_back")
         seen = self.positions_seen(incremental_state)
         if not 0 <= positions <= seen:
-            raise ValueError(f"of {seen} positions that were seen, {positions} cannot be rolled back")
-        if isinstance(incremental_state, IncrementalState) and incremental_state.has_late_starts:
-            latest = int(incremental_state.starts.max())
+            raise ValueError(f"{positions} of {seen} positions cannot be rolled back")
+        if isinstance(incremental_state, IncrementalState) and incremental_state.has_start_offsets:
+            latest = int(incremental_state.start_offsets.max())
             if seen - positions < latest:
                 raise ValueError(
                     f"{positions} of {seen} positions cannot be rolled back: a sentence starts at {latest}"
                 )
         if positions > 0:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).truncate_slots(slots, positions)
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).roll_back_state(module_state, positions)
 
-    def trim(self, incremental_state: IncrementalState, positions: int) -> None:
+    def crop_left(self, incremental_state: IncrementalState, positions: int) -> None:
         """Crop all rows on the left, in place: remove the first positions, which no sentence sees.
 
         Args:
@@ -326,55 +337,57 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Raises:
             DecodingError: the decoder cannot crop.
         """
-        _check_can(self, self.joins, "crop positions on the left", "joins")
-        starts = incremental_state.starts
-        if not 0 <= positions <= int(starts.min()):
+        _check_can(self, self.can_merge, "crop positions on the left", "can_merge")
+        start_offsets = incremental_state.start_offsets
+        if not 0 <= positions <= int(start_offsets.min()):
             raise ValueError(
-                f"the first {positions} positions are seen by a sentence that starts at {int(starts.min())}"
+                f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
             )
-        incremental_state.starts = starts - positions
+        incremental_state.start_offsets = start_offsets - positions
         if positions > 0:
-            for key, slots in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).trim_slots(slots, positions)
+            for key, module_state in list(incremental_state.items()):
+                incremental_state[key] = _owner(key).crop_state(module_state, positions)
 
     def merge(self, incremental_state: IncrementalState, other: IncrementalState) -> IncrementalState:
-        """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
+        """Append the sentences of another state during decoding.
 
         Positions are aligned at the last one. With 5 positions here and 2 there, the merged state has seen 5, and the
         start offsets of the sentences of ``other`` increase by 3.
 
         Args:
-            incremental_state: a state of this decoder; neither it nor ``other`` is to be used any more.
-            other: another one, of the same beam size.
+            incremental_state: a state of this decoder; neither it nor ``other`` may be used afterwards.
+            other: another state of this decoder, with the same beam size.
 
         Returns:
-            The state of all sentences.
+            The state of all sentences, those of ``other`` last.
 
         Raises:
             DecodingError: the decoder cannot merge.
         """
-        _check_can(self, self.joins, "merge batches", "joins")
+        _check_can(self, self.can_merge, "merge batches", "can_merge")
         if incremental_state.beam_size != other.beam_size:
-            raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
+            raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be merged")
         if set(incremental_state) != set(other):
-            raise ValueError("batches can be joined once both have been decoded for a step, by the same model")
+            raise ValueError("batches can be merged only after both have decoded a step, with the same model")
         merged = copy.copy(incremental_state)
         merged.shared = {}
         seen = [self.positions_seen(state) for state in (incremental_state, other)]
-        starts = [state.starts + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)]
-        merged.starts = torch.cat(starts)
-        for key, slots in incremental_state.items():
-            merged[key] = _owner(key).merge_slots(slots, other[key])
+        start_offsets = [
+            state.start_offsets + max(seen) - n for state, n in zip((incremental_state, other), seen, strict=True)
+        ]
+        merged.start_offsets = torch.cat(start_offsets)
+        for key, module_state in incremental_state.items():
+            merged[key] = _owner(key).merge_states(module_state, other[key])
         return merged
 
     def set_beam_size(self, beam_size: int) -> None:
-        """A hint, before a search, of how many rows each sentence will have; the built-in models need none."""
+        """Called before a search with the number of rows of each sentence; the built-in models ignore it."""
 
 
 def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
     if not can:
         raise DecodingError(
-            f"{type(decoder).__name__} cannot {what} in the middle of decoding; if all of its modules can, set "
+            f"{type(decoder).__name__} cannot {what} during decoding; if all of its modules can, set "
             f"{attribute} = True in the class"
         )
 
@@ -382,6 +395,6 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
 def _owner(key: Any) -> StatefulModule:
     owner = key.owner
     if owner is None:
-        raise RuntimeError("a decoding state holds slots of a module that no longer exists; begin with a new state")
+        raise RuntimeError("a decoding state holds the state of a module that no longer exists; start with a new state")
     module: StatefulModule = owner
     return module

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from seqgen.renamed import RenamedMembers, keep_former_members
+
 Flags: TypeAlias = Mapping[str, tuple[str, ...]]
 """For each flag the methods that it is about."""
 
 
-class Flagged:
+class Flagged(RenamedMembers):
     """A base class whose flags hold only for the methods for which they were stated.
 
     A flag states a property of some methods, for instance that a search strategy has no state. A
@@ -18,7 +20,7 @@ class Flagged:
     in the body of a class, by a value or by a property. A method can be a flag as well, where it stands in for others::
 
         class Quiet(BeamSearch):
-            joins = True  # without this line False, since `step` is a new one
+            can_merge = True  # without this line False, since `step` is a new one
 
             def step(self, step, lprobs, scores): ...
     """
@@ -32,6 +34,7 @@ class Flagged:
             if any(_level(cls, method) < stated for method in methods):
                 declared = next(ancestor for ancestor in reversed(cls.__mro__) if flag in vars(ancestor))
                 setattr(cls, flag, vars(declared)[flag])
+        keep_former_members(cls)  # of the flags that were set here
 
 
 def _level(cls: type, name: str) -> int:

@@ -1,13 +1,13 @@
-"""The decoding state: a dict that the caller owns, in which each stateful module keeps tensors under a key of its own.
+"""The decoding state: a dict that the caller owns, in which each stateful module stores tensors under its own key.
 
-A module itself keeps nothing between two steps of decoding; everything that the next step needs is in the
-``incremental_state`` that the caller passes to ``forward``. So any number of decodes may run with one model at once.
+A module stores nothing on itself between two decoding steps. Everything that the next step needs is in the
+``incremental_state`` that the caller passes to ``forward``, so that one model can run several decodes at once.
 
 ::
 
-    incremental_state                         a plain {} works: every row is then a sentence of its own
+    incremental_state                         a plain {} works: each row is then one sentence
     └── key of one module                     a StateKey; a copy of the module has another one
-        └── slots                             {"hidden": (N, C), ...}, or {"cache": a key/value cache}
+        └── module state                      {"hidden": (N, C), ...}, or {"cache": a key/value cache}
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
 from seqgen.flags import Flagged, Flags
+from seqgen.renamed import former_names, keep_former_members
 
-Slots: TypeAlias = dict[str, Any]
-"""The state of one module: named tensors with the row dimension first; a value that is no tensor is kept as it is."""
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
-StateDict: TypeAlias = MutableMapping["StateKey", Slots]
+ModuleState: TypeAlias = dict[str, Any]
+"""The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
+
+StateDict: TypeAlias = MutableMapping["StateKey", ModuleState]
 
 
 class StateKey:
-    """The key under which one module finds its slots.
+    """The key of one module's state.
 
-    It compares by identity and belongs to one module, so that a copied or unpickled module gets a key of its own and
-    two copies never share a slot.
+    Keys are compared by identity. A copied or unpickled module makes a new key, so that two copies never share state.
+
+    Args:
+        owner: the module.
     """
 
     def __init__(self, owner: StatefulModule | None = None):
@@ -40,80 +45,87 @@ class StateKey:
 
     @property
     def owner(self) -> StatefulModule | None:
-        """The module that the key belongs to; ``None`` once that is gone."""
+        """The module that the key belongs to; ``None`` if it no longer exists."""
         return self._owner() if self._owner is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateKey:
-        return self  # a copied state still belongs to the same module; a copied module notices that it is no owner
+        return self  # a copied state belongs to the same module; a copied module finds that it is not the owner
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return StateKey, ()
 
 
-class IncrementalState(dict[StateKey, Slots]):
-    """A decoding state that also knows how its rows group into sentences.
+@keep_former_members
+class IncrementalState(dict[StateKey, ModuleState]):
+    """A decoding state that also stores how its rows group into sentences.
+
+    Args:
+        num_sentences: sentences in the batch.
+        beam_size: rows of each sentence.
+        device: where the start offsets are stored.
 
     Attributes:
         beam_size: rows of each sentence; rows are sentence-major.
-        starts: ``(sentences,)`` int64 start offsets: the step at which each sentence entered the batch. The rows of a
-            sentence do not see positions before it, and their positions count from it.
-        beam_table: whether self-attention keeps keys and values in place, with an indirection table; ``None`` for as
-            long as that is faster. See ``modules/kv_cache/choice.py``.
-        max_truncation: how many positions of a step will be rolled back at most; modules that drop old inputs keep so
-            many more.
-        shared: what modules have in common, by name.
+        start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
+            do not attend to positions before it, and their positions count from it.
+        beam_table: whether self-attention uses an indirection table, with which keys and values stay in place; with
+            ``None``, while that is faster. See ``modules/kv_cache/choice.py``.
+        max_roll_back: the largest number of positions that will be rolled back at once; modules that drop old inputs
+            keep this many more.
+        shared: values that several modules share, by name.
     """
+
+    max_roll_back: int = 0
 
     def __init__(self, num_sentences: int, beam_size: int = 1, device: torch.device | str | None = None):
         super().__init__()
         self.beam_size = beam_size
         self.beam_table: bool | None = None
-        self.max_truncation = 0
         self.shared: dict[str, Any] = {}
-        self._starts = torch.zeros(num_sentences, dtype=torch.int64, device=device)
+        self._start_offsets = torch.zeros(num_sentences, dtype=torch.int64, device=device)
         self._late: bool | None = False
 
     @property
-    def starts(self) -> Tensor:
-        """See the class."""
-        return self._starts
+    def start_offsets(self) -> Tensor:
+        """Start offset of each sentence, ``(sentences,)`` int64; see the class."""
+        return self._start_offsets
 
-    @starts.setter
-    def starts(self, starts: Tensor) -> None:
-        self._starts, self._late = starts, None
+    @start_offsets.setter
+    def start_offsets(self, start_offsets: Tensor) -> None:
+        self._start_offsets, self._late = start_offsets, None
 
     @property
-    def has_late_starts(self) -> bool:
-        """Whether any sentence started late; the device is asked once after ``starts`` has changed."""
+    def has_start_offsets(self) -> bool:
+        """Whether any start offset is above 0; read from the device once after each change."""
         if self._late is None:
-            self._late = bool(self._starts.any())
+            self._late = bool(self._start_offsets.any())
         return self._late
 
-    def reorder_starts(self, new_order: Tensor) -> None:
+    def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 
-        With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start
-        at 3, 3, 0.
+        With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences with start
+        offsets ``[3, 3, 0]``.
 
         Args:
             new_order: ``(rows,)`` int64, the old row that each new row continues.
 
         Raises:
-            ValueError: rows that would be beams of one sentence come from sentences that start at different steps.
+            ValueError: the beams of a new sentence would come from sentences with different start offsets.
         """
         sentences = -(-len(new_order) // self.beam_size)
-        if not self.has_late_starts:
-            self._starts = self._starts.new_zeros(sentences)
+        if not self.has_start_offsets:
+            self._start_offsets = self._start_offsets.new_zeros(sentences)
             return
-        starts = self._starts.index_select(0, new_order // self.beam_size)
-        by_sentence = starts.new_full((sentences, self.beam_size), -1)
-        by_sentence.view(-1)[: len(starts)] = starts
+        start_offsets = self._start_offsets.index_select(0, new_order // self.beam_size)
+        by_sentence = start_offsets.new_full((sentences, self.beam_size), -1)
+        by_sentence.view(-1)[: len(start_offsets)] = start_offsets
         if bool((by_sentence != by_sentence[:, :1]).any()):
             raise ValueError(
                 f"rows of sentences that start at different steps cannot become the {self.beam_size} beams of one "
                 "sentence; reorder within sentences, or whole sentences"
             )
-        self.starts = by_sentence[:, 0].contiguous()
+        self.start_offsets = by_sentence[:, 0].contiguous()
 
 
 def beam_size_of(incremental_state: StateDict) -> int:
@@ -122,23 +134,23 @@ def beam_size_of(incremental_state: StateDict) -> int:
 
 
 class StatefulModule(nn.Module, Flagged):
-    """A module that remembers tensors between two steps of decoding, in slots of the caller's state.
+    """A module that stores tensors in the caller's state between two decoding steps.
 
-    An author calls ``get_slots`` and ``set_slots`` and, as long as every tensor has the row dimension first, needs
-    nothing else: the verbs below reorder rows by ``index_select(0)``. A module that keeps tensors in another layout
-    overrides ``reorder_slots``; one that can do less work than moving rows overrides the narrower verbs as well. Where
-    a subclass overrides ``reorder_slots`` alone, narrower verbs that it inherits are replaced by the defaults, which
-    call it.
+    A subclass calls ``get_state`` and ``set_state``. If the first dimension of every tensor is the row, it overrides
+    nothing: the methods below reorder rows by ``index_select(0)``. A module with another layout overrides
+    ``reorder_state``. It overrides ``reorder_state_within_beams`` and ``select_state`` too if these can do less work
+    than moving rows. A subclass that overrides only ``reorder_state`` does not inherit the other two: it gets their
+    defaults, which call ``reorder_state``.
     """
 
-    flags: ClassVar[Flags] = {"reorder_slots_within_beams": ("reorder_slots",), "select_slots": ("reorder_slots",)}
+    flags: ClassVar[Flags] = {"reorder_state_within_beams": ("reorder_state",), "select_state": ("reorder_state",)}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):
             raise TypeError(
-                f"{cls.__name__} overrides reorder_incremental_state, which belongs to decoders and would never be "
-                "called: delete it where it only selects rows, else override reorder_slots(slots, new_order)"
+                f"{cls.__name__} overrides reorder_incremental_state, which is called for decoders only: delete the "
+                "method if it only selects rows; otherwise override reorder_state(module_state, new_order)"
             )
 
     @property
@@ -149,103 +161,115 @@ class StatefulModule(nn.Module, Flagged):
             key = self.__dict__["_state_key"] = StateKey(self)
         return key
 
-    def get_slots(self, incremental_state: StateDict | None) -> Slots | None:
-        """What this module remembers, or ``None`` where there is no state or it has remembered nothing yet."""
+    def get_state(self, incremental_state: StateDict | None) -> ModuleState | None:
+        """Read this module's state.
+
+        Args:
+            incremental_state: the decoding state; ``None`` for the parallel pass.
+
+        Returns:
+            The module state; ``None`` without a decoding state, or if this module has not stored anything yet.
+        """
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
-    def set_slots(self, incremental_state: StateDict | None, slots: Slots) -> None:
-        """Remember ``slots`` in place of those of the same names; does nothing without a state."""
-        if incremental_state is not None:
-            incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **slots}
+    def set_state(self, incremental_state: StateDict | None, module_state: ModuleState) -> None:
+        """Store values in this module's state; those of other names stay.
 
-    def reorder_slots(self, slots: Slots, new_order: Tensor) -> Slots:
+        Args:
+            incremental_state: the decoding state, changed in place; with ``None`` nothing is stored.
+            module_state: values by name.
+        """
+        if incremental_state is not None:
+            incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **module_state}
+
+    def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
         """Put rows into a new order.
 
         Args:
-            slots: what this module remembers.
+            module_state: this module's state.
             new_order: ``(rows,)`` int64, the old row that each new row continues: any number, with repeats and drops.
 
         Returns:
-            The slots of the new rows.
+            The module state of the new rows.
         """
         return {
             name: value.index_select(0, new_order) if isinstance(value, Tensor) else value
-            for name, value in slots.items()
+            for name, value in module_state.items()
         }
 
-    def reorder_slots_within_beams(self, slots: Slots, parents: Tensor) -> Slots:
+    def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
         """Put rows into a new order that stays within each sentence.
 
         Args:
-            slots: what this module remembers.
+            module_state: this module's state.
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
 
         Returns:
-            The slots of the new rows.
+            The module state of the new rows.
         """
-        return self.reorder_slots(slots, rows_of_parents(parents))
+        return self.reorder_state(module_state, rows_of_parents(parents))
 
-    def select_slots(self, slots: Slots, keep: Tensor, beam_size: int) -> Slots:
+    def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
         """Keep the rows of some sentences.
 
         Args:
-            slots: what this module remembers.
+            module_state: this module's state.
             keep: ``(kept,)`` int64 indices of the sentences to keep.
             beam_size: rows of each sentence.
 
         Returns:
-            The slots of the rows that stay.
+            The module state of the rows that are kept.
         """
-        return self.reorder_slots(slots, rows_of_sentences(keep, beam_size))
+        return self.reorder_state(module_state, rows_of_sentences(keep, beam_size))
 
-    def truncate_slots(self, slots: Slots, positions: int) -> Slots:
+    def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Roll back the last positions of all rows.
 
         Args:
-            slots: what this module remembers.
+            module_state: this module's state.
             positions: how many.
 
         Returns:
-            The slots as they were before those positions.
+            The module state before these positions were computed.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
-        raise self._cannot("roll back positions", "truncate_slots")
+        raise self._cannot("roll back positions", "roll_back_state")
 
-    def trim_slots(self, slots: Slots, positions: int) -> Slots:
+    def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
         """Crop all rows on the left: remove the first positions, which no row sees.
 
         Args:
-            slots: what this module remembers.
+            module_state: this module's state.
             positions: how many.
 
         Returns:
-            The slots without those positions.
+            The module state without those positions.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
-        raise self._cannot("crop positions on the left", "trim_slots")
+        raise self._cannot("crop positions on the left", "crop_state")
 
-    def merge_slots(self, slots: Slots, others: Slots) -> Slots:
-        """Put the rows of another state behind those of this one, their positions aligned at the last one.
+    def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
+        """Append the rows of another state, aligned at the last position.
 
         Args:
-            slots: what this module remembers.
-            others: what it remembers in the other state, perhaps of fewer or more positions.
+            module_state: this module's state.
+            other: this module's state in the other decoding state; it may have fewer or more positions.
 
         Returns:
-            The slots of all rows; positions before the start offset of a row may hold any finite number.
+            The module state of all rows; at positions before a row's start offset the values are undefined but finite.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
-        raise self._cannot("merge batches", "merge_slots")
+        raise self._cannot("merge batches", "merge_states")
 
     def _cannot(self, what: str, method: str) -> DecodingError:
         return DecodingError(
-            f"{type(self).__name__} cannot {what} in the middle of decoding; override its {method}, or decode without"
+            f"{type(self).__name__} cannot {what} during decoding; override its {method}, or decode without this"
         )
 
 

@@ -59,7 +59,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
         """
         raise NotImplementedError
 
-    def start_symbol(self, task_eos: int) -> int:
+    def start_token(self, task_eos: int) -> int:
         """The id that ``prev_output_tokens`` begins with.
 
         Args:
@@ -75,7 +75,7 @@ class EncoderDecoderModel(nn.Module, Flagged):
         Args:
             src_tokens: ``(N, S)`` int64.
             src_lengths: ``(N,)`` int64.
-            prev_output_tokens: ``(N, T)`` int64, after the start symbol.
+            prev_output_tokens: ``(N, T)`` int64, after the start token.
             need_attention: whether the attention weights are wanted.
 
         Returns:

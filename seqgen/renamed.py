@@ -1,17 +1,23 @@
-"""Public modules and names that were renamed or removed.
+"""Modules, public names and members of classes that were renamed or removed.
 
 An old name works for one version, with a ``DeprecationWarning``. The error for a removed name says what to use instead.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _GENERATION = {
     "alignment": "text.alignment",
@@ -68,6 +74,7 @@ MODULES: dict[str, str] = {
     "seqgen.loading": "seqgen.checkpoints.loading",
     "seqgen.modules.beam_table_cache": "seqgen.modules.kv_cache.indirection",
     "seqgen.modules.key_value_cache": "seqgen.modules.kv_cache.growing",
+    "seqgen.modules.number_formats": "seqgen.modules.dtypes",
     "seqgen.text_decoding": "seqgen.text.text_decoding",
     "seqgen.training.averaging": "seqgen.checkpoints.averaging",
     "seqgen.training.checkpoints": "seqgen.checkpoints.run_checkpoints",
@@ -123,15 +130,19 @@ NAMES: dict[str, str] = {
     "ContrastiveDecoding": "ContrastiveSession",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
+    "EndSymbols": "EndTokens",
     "ExactDecoding": "ExactSession",
     "FAIRSEQ_ORDER": "OVERRULED_BY_PREFIX",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
     "HUGGINGFACE_ORDER": "ORDER",
     "History": "BackPointers",
     "LookedUp": "NgramDraft",
+    "NUMBER_FORMATS": "DTYPES",
+    "NoiseSymbols": "NoiseTokens",
     "Reader": "CheckpointLoader",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
+    "Slots": "ModuleState",
     "Speculation": "SpeculativeSession",
     "SpeculativeDecoding": "SpeculativeSearch",
     "check_combinations": "check_compatible",
@@ -140,8 +151,33 @@ NAMES: dict[str, str] = {
     "log_normalizer": "log_sum_exp",
     "reader_of": "checkpoint_loader_of",
     "register_reader": "register_checkpoint_loader",
+    "starts_of_rows": "start_offsets_of_rows",
+    "to_number_format": "to_dtype",
 }
 """Old and new names of classes and functions."""
+
+MEMBERS: dict[str, str] = {
+    "can_truncate": "can_roll_back",
+    "generate_rolling": "generate_continuously",
+    "get_slots": "get_state",
+    "has_late_starts": "has_start_offsets",
+    "joins": "can_merge",
+    "max_truncation": "max_roll_back",
+    "merge_slots": "merge_states",
+    "reorder_slots": "reorder_state",
+    "reorder_slots_within_beams": "reorder_state_within_beams",
+    "reorder_starts": "reorder_start_offsets",
+    "select_slots": "select_state",
+    "set_slots": "set_state",
+    "start_symbol": "start_token",
+    "starts": "start_offsets",
+    "symbols": "noise_tokens",
+    "trim": "crop_left",
+    "trim_slots": "crop_state",
+    "truncate": "roll_back",
+    "truncate_slots": "roll_back_state",
+}
+"""Old and new names of methods and attributes, in classes that have the new one."""
 
 REMOVED: dict[str, str] = {
     "Asked": "call processors_from_config of seqgen.generation.processor_options, which takes a Rules object",
@@ -193,6 +229,107 @@ def former_names(module: str) -> Callable[[str], Any]:
 def _warn(old: str, new: str) -> None:
     """Warn about the line that uses an old name: that of the caller's caller."""
     warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
+
+
+def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function be called with the old names of its keyword arguments.
+
+    Args:
+        names: the new name of each old one.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in names.keys() & kwargs.keys():
+                if names[old] in kwargs:
+                    raise TypeError(f"{function.__qualname__} got {names[old]} and its old name, {old}")
+                _warn(f"the argument {old} of {function.__qualname__}", names[old])
+                kwargs[names[old]] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+class _FormerMember:
+    """The old name of a member, which reads and sets the member of the new name.
+
+    Every class that defines the new name has one of its own, so that ``super().old(...)`` calls the implementation of
+    the base class.
+    """
+
+    def __init__(self, cls: type, old: str, new: str):
+        self.cls, self.old, self.new = cls, old, new
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        _warn(f"{self.cls.__name__}.{self.old}", self.new)
+        if self.new in getattr(instance, "__dict__", ()):
+            return instance.__dict__[self.new]
+        value = vars(self.cls)[self.new]
+        return value.__get__(instance, owner) if hasattr(value, "__get__") else value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        _warn(f"{self.cls.__name__}.{self.old}", self.new)
+        setattr(instance, self.new, value)
+
+
+def keep_former_members(cls: C) -> C:
+    """Let the members that a class defines be used by their old names; a class decorator."""
+    for old, new in MEMBERS.items():
+        if new in vars(cls) and old not in vars(cls):
+            setattr(cls, old, _FormerMember(cls, old, new))
+    return cls
+
+
+class RenamedMembers:
+    """A base class whose subclasses may use the former names of ``MEMBERS``.
+
+    Old names can be read, set and called. A subclass that defines one, in its body, in that of a mixin or in its table
+    of flags, defines the member of the new name.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        found = [(old, new) for old, new in MEMBERS.items() if hasattr(cls, new) and _adopt(cls, old, new)]
+        flags = vars(cls).get("flags", {})
+        if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
+            cls.flags = {  # type: ignore[attr-defined]
+                MEMBERS.get(flag, flag): tuple(MEMBERS.get(method, method) for method in methods)
+                for flag, methods in flags.items()
+            }
+        if found:
+            names = ", ".join(f"{cls.__name__}.{old} is now {new}" for old, new in found)
+            text = f"{names}; the next version has only the new name{'s' if len(found) > 1 else ''}"
+            warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+        super().__init_subclass__(**kwargs)
+        keep_former_members(cls)
+
+
+def _adopt(cls: type, old: str, new: str) -> bool:
+    """Define a member by what is the nearest definition, if that has the old name; whether it has."""
+    home = next(one for one in cls.__mro__ if new in vars(one) or _defines(one, old))
+    if new in vars(home):
+        return False
+    setattr(cls, new, vars(home)[old])
+    if home is cls:
+        delattr(cls, old)
+    return True
+
+
+def _defines(cls: type, old: str) -> bool:
+    return old in vars(cls) and not isinstance(vars(cls)[old], _FormerMember)
+
+
+def _levels_of_class_body() -> int:
+    """The ``stacklevel`` of the ``class`` statement, for an ``__init_subclass__`` that calls this."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_name == "__init_subclass__":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class _Renamed:

@@ -90,7 +90,7 @@ def stub(name: str) -> str:
 
 def _formatted(code: str) -> str:
     """Code with short lines."""
-    command = [sys.executable, "-m", "ruff", "format", "--line-length=110", "-"]
+    command = [sys.executable, "-m", "ruff", "format", "--line-length=120", "-"]
     return subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout
 
 

@@ -88,12 +88,12 @@ class WrappedModel(EncoderDecoderModel):
         super().__init__(WrappedEncoder(original), WrappedDecoder(original))
         self.eval()
 
-    def start_symbol(self, task_eos: int) -> int:
+    def start_token(self, task_eos: int) -> int:
         return PAD
 
 
 def dictionary(size: int = WORDS) -> Dictionary:
-    """Symbols with the special ids of T5."""
+    """Tokens with the special ids of T5."""
     return Dictionary([f"w{number}" for number in range(size)], pad=PAD, eos=EOS, unk=2, bos=None)
 
 
@@ -107,8 +107,8 @@ def decode(
     **keys: Any,
 ) -> list[list[Pair]]:
     """Decode here by Hugging Face's rules, by the keys of the configuration."""
-    symbols = [f"w{end}" for end in ends[1:]]
-    cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": symbols, **keys})
+    further = [f"w{end}" for end in ends[1:]]
+    cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": further, **keys})
     generator = SequenceGenerator.from_config([model], dictionary(), cfg, processors=processors)
     found = generator.generate(source_batch(sources), prefix_tokens, phrases)
     return [pairs(hypotheses) for hypotheses in found]

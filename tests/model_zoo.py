@@ -62,7 +62,7 @@ class Specimen:
         vocab: size of the vocabulary.
         first_word: the smallest id that is an ordinary word.
         either_padding: whether it reads sources padded on the left as well as on the right.
-        late_starts: whether it heeds ``IncrementalState.starts``.
+        start_offsets: whether the model supports ``IncrementalState.start_offsets``.
         has_table: whether it looks positions up in a table, which it must not be asked beyond.
     """
 
@@ -73,7 +73,7 @@ class Specimen:
     vocab: int = VOCAB
     first_word: int = 4
     either_padding: bool = True
-    late_starts: bool = True
+    start_offsets: bool = True
     has_table: bool = True
 
 
@@ -148,10 +148,10 @@ ZOO: dict[str, Specimen] = {
     "lstm_tiny": Specimen(
         registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
         either_padding=False,
-        late_starts=False,
+        start_offsets=False,
         has_table=False,
     ),
-    "average": Specimen(registered("average", embed_dim=12, max_positions=64), late_starts=False, has_table=False),
+    "average": Specimen(registered("average", embed_dim=12, max_positions=64), start_offsets=False, has_table=False),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),

@@ -44,12 +44,12 @@ class ScriptedDecoder(IncrementalDecoder):
         from seqgen.structures import DecoderOut
 
         past = prev_output_tokens[:, :0]
-        if (slots := self.get_slots(incremental_state)) is not None:
-            past = slots["past"]
+        if (module_state := self.get_state(incremental_state)) is not None:
+            past = module_state["past"]
         seen = past.size(1)
         history = torch.cat([past, prev_output_tokens[:, seen:]], dim=1)
         if incremental_state is not None:
-            self.set_slots(incremental_state, {"past": history})
+            self.set_state(incremental_state, {"past": history})
         rows = []
         for row, tokens in enumerate(history.tolist()):
             length = int((~encoder_out.encoder_padding_mask[row]).sum())

@@ -20,9 +20,9 @@ def step_context(
     src_tokens: Tensor | None = None,
     src_padding: Tensor | None = None,
     sentences: Tensor | None = None,
-    starts: Tensor | None = None,
+    start_offsets: Tensor | None = None,
 ) -> StepContext:
-    """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start symbol where that counts."""
+    """A context whose ``tokens`` are ``(rows, step)``; ``generated`` begins with the start token where that counts."""
     if tokens is None:
         tokens = torch.zeros(1, step, dtype=torch.int64)
     rows = tokens.size(0)
@@ -32,5 +32,5 @@ def step_context(
     max_lengths = torch.full((rows,), 10**6) if max_lengths is None else max_lengths
     ids = torch.arange(rows) if sentences is None else sentences
     done = torch.zeros(rows, dtype=torch.bool)
-    known = Sentences(ids, max_lengths, done, starts, prefix_tokens, src_tokens, src_padding)
+    known = Sentences(ids, max_lengths, done, start_offsets, prefix_tokens, src_tokens, src_padding)
     return StepContext(step, known, 1, eos, pad, first_end, lambda: whole, counts_start)

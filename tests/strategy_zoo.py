@@ -20,7 +20,7 @@ from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_o
 EOS = 2
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
 ENDS = [EOS, 4, 13, 17, 21]
-"""Several symbols that end an output, so that those of random models end at different times."""
+"""Several tokens that end an output, so that those of random models end at different times."""
 PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
 
 

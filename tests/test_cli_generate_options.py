@@ -121,7 +121,7 @@ def test_a_draft_changes_nothing(runs: Path) -> None:
     refused(generate(runs / "transformer", "generation.beam=1", "generation.draft=nothere"), "nothere")
 
 
-def test_number_formats(runs: Path) -> None:
+def test_dtypes(runs: Path) -> None:
     plain = records(generate(runs / "fconv", "format=json"))
     half = records(generate(runs / "fconv", "format=json", "generation.dtype=bfloat16"))
     for one, two in zip(plain, half, strict=True):
@@ -194,7 +194,7 @@ def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path
     assert seqgen.load_model(run).generation == {"semantics": "fairseq"}
 
 
-def test_a_number_format_by_its_name(runs: Path) -> None:
+def test_a_dtype_by_its_name(runs: Path) -> None:
     parameters = seqgen.load_model(runs / "fconv", dtype="bfloat16").model.parameters()
     assert {parameter.dtype for parameter in parameters} == {torch.bfloat16}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.errors import DataError
 
-symbol_texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+token_texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
 def test_fairseq_ids(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_missing_file(tmp_path: Path) -> None:
             Dictionary.load(tmp_path / name)
 
 
-def test_overwriting_symbol_gets_a_new_id(tmp_path: Path) -> None:
+def test_overwriting_token_gets_a_new_id(tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("a 1\n<pad> 2 #fairseq:overwrite\nb 3\n")
     dictionary = Dictionary.load(tmp_path / "dict.txt")
     assert dictionary.index("<pad>") == 5
@@ -61,34 +61,34 @@ def test_overwriting_symbol_gets_a_new_id(tmp_path: Path) -> None:
 
 
 @given(
-    symbols=st.lists(symbol_texts, unique=True, min_size=4, max_size=12),
+    tokens=st.lists(token_texts, unique=True, min_size=4, max_size=12),
     specials=st.permutations(range(4)),
     without_bos=st.booleans(),
 )
 def test_json_keeps_everything(
-    tmp_path_factory: pytest.TempPathFactory, symbols: list[str], specials: list[int], without_bos: bool
+    tmp_path_factory: pytest.TempPathFactory, tokens: list[str], specials: list[int], without_bos: bool
 ) -> None:
     pad, eos, unk, bos = specials
-    dictionary = Dictionary(symbols, range(len(symbols)), pad=pad, eos=eos, unk=unk, bos=None if without_bos else bos)
+    dictionary = Dictionary(tokens, range(len(tokens)), pad=pad, eos=eos, unk=unk, bos=None if without_bos else bos)
     path = tmp_path_factory.mktemp("dictionary") / "dictionary.json"
     dictionary.save(path)
     loaded = Dictionary.load(path)
     assert loaded == dictionary
     assert loaded.counts == dictionary.counts
     assert loaded.fingerprint() == dictionary.fingerprint()
-    assert [loaded.index(symbol) for symbol in symbols] == list(range(len(symbols)))
+    assert [loaded.index(token) for token in tokens] == list(range(len(tokens)))
 
 
 @given(
-    symbols=st.dictionaries(symbol_texts.filter(lambda s: s not in FAIRSEQ_SPECIALS), st.integers(0, 10**9), min_size=1)
+    tokens=st.dictionaries(token_texts.filter(lambda s: s not in FAIRSEQ_SPECIALS), st.integers(0, 10**9), min_size=1)
 )
-def test_dict_txt_round_trip(tmp_path_factory: pytest.TempPathFactory, symbols: dict[str, int]) -> None:
-    dictionary = Dictionary.from_counts(symbols)
+def test_dict_txt_round_trip(tmp_path_factory: pytest.TempPathFactory, tokens: dict[str, int]) -> None:
+    dictionary = Dictionary.from_counts(tokens)
     path = tmp_path_factory.mktemp("dictionary") / "dict.txt"
     try:
         dictionary.save(path)
     except DataError:
-        assert any("\n" in s or s.startswith("\ufeff") for s in symbols), "only these do not fit into a dict.txt"
+        assert any("\n" in s or s.startswith("\ufeff") for s in tokens), "only these do not fit into a dict.txt"
         return
     loaded = Dictionary.load(path)
     assert loaded == dictionary
@@ -110,7 +110,7 @@ def test_equality_is_about_ids_not_counts() -> None:
     assert Dictionary(one.symbols) != Dictionary(one.symbols, pad=2, eos=1)
 
 
-def test_from_counts_orders_by_frequency_then_symbol() -> None:
+def test_from_counts_orders_by_frequency_then_token() -> None:
     counts = {"b": 2, "c": 5, "a": 2, "</s>": 9}
     assert Dictionary.from_counts(counts).symbols[4:] == ["c", "a", "b"]
     assert Dictionary.from_counts(counts, size=6).symbols[4:] == ["c", "a"]

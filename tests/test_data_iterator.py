@@ -41,7 +41,7 @@ class Numbers:
 
 
 def put_together(examples: Sequence[Example]) -> Batch:
-    return collate(examples, source_pad=PAD, target_pad=PAD, start_symbol=START)
+    return collate(examples, source_pad=PAD, target_pad=PAD, start_token=START)
 
 
 def iterator(n: int = 40, **settings) -> EpochIterator:  # type: ignore[no-untyped-def]
@@ -55,7 +55,7 @@ def content(batch: Batch) -> tuple[list[int], list[list[int]], list[list[int]]]:
 
 def test_collate_worked_example() -> None:
     a, b = torch.tensor([4, 5, EOS]), torch.tensor([6, EOS])
-    batch = collate([(0, b, a), (9, a, b)], source_pad=PAD, target_pad=0, start_symbol=START)
+    batch = collate([(0, b, a), (9, a, b)], source_pad=PAD, target_pad=0, start_token=START)
     assert batch.ids.tolist() == [0, 9]
     assert batch.source.src_tokens.tolist() == [[6, EOS, PAD], [4, 5, EOS]]
     assert batch.source.src_lengths.tolist() == [2, 3]
@@ -64,7 +64,7 @@ def test_collate_worked_example() -> None:
     assert batch.target.tolist() == [[4, 5, EOS], [6, EOS, 0]]
     assert batch.prev_output_tokens.tolist() == [[START, 4, 5], [START, 6, 0]]
     assert batch.ntokens == 5
-    left = collate([(0, b, None), (9, a, None)], source_pad=PAD, target_pad=0, start_symbol=START, left_pad_source=True)
+    left = collate([(0, b, None), (9, a, None)], source_pad=PAD, target_pad=0, start_token=START, left_pad_source=True)
     assert left.source.src_tokens.tolist() == [[PAD, 6, EOS], [4, 5, EOS]]
     assert left.target is left.prev_output_tokens is None
     assert left.ntokens == 5
@@ -75,7 +75,7 @@ def test_collate_refuses() -> None:
     ids: Tensor = torch.tensor([EOS])
     for bad in ([], [(0, ids, ids), (1, ids, None)]):
         with pytest.raises(ValueError, match="batch"):
-            collate(bad, source_pad=PAD, target_pad=PAD, start_symbol=START)
+            collate(bad, source_pad=PAD, target_pad=PAD, start_token=START)
 
 
 def test_epochs() -> None:

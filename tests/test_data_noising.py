@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from seqgen.data.noising import (
     OBJECTIVES,
-    NoiseSymbols,
+    NoiseTokens,
     SpanCorruption,
     random_segmentation,
     raw_length,
@@ -18,7 +18,7 @@ from seqgen.data.noising import (
 from seqgen.errors import DataError
 
 EOS, WORDS, SENTINELS = 1, np.arange(3, 500), np.arange(2999, 500, -1)
-SYMBOLS = NoiseSymbols(EOS, SENTINELS, WORDS)
+NOISE = NoiseTokens(EOS, SENTINELS, WORDS)
 
 
 def text(length: int, seed: int = 0) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_every_division_is_equally_likely() -> None:
 @given(st.integers(1, 600), st.floats(0.001, 0.999), st.floats(1, 20), st.integers(0, 10**6))
 def test_span_corruption_keeps_every_token(length: int, density: float, mean_span: float, seed: int) -> None:
     objective, tokens = SpanCorruption(density, mean_span), text(length, seed)
-    source, target = objective(tokens, SYMBOLS, np.random.default_rng(seed))
+    source, target = objective(tokens, NOISE, np.random.default_rng(seed))
     assert restore(source, target) == tokens.tolist()
     assert source[-1] == target[-1] == EOS
     assert (len(source), len(target)) == objective.lengths(length)
@@ -109,7 +109,7 @@ def test_span_corruption_keeps_every_token(length: int, density: float, mean_spa
 def test_hidden_tokens_restore_the_text(length: int, density: float, seed: int) -> None:
     tokens = text(length, seed)
     objective = OBJECTIVES["iid_spans"](density, 3.0)
-    source, target = objective(tokens, SYMBOLS, np.random.default_rng(seed))
+    source, target = objective(tokens, NOISE, np.random.default_rng(seed))
     assert restore(source, target) == tokens.tolist()
     assert len(source) <= objective.lengths(length)[0]
     assert len(target) <= objective.lengths(length)[1]
@@ -120,7 +120,7 @@ def test_hidden_tokens_restore_the_text(length: int, density: float, seed: int) 
 def test_dropped_tokens_are_the_target(name: str, length: int, seed: int) -> None:
     tokens = np.arange(3, 3 + length)  # each once, so that the two parts can be merged again
     objective = OBJECTIVES[name](0.3, 3.0)
-    source, target = objective(tokens, SYMBOLS, np.random.default_rng(seed))
+    source, target = objective(tokens, NOISE, np.random.default_rng(seed))
     assert sorted([*source[:-1].tolist(), *target[:-1].tolist()]) == tokens.tolist()
     assert sorted(target[:-1].tolist()) == target[:-1].tolist(), "in order"
     assert len(source) <= objective.lengths(length)[0]
@@ -131,7 +131,7 @@ def test_dropped_tokens_are_the_target(name: str, length: int, seed: int) -> Non
 @given(st.sampled_from(["bert", "mass", "deshuffling", "prefix_lm"]), st.integers(1, 200), st.integers(0, 10**6))
 def test_objectives_whose_target_is_text(name: str, length: int, seed: int) -> None:
     tokens = text(length, seed)
-    source, target = OBJECTIVES[name](0.15, 3.0)(tokens, SYMBOLS, np.random.default_rng(seed))
+    source, target = OBJECTIVES[name](0.15, 3.0)(tokens, NOISE, np.random.default_rng(seed))
     assert source[-1] == target[-1] == EOS
     if name == "prefix_lm":
         assert [*source[:-1], *target[:-1]] == tokens.tolist()
@@ -147,7 +147,7 @@ def test_objectives_whose_target_is_text(name: str, length: int, seed: int) -> N
 
 def test_bert_masks_nine_of_ten_and_hides_the_density() -> None:
     tokens = text(100_000)
-    source, _ = OBJECTIVES["bert"](0.15, 3.0)(tokens, SYMBOLS, np.random.default_rng(3))
+    source, _ = OBJECTIVES["bert"](0.15, 3.0)(tokens, NOISE, np.random.default_rng(3))
     changed = source[:-1] != tokens
     assert changed.mean() == pytest.approx(0.15, abs=0.004)
     assert (source[:-1][changed] == SENTINELS[0]).mean() == pytest.approx(0.9, abs=0.01)
@@ -177,7 +177,7 @@ def test_the_same_generator_gives_the_same_noise() -> None:
 
 
 def test_too_few_sentinels() -> None:
-    few = NoiseSymbols(EOS, SENTINELS[:3], WORDS)
+    few = NoiseTokens(EOS, SENTINELS[:3], WORDS)
     with pytest.raises(DataError, match=r"needs 28 sentinels, but the tokenizer has 3; .*task\.mean_span_length"):
         SpanCorruption()(text(568), few, np.random.default_rng(0))
     source, target = OBJECTIVES["iid_spans"](0.5, 3.0)(text(568), few, np.random.default_rng(0))
@@ -191,6 +191,6 @@ def test_the_budget_of_independent_noise_is_what_nearly_all_texts_need() -> None
     rng = np.random.default_rng(0)
     spans = []
     for _ in range(2000):
-        _, target = objective(text(511), SYMBOLS, rng)
+        _, target = objective(text(511), NOISE, rng)
         spans.append(int(np.isin(target, SENTINELS).sum()))
     assert max(spans) <= needed < 1.3 * max(spans)

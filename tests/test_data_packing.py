@@ -44,7 +44,7 @@ class Numbers:
 
 
 def alone(examples: list[Example], model: EncoderDecoderModel) -> Batch:
-    return collate(examples, source_pad=PAD, target_pad=PAD, start_symbol=model.start_symbol(EOS))
+    return collate(examples, source_pad=PAD, target_pad=PAD, start_token=model.start_token(EOS))
 
 
 def packed(rows: list[list[Example]], model: EncoderDecoderModel) -> Batch:

@@ -1,4 +1,4 @@
-"""T5's tokenizers give the ids, the text and the symbols of those of transformers, each kind by itself."""
+"""T5's tokenizers give the ids, the text and the tokens of those of transformers, each kind by itself."""
 
 import gzip
 import json

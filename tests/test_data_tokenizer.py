@@ -103,7 +103,7 @@ def test_whitespace() -> None:
     assert tokenizer.encode("  das\tHaus Hund \u2028 das") == [4, 5, 3, 4]
     assert tokenizer.decode([4, 5, 3, 2, 1]) == "das Haus <unk>"
     assert tokenizer.unknown("das Hund") == ["Hund"]
-    assert tokenizer.encode("</s> <pad> <s> <unk> das") == [3, 3, 3, 3, 4], "text cannot spell special symbols"
+    assert tokenizer.encode("</s> <pad> <s> <unk> das") == [3, 3, 3, 3, 4], "text cannot spell special tokens"
     assert tokenizer.unknown("</s> das") == ["</s>"]
 
 

@@ -85,7 +85,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
     assert spy.two_stage == {key != "two_stage_candidates"}
     assert spy.prepacked == {key != "prepacked_weights"}
     assert (spy.most_done > 0) == (key != "lazy_compaction")
-    assert generator.joins == (key not in ("use_cache", "continuous_batching"))
+    assert generator.can_merge == (key not in ("use_cache", "continuous_batching"))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -132,7 +132,7 @@ def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
     batches = [member.task.collate(examples, member.model)]
     results = generator.generate_continuously(lambda running, width: batches.pop() if batches else None)
-    assert generator.joins
+    assert generator.can_merge
     next(results)
     assert PREPACKED_WEIGHTS
     assert len(list(results)) == len(TEXTS) - 1

@@ -156,7 +156,7 @@ def test_stateful_processor(batch_size: int) -> None:
     found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
     assert shown(found) == shown(translator.translate(TEXTS, processors=[CountedTokens(0.8)]))
     assert shown(found) != shown(translator.translate(TEXTS))
-    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.joins
+    joined = translator.prepare(processors=[FrequencyPenalty(size, 0.8)]).generator.can_merge
     assert joined, "sentences join the running batch, so that this is tested"
 
 
@@ -278,8 +278,8 @@ def test_cache() -> None:
 
 def test_tokenizer(tmp_path: Path) -> None:
     words = Dictionary()
-    for symbol in (CAPITAL, "der", "hund"):
-        words.add_symbol(symbol)
+    for token in (CAPITAL, "der", "hund"):
+        words.add_symbol(token)
     tokenizer = CasedWordTokenizer(words)
     assert tokenizer.encode("Der Hund der") == [4, 5, 4, 6, 5]
     save_tokenizer(tokenizer, tmp_path / "tokenizer")

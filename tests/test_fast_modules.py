@@ -72,7 +72,7 @@ class Decode:
         self.width = 0
         self.state = self.decoder.new_incremental_state(len(lengths), BEAM)
         self.state.beam_table = beam_table
-        self.state.max_truncation = spare
+        self.state.max_roll_back = spare
         self.generator = torch.Generator().manual_seed(seed)
         self.step()
 
@@ -141,9 +141,9 @@ class Decode:
         self.encoder_out = self.encoder_out.index_select(rows // share)
         self._move(rows.tolist())
 
-    def truncate(self, positions: int) -> None:
+    def roll_back(self, positions: int) -> None:
         """Forget positions; their tokens are drawn anew."""
-        self.decoder.truncate(self.state, positions)
+        self.decoder.roll_back(self.state, positions)
         self.width -= positions
         self.histories = [row[: len(row) - positions] for row in self.histories]
 
@@ -154,11 +154,11 @@ class Decode:
         self.sources += other.sources
         self.width = max(self.width, other.width)
 
-    def trim(self) -> None:
-        positions = int(self.state.starts.min())
-        self.decoder.trim(self.state, positions)
+    def crop_left(self) -> None:
+        positions = int(self.state.start_offsets.min())
+        self.decoder.crop_left(self.state, positions)
         self.width -= positions
-        assert int(self.state.starts.min()) == 0
+        assert int(self.state.start_offsets.min()) == 0
 
 
 @every_model
@@ -180,33 +180,33 @@ def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> Non
 @pytest.mark.parametrize("beam_table", [True, False])
 def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
     decode = Decode(build(name), name, LENGTHS, beam_table=beam_table, spare=3)
-    if not decode.decoder.can_truncate:
-        with pytest.raises(DecodingError, match="can_truncate"):
-            decode.decoder.truncate(decode.state, 1)
+    if not decode.decoder.can_roll_back:
+        with pytest.raises(DecodingError, match="can_roll_back"):
+            decode.decoder.roll_back(decode.state, 1)
         return
     for taken_back in (0, 1, 3, 2, 3):
         decode.step(new=3)
         decode.step()
         decode.reorder_beams()
-        decode.truncate(taken_back)
+        decode.roll_back(taken_back)
         decode.reorder_beams()
         decode.step()
     decode.step(new=3)
     decode.step()
     decode.reorder()
-    decode.truncate(2)
+    decode.roll_back(2)
     decode.step(new=2)
     decode.step()
     with pytest.raises(ValueError, match="cannot be rolled back"):
-        decode.decoder.truncate(decode.state, 100)
+        decode.decoder.roll_back(decode.state, 100)
 
 
 def test_a_convolution_takes_back_only_what_it_was_told() -> None:
     decode = Decode(build("fconv_tiny"), "fconv_tiny", LENGTHS)
     decode.step()
     decode.step()
-    with pytest.raises(DecodingError, match="max_truncation is 2"):
-        decode.truncate(2)
+    with pytest.raises(DecodingError, match="max_roll_back is 2"):
+        decode.roll_back(2)
 
 
 @every_model
@@ -214,8 +214,8 @@ def test_a_convolution_takes_back_only_what_it_was_told() -> None:
 def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
     model = build(name)
     first = Decode(model, name, LENGTHS, beam_table=beam_table)
-    if not first.decoder.joins:
-        with pytest.raises(DecodingError, match="joins"):
+    if not first.decoder.can_merge:
+        with pytest.raises(DecodingError, match="can_merge"):
             first.merge(Decode(model, name, [2], seed=2))
         return
     second, third = (Decode(model, name, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
@@ -237,7 +237,7 @@ def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
     third.step()
     third.reorder_beams()
     third.select_sentences([3, 1])
-    third.trim()
+    third.crop_left()
     third.step(new=2)
     third.reorder_beams()
     third.step()
@@ -270,10 +270,10 @@ def test_refusals() -> None:
     second.state.beam_size = 2
     with pytest.raises(ValueError, match="3 and 2 beams"):
         first.merge(second)
-    with pytest.raises(ValueError, match="decoded for a step"):
+    with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
     with pytest.raises(ValueError, match="first 1 positions are seen"):
-        first.decoder.trim(first.state, 1)
+        first.decoder.crop_left(first.state, 1)
 
 
 def test_what_a_table_remembers() -> None:
@@ -304,7 +304,7 @@ def test_one_change_is_made_once() -> None:
         table.reorder(1, torch.tensor([[1, 0]]))
     assert table.table[0, :, 0].tolist() == [1, 0]
     table.append(2, 1)
-    with pytest.raises(RuntimeError, match="all see the same positions"):
+    with pytest.raises(RuntimeError, match="must see the same positions"):
         table.append(1, 1)
 
 
@@ -318,8 +318,8 @@ def test_memory_of_long_outputs(shared: bool) -> None:
     for _ in range(500):
         module(torch.randn(8, 1, 4), incremental_state=state)
         parents = torch.randint(4, (2, 4)) if shared else torch.arange(4).expand(2, 4)
-        slots = state[module.state_key]
-        state[module.state_key] = module.reorder_slots_within_beams(slots, parents)
+        module_state = state[module.state_key]
+        state[module.state_key] = module.reorder_state_within_beams(module_state, parents)
     cache = state[module.state_key]["cache"]
     assert isinstance(cache, IndirectionCache)
     capacity = cache.keys.size(2)
@@ -356,7 +356,7 @@ def test_the_logical_view_of_a_cache(beam_table: bool) -> None:
         histories = torch.cat([histories, new], dim=1)
         module(new, incremental_state=state)
         parents = torch.randint(BEAM, (2, BEAM))
-        state[module.state_key] = module.reorder_slots_within_beams(state[module.state_key], parents)
+        state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
         histories = histories[[i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]]
     keys, values, _ = module.remembered(state)
     wanted = module.in_proj(histories).unflatten(2, (3, 2, 3))
@@ -424,7 +424,7 @@ def test_a_users_cache_is_used(name: str, own: type[KeyValueCache]) -> None:
         for decoded in (model, plain):
             options = {"beam_size": beam, "max_len_b": 8, "beam_table": "on"}
             generator = make_generator([decoded], dictionary(VOCAB - 4), **options)
-            assert generator.joins
+            assert generator.can_merge
             rolling = dict(generator.generate_continuously(queue(rows, 2)[0]))
             found.append([*generator.generate(batch_of(rows)), *(rolling[number] for number in range(5))])
         assert len(APPENDED) > 8 * (len(layers) - 1) > 0
@@ -445,7 +445,7 @@ def test_errors_of_a_users_cache() -> None:
     state: dict[Any, Any] = {}
     module(torch.zeros(1, 1, module.embed_dim).double(), incremental_state=state)
     with pytest.raises(DecodingError, match="NoRollBack has no roll_back; implement it"):
-        module.truncate_slots(state[module.state_key], 1)
+        module.roll_back_state(state[module.state_key], 1)
 
 
 class LocalMask:
@@ -471,7 +471,7 @@ def test_a_mask_is_one_method(name: str, memory: None) -> None:
     seen = []
     for own in (False, True):
         if own:
-            decoder.__class__ = type("Local", (LocalMask, type(decoder)), {"joins": True})
+            decoder.__class__ = type("Local", (LocalMask, type(decoder)), {"can_merge": True})
         before, after = decoder(tokens, out).logits, decoder(changed, out).logits
         seen.append(((before - after).abs().amax((0, 2)) > 1e-12).tolist())
     assert seen[0] == [False] + [True] * (reach + 3)
@@ -490,16 +490,16 @@ def test_a_mask_is_one_method(name: str, memory: None) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_number_formats_in_place(dtype: torch.dtype) -> None:
+def test_dtypes_in_place(dtype: torch.dtype) -> None:
     """A row that has not begun and one that has: nothing becomes NaN, and the bias is heeded."""
     torch.manual_seed(0)
     module = MultiheadAttention(8, 2, scale=1.0, bias=False).to(dtype)
     states = [IncrementalState(2, BEAM), IncrementalState(2, BEAM)]
     states[1].beam_table = False
-    starts = torch.tensor([0, 3]).repeat_interleave(BEAM)
+    start_offsets = torch.tensor([0, 3]).repeat_interleave(BEAM)
     for step in range(6):
         x = torch.randn(2 * BEAM, 1, 8).to(dtype)
-        allowed = (torch.arange(step + 1) >= starts.unsqueeze(1)).view(2 * BEAM, 1, 1, step + 1)
+        allowed = (torch.arange(step + 1) >= start_offsets.unsqueeze(1)).view(2 * BEAM, 1, 1, step + 1)
         bias = torch.randn(1, 2, 1, step + 1).to(dtype).masked_fill(~allowed, torch.finfo(dtype).min / 2)
         in_place, moved = (module(x, attn_mask=bias, incremental_state=state)[0] for state in states)
         assert in_place.isfinite().all()

@@ -58,9 +58,9 @@ def promises() -> list[tuple[type, str, str]]:
 def test_who_overrides_a_method_inherits_no_promise_about_it() -> None:
     found = promises()
     assert {flag for _, flag, _ in found} == {
-        *("additive", "joins", "independent_rows", "session_class", "shift_invariant", "keeps_single"),
-        *("shares_encoder_output", "reads_history", "can_truncate", "supports_packing"),
-        *("reorder_slots_within_beams", "select_slots"),
+        *("additive", "can_merge", "independent_rows", "session_class", "shift_invariant", "keeps_single"),
+        *("shares_encoder_output", "reads_history", "can_roll_back", "supports_packing"),
+        *("reorder_state_within_beams", "select_state"),
     }
     for cls, flag, method in found:
         assert hasattr(cls, method)

@@ -57,7 +57,7 @@ class Counting(Component):
 
 
 class CountingPenalty(Counting, LogitsProcessor):
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         return lprobs - WEIGHT * self.counts.flatten(0, 1) + context.by_row(self.bias)
@@ -177,8 +177,8 @@ def test_a_processor_that_joins(semantics: str) -> None:
     models, words = [sharp("transformer_tiny", seed=3)], dictionary(VOCAB - 4)
     generator = make_generator(models, words, **options, processors=[CountingPenalty()])
     plain = make_generator(models, words, **options, processors=[PlainPenalty()])
-    assert generator.joins
-    assert not plain.joins
+    assert generator.can_merge
+    assert not plain.can_merge
     take, asked = queue(rows, 5)
     found = dict(generator.generate_continuously(take))
     assert len([running for running in asked if 0 < running < 5]) > 2
@@ -189,12 +189,12 @@ def test_a_processor_that_joins(semantics: str) -> None:
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_combination_declares_whether_sentences_may_join(declared: bool) -> None:
     class Own(CountingProduct):
-        joins = declared
+        can_merge = declared
 
     rows = sources(9, seed=1)
     generator = make_generator(
         [sharp("transformer_tiny", seed=3)], dictionary(VOCAB - 4), beam_size=3, max_len_b=5, combination=Own()
     )
-    assert generator.joins == declared
+    assert generator.can_merge == declared
     found = dict(generator.generate_continuously(queue(rows, 3)[0]))
     assert_same([found[number] for number in range(9)], generator.generate(batch_of(rows)))

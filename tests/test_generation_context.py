@@ -88,8 +88,8 @@ def test_features_that_cannot_be_had_are_refused() -> None:
 class ReadsText(LogitsProcessor):
     """Prefers a token that depends on the length of the source line, and checks that the line is the right one."""
 
-    def __init__(self, joins: bool):
-        self.joins = joins
+    def __init__(self, can_merge: bool):
+        self.can_merge = can_merge
         self.begun: list[str] = []
         self.joined = False
 
@@ -115,15 +115,15 @@ class OnlyChecks(ReadsText):
         return lprobs
 
 
-@pytest.mark.parametrize("joins", [True, False])
-def test_source_texts_reach_components(joins: bool) -> None:
+@pytest.mark.parametrize("can_merge", [True, False])
+def test_source_texts_reach_components(can_merge: bool) -> None:
     """Also where sentences finish, and where others join the batch; alone equals batched."""
-    processor = ReadsText(joins)
+    processor = ReadsText(can_merge)
     translator = Translator([text_model(seed=2)])
     settings: dict[str, Any] = {"max_len_b": 6, "batch_size": 5, "processors": [processor]}
     found = translator.translate(TEXTS, **settings)
     assert sorted(processor.begun) == sorted(TEXTS)
-    assert processor.joined == joins
+    assert processor.joined == can_merge
     for number, text in enumerate(TEXTS):
         alone = translator.translate([""] * number + [text], **settings)[-1]
         assert (alone.text, alone.score) == (found[number].text, pytest.approx(found[number].score, abs=1e-10))

@@ -85,7 +85,7 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
     encoder_out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
     for sentence in range(batch.num_sentences):
         row = encoder_out.index_select(torch.tensor([sentence]))
-        tokens = [model.start_symbol(2)]
+        tokens = [model.start_token(2)]
         while tokens[-1] != 2 or len(tokens) == 1:
             out = model.decoder(torch.tensor([tokens]), row)
             probabilities = out.logits[0, -1].log_softmax(-1)

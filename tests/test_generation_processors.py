@@ -102,7 +102,7 @@ ORACLES: dict[str, tuple[LogitsProcessor, Callable[[Any, Tensor], Any]]] = {
         EncoderNoRepeatNgram(3),
         lambda t, source: t.EncoderNoRepeatNGramLogitsProcessor(3, source),
     ),
-    # their lengths count the start symbol
+    # their lengths count the start token
     "minimum length": (
         MinimumLength(4, [6], yields=False),
         lambda t, source: t.MinLengthLogitsProcessor(5, [EOS, 6]),
@@ -220,8 +220,8 @@ def _with_source(base: StepContext, source: Tensor, padding: Tensor) -> StepCont
     return step_context(0, base.tokens[:1], base.max_lengths[:1], 9, None, EOS, PAD, None, source, padding)
 
 
-def test_without_a_start_symbol_the_first_token_is_free_to_repeat_it() -> None:
-    """fairseq's histories hold no start symbol: padding, which is T5's, was not written before."""
+def test_without_a_start_token_the_first_token_is_free_to_repeat_it() -> None:
+    """fairseq's histories hold no start token: padding, which is T5's, was not written before."""
     given = scores(0)
     here, there = (NoRepeatNgram(1)(given.clone(), context(0, start=start)) for start in (False, True))
     assert torch.equal(here, given)
@@ -291,7 +291,7 @@ def test_the_last_token_is_forced_where_a_sentence_ends() -> None:
     assert torch.equal(got[2:], given[2:])
 
 
-def test_end_symbols_cannot_be_bad_words_alone() -> None:
+def test_end_tokens_cannot_be_bad_words_alone() -> None:
     given = scores(5)
     got = BadWords([[EOS], [6], [7, EOS]], [EOS, 6])(given.clone(), context(0))
     assert torch.equal(got, given)
@@ -402,7 +402,7 @@ def test_no_nan_and_nothing_forbidden_comes_back(name: str, data: st.DataObject)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", list(PROCESSORS))
-def test_every_number_format(name: str, dtype: torch.dtype) -> None:
+def test_every_dtype(name: str, dtype: torch.dtype) -> None:
     for step in (0, 2, 9):
         got = PROCESSORS[name](scores(0).to(dtype), everywhere(name, 0, step))
         assert got.dtype == dtype

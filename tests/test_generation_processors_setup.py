@@ -1,4 +1,4 @@
-"""From keys to processors: the order of each toolkit, texts and symbols, and what does not go together."""
+"""From keys to processors: the order of each toolkit, texts and tokens, and what does not go together."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_temperature_belongs_to_the_cutoffs_by_hugging_faces_rules_alone() -> No
     assert names(plain) == ["ForcePrefix"]
 
 
-def test_texts_without_a_tokenizer_are_symbols() -> None:
+def test_texts_without_a_tokenizer_are_tokens() -> None:
     found = processors_from_config(GenerationConfig(bad_words=["a b"]), words(), FAIRSEQ)
     tokens = torch.tensor([[3]])
     now = step_context(1, tokens, torch.tensor([9]), 9, None, 1, 0)
@@ -205,7 +205,7 @@ def test_wrong_values_end_in_one_sentence(values: dict[str, Any], message: str, 
         chain(semantics, **values)
 
 
-def test_end_symbols() -> None:
+def test_end_tokens() -> None:
     assert end_tokens_from_config(GenerationConfig(end_symbols=["k", "</s>", "k"]), words()) == [1, 13]
     with pytest.raises(ConfigError, match=r"generation.end_symbols: 'zz'"):
         end_tokens_from_config(GenerationConfig(end_symbols=["zz"]), words())
@@ -276,15 +276,15 @@ class Louder(LogitsProcessor):
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
     """In the constructor and beside a configuration."""
-    symbols = dictionary(5)
+    vocabulary = dictionary(5)
     model = ScriptedModel(random_rule(9, 3))
     asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
     keys = {"min_len": 3, "unkpen": 1.5, "no_repeat_ngram_size": 2, "suppress": ["w1"], "beam": 3, "max_len_b": 6}
     cfg = GenerationConfig(**keys, semantics=semantics)
     scores = set()
     for further in ({"processors": [Louder()]},):
-        plain = make_generator([model], symbols, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
-        configured = SequenceGenerator.from_config([model], symbols, cfg, **further)
+        plain = make_generator([model], vocabulary, beam_size=3, max_len_b=6, semantics=semantics, **asked, **further)
+        configured = SequenceGenerator.from_config([model], vocabulary, cfg, **further)
         for generator in (plain, configured):
             prefix = torch.tensor([[5], [6]])
             results = generator.generate(batch_of([(4, 5, 2), (6, 2)]), prefix)
@@ -292,13 +292,13 @@ def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: st
                 for tokens in (h.tokens.tolist() for h in hypotheses):
                     assert len(tokens) > 3
                     assert tokens[0] == first
-                    assert symbols.index("w1") not in tokens[1:]
+                    assert vocabulary.index("w1") not in tokens[1:]
                     assert len(set(itertools.pairwise(tokens))) == len(tokens) - 1
             scores.add(tuple(round(h.score, 9) for hypotheses in results for h in hypotheses))
     assert len(scores) == 1
     for name, value in asked.items():
         with pytest.raises(TypeError, match=name):
-            SequenceGenerator.from_config([model], symbols, cfg, **{name: value})
+            SequenceGenerator.from_config([model], vocabulary, cfg, **{name: value})
 
 
 def test_the_defaults_go_together() -> None:

@@ -13,7 +13,7 @@ from tests.model_zoo import VOCAB, ZOO, registered, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import queue, sources
 
-JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "joins", False)]
+JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
 
 
 @pytest.mark.parametrize("name", JOINING)
@@ -34,7 +34,7 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     generator = make_generator(
         [model], dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options}
     )
-    assert generator.joins
+    assert generator.can_merge
     take, asked = queue(rows, 5)
     found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
@@ -112,7 +112,7 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
     model = sharp(name)
     rows = sources(7, seed=2)
     generator = make_generator([model], dictionary(VOCAB - 4), beam_size=3, max_len_b=8, no_repeat_ngram_size=2)
-    assert not generator.joins
+    assert not generator.can_merge
     take, asked = queue(rows, 3)
     found = dict(generator.generate_continuously(take))
     assert set(asked) == {0}

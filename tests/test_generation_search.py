@@ -174,10 +174,10 @@ def test_ensemble_averages_with_weights(average: str) -> None:
 
 
 def test_members_read_their_own_sources_from_their_own_start() -> None:
-    """A member with another source and another start symbol decodes as it would alone."""
+    """A member with another source and another start token decodes as it would alone."""
 
     class OtherStart(ScriptedModel):
-        def start_symbol(self, task_eos: int) -> int:
+        def start_token(self, task_eos: int) -> int:
             return 0
 
     rule = random_rule(vocab=9, seed=4)

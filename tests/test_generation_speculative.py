@@ -348,11 +348,11 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
         with pytest.raises(ConfigError, match="verified token by token"):
             decode([model], batch, procedure, **options)
     narrow = ScriptedModel(random_rule(VOCAB - 1, 1))
-    with pytest.raises(ConfigError, match="writes 22 symbols, and the models that it drafts for 23"):
+    with pytest.raises(ConfigError, match="has 22 tokens, and that of the models that it drafts for 23"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(narrow)))
     wide = ScriptedModel(random_rule(VOCAB + 1, 1))  # for greedy search no more than a guess
     assert_same(decode([model], batch, SpeculativeSearch(ModelDrafter(wide))), decode([model], batch))
-    with pytest.raises(ConfigError, match="writes 24 symbols, and the models that it drafts for 23"):
+    with pytest.raises(ConfigError, match="has 24 tokens, and that of the models that it drafts for 23"):
         decode([model], batch, SpeculativeSearch(ModelDrafter(wide)), search_strategy=Sampling())
     short = registered("transformer_tiny", max_source_positions=6)().double().eval()
     with pytest.raises(ConfigError, match="at most 6 source tokens, and a sentence has 8"):

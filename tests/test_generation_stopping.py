@@ -19,7 +19,7 @@ from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.stopping import (
     Custom,
-    EndSymbols,
+    EndTokens,
     StoppingRule,
     StopStrings,
     TimeLimit,
@@ -73,7 +73,7 @@ def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_pa
     processor = sentencepiece.SentencePieceProcessor(model_proto=pieces)
     theirs = transformers.generation.StopStringCriteria(tokenizer, stops)
     ours = StopStrings(stops, processor.decode, processor.encode("abc"))
-    # special symbols, which an output's text leaves out, are not among them
+    # special tokens, which an output's text leaves out, are not among them
     ordinary = list(range(3, processor.vocab_size()))
     some = ordinary[:: max(1, len(ordinary) // 14)]
     generator = torch.Generator().manual_seed(0)
@@ -136,8 +136,8 @@ def test_only_rows_that_may_be_complete_are_decoded() -> None:
     assert len(asked) == 2
 
 
-def test_end_symbols() -> None:
-    rule = EndSymbols([4, 6])
+def test_end_tokens() -> None:
+    rule = EndTokens([4, 6])
     assert rule(torch.tensor([[6, 5], [5, 6], [5, 4]]), context()).tolist() == [False, True, True]
 
 
@@ -177,9 +177,9 @@ def test_rules_from_the_configuration(registered: type) -> None:
     cfg = GenerationConfig(stop_strings=["w1"], max_time=3.0)
     words = dictionary(4)
     rules = stopping_from_config(
-        cfg, words, WhitespaceTokenizer(words), ["twice", EndSymbols([5]), lambda t, c: t[:, 0] > 4]
+        cfg, words, WhitespaceTokenizer(words), ["twice", EndTokens([5]), lambda t, c: t[:, 0] > 4]
     )
-    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "EndSymbols", "Custom"]
+    assert [type(rule).__name__ for rule in rules] == ["StopStrings", "TimeLimit", "Twice", "EndTokens", "Custom"]
     assert rules[0](torch.tensor([[4, 5], [5, 4]]), context()).tolist() == [True, False]
 
 
@@ -206,6 +206,6 @@ def test_generator_ends_where_the_rules_say() -> None:
     words: Dictionary = dictionary(2)
     text: Callable[[Sequence[int]], str] = WhitespaceTokenizer(words).decode
     assert generate([]) == [[4, 5, 5, EOS]] * 2
-    assert generate([EndSymbols([5])]) == [[4, 5]] * 2
+    assert generate([EndTokens([5])]) == [[4, 5]] * 2
     assert generate([StopStrings(["w1 w1"], text)]) == [[4, 5, 5]] * 2
     assert generate([TimeLimit(-1.0)]) == [[4]] * 2

@@ -275,8 +275,8 @@ def test_defaults_of_decoding(tmp_path: Path) -> None:
 )
 def test_how_to_decode_is_read_and_written(theirs: dict[str, Any], ours: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    symbols = load_model(folder).task.target_dictionary.symbols
-    ours = {name: _named(value, symbols) for name, value in ours.items()}
+    tokens = load_model(folder).task.target_dictionary.symbols
+    ours = {name: _named(value, tokens) for name, value in ours.items()}
     change_config(folder, "generation_config.json", **theirs)
     loaded = load_model(folder)
     assert {name: loaded.generation[name] for name in ours} == ours
@@ -287,11 +287,11 @@ def test_how_to_decode_is_read_and_written(theirs: dict[str, Any], ours: dict[st
     assert generation(tmp_path / "again") == loaded.generation
 
 
-def _named(value: Any, symbols: list[str]) -> Any:
-    """``▁d`` stands for whatever symbol has the id 5."""
+def _named(value: Any, tokens: list[str]) -> Any:
+    """``▁d`` stands for whatever token has the id 5."""
     if isinstance(value, list):
-        return [_named(item, symbols) for item in value]
-    return symbols[5] if value == "▁d" else value
+        return [_named(item, tokens) for item in value]
+    return tokens[5] if value == "▁d" else value
 
 
 def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
@@ -327,20 +327,20 @@ def test_reading_keys_are_not_for_folders(tmp_path: Path) -> None:
     ]
 
 
-def test_the_start_symbol(tmp_path: Path) -> None:
+def test_the_start_token(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    assert load_model(folder).model.start_symbol(1) == 0
+    assert load_model(folder).model.start_token(1) == 0
     change_config(folder, decoder_start_token_id=5)
-    assert load_model(folder).model.start_symbol(1) == 0, "generation_config.json goes before config.json"
+    assert load_model(folder).model.start_token(1) == 0, "generation_config.json goes before config.json"
     change_config(folder, "generation_config.json", decoder_start_token_id=6)
-    assert load_model(folder).model.start_symbol(1) == 6
+    assert load_model(folder).model.start_token(1) == 6
     change_config(folder, "generation_config.json", decoder_start_token_id=99)
     with pytest.raises(CheckpointError, match="decoder_start_token_id=99 is outside the vocabulary of 40"):
         load_model(folder)
 
 
 @pytest.mark.parametrize("kind", ["t5", "mt5"])
-def test_the_start_symbol_is_the_originals(kind: str, tmp_path: Path) -> None:
+def test_the_start_token_is_the_originals(kind: str, tmp_path: Path) -> None:
     """Where ``decoder_start_token_id`` is missing in one file or both, ``bos_token_id`` counts."""
     transformers = pytest.importorskip("transformers")
     folder = tiny_folder(tmp_path / "theirs", kind)
@@ -360,7 +360,7 @@ def test_the_start_symbol_is_the_originals(kind: str, tmp_path: Path) -> None:
             start = original.generate(source, max_new_tokens=1)[0, 0].item()
         except ValueError:  # it has none
             continue
-        assert load_model(folder).model.start_symbol(1) == start, (in_config, in_generation)
+        assert load_model(folder).model.start_token(1) == start, (in_config, in_generation)
         compared += 1
     assert compared >= 15
 
@@ -452,7 +452,7 @@ def same(a: LoadedModel, b: LoadedModel) -> None:
     assert torch.equal(logits(a.model), logits(b.model))
     assert GenerationConfig(**a.generation) == GenerationConfig(**b.generation)
     assert a.task.target_dictionary == b.task.target_dictionary
-    assert a.model.start_symbol(1) == b.model.start_symbol(1)
+    assert a.model.start_token(1) == b.model.start_token(1)
 
 
 def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:

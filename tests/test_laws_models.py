@@ -156,8 +156,8 @@ def test_stepped_equals_full_after_the_narrower_verbs(name: str, dtype: torch.dt
 @every_model
 def test_a_sentence_may_start_late(name: str) -> None:
     """What stands before the start of a sentence is neither seen nor counted."""
-    if not ZOO[name].late_starts:
-        pytest.skip("the model does not heed starts")
+    if not ZOO[name].start_offsets:
+        pytest.skip("the model does not support start offsets")
     model = build(name)
     decoder = model.decoder
     starts = [0, 2, 3, 1]
@@ -166,7 +166,7 @@ def test_a_sentence_may_start_late(name: str) -> None:
     rows_out = expand(encoder_out, BEAM)
     for chunks in ([1] * 9, [2, 3, 1, 3], [9]):
         state = decoder.new_incremental_state(len(LENGTHS), BEAM)
-        state.starts = torch.tensor(starts)
+        state.start_offsets = torch.tensor(starts)
         upto, logits = 0, []
         for chunk in chunks:
             upto += chunk
@@ -183,14 +183,14 @@ def test_a_sentence_may_start_late(name: str) -> None:
 @every_model
 @pytest.mark.parametrize("verb", ["select_sentences", "reorder_incremental_state"])
 def test_the_starts_follow_the_rows(name: str, verb: str) -> None:
-    if not ZOO[name].late_starts:
-        pytest.skip("the model does not heed starts")
+    if not ZOO[name].start_offsets:
+        pytest.skip("the model does not support start offsets")
     model = build(name)
     decoder = model.decoder
     batch = inputs(name, LENGTHS, target_length=6)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
     state = decoder.new_incremental_state(len(LENGTHS))
-    state.starts = torch.tensor([0, 0, 2, 1])
+    state.start_offsets = torch.tensor([0, 0, 2, 1])
     decoder(batch.prev_output_tokens[:, :4], encoder_out, state)
     keep = torch.tensor([2, 0])
     getattr(decoder, verb)(state, keep)

@@ -283,7 +283,7 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
             assert 1 <= len(tokens) <= longest
             assert EOS not in tokens[:-1]
             assert tokens[-1] == EOS or (rules == "huggingface" and len(tokens) == longest)
-            assert not {special[symbol] for symbol in suppressed} & set(tokens[len(prefix) :])
+            assert not {special[token] for token in suppressed} & set(tokens[len(prefix) :])
             if rules == "fairseq":
                 assert PAD not in tokens
             if len(tokens) < longest or (rules == "huggingface" and tokens[-1] == EOS):
@@ -293,7 +293,7 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
                 assert len(pairs) == len(set(pairs))
             own = model_scores(rule, source, tokens)
             if rules in STRATEGIES[name].renormalized_by:
-                limits = Limits(rules, longest, min_len, prefix, [special[symbol] for symbol in suppressed], repeats)
+                limits = Limits(rules, longest, min_len, prefix, [special[token] for token in suppressed], repeats)
                 own = renormalized_scores(rule, source, tokens, limits)
             if STRATEGIES[name].scores_are_the_models:
                 assert h.positional_scores.tolist() == pytest.approx(own, abs=1e-9)

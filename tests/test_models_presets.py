@@ -181,11 +181,11 @@ def test_refused_t5(changes: dict[str, object], joint: bool, message: str) -> No
     assert message in str(error.value)
 
 
-def test_t5_may_have_more_rows_than_symbols() -> None:
+def test_t5_may_have_more_rows_than_tokens() -> None:
     assert registered("t5_tiny", joint=True)().decoder.embed_tokens.num_embeddings == 23
     model = registered("t5_tiny", joint=True, vocab_size=32)()
     assert model.decoder.embed_tokens.num_embeddings == model.decoder.output_projection.out_features == 32
-    assert (model.start_symbol(2), registered("t5_tiny", joint=True, decoder_start_token_id=3)().start_symbol(2)) == (
+    assert (model.start_token(2), registered("t5_tiny", joint=True, decoder_start_token_id=3)().start_token(2)) == (
         1,
         3,
     )

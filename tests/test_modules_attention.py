@@ -18,7 +18,7 @@ from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.modules.kv_cache.static import StaticCache
-from seqgen.modules.masks import QueryPositions, padding_mask_of, starts_of_rows, step_mask
+from seqgen.modules.masks import QueryPositions, padding_mask_of, start_offsets_of_rows, step_mask
 from seqgen.modules.multihead_attention import MultiheadAttention
 
 
@@ -166,8 +166,8 @@ def test_padding_among_remembered_keys() -> None:
     state: Any = {}
     module(x[:, :2], incremental_state=state)
     module(x[:, 2:3], key_padding_mask=late, incremental_state=state)
-    (slots,) = state.values()
-    assert slots["cache"].view().padding_mask.tolist() == [[False] * 3, [False, False, True]]
+    (module_state,) = state.values()
+    assert module_state["cache"].view().padding_mask.tolist() == [[False] * 3, [False, False, True]]
     out, _ = module(x[:, 3:], incremental_state=state)
     for row, allowed in enumerate(([True] * 4, [True, True, False, True])):
         wanted, _ = by_hand(module, x[row], x[row], torch.tensor(allowed).expand(4, 4))
@@ -180,20 +180,20 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
     module = MultiheadAttention(8, 2, encoder_dim=6)
     state: Any = {}
     module(torch.randn(6, 1, 8), torch.randn(2, 4, 6), incremental_state=state)
-    (slots,) = state.values()
-    cache = slots["cache"]
+    (module_state,) = state.values()
+    cache = module_state["cache"]
     assert isinstance(cache, StaticCache)
     keys = cache.view().keys
     assert keys.shape == (2, 2, 4, 4)
     assert cache.share == 3
     module(torch.randn(6, 1, 8), None, incremental_state=state)  # the encoder's output is not read again
     assert module.remembered(state).keys is keys
-    moved = module.reorder_slots_within_beams(slots, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
+    moved = module.reorder_state_within_beams(module_state, torch.tensor([[2, 0, 1], [0, 0, 0]]))["cache"]
     assert moved.view().keys is keys
-    kept = module.select_slots(slots, torch.tensor([1]), beam_size=3)["cache"]
+    kept = module.select_state(module_state, torch.tensor([1]), beam_size=3)["cache"]
     assert torch.equal(kept.view().keys, keys[1:])
     assert kept.share == 3
-    crossed = module.reorder_slots(slots, torch.tensor([5, 0, 1]))["cache"]
+    crossed = module.reorder_state(module_state, torch.tensor([5, 0, 1]))["cache"]
     assert torch.equal(crossed.view().keys, keys[[1, 0, 0]])
     assert crossed.share == 1
 
@@ -242,7 +242,7 @@ def test_weights_of_beams_that_stay_in_place() -> None:
     for position in range(2):
         module(x[:, position : position + 1], incremental_state=state)
     parents = torch.tensor([[1, 0], [1, 1]])
-    state[module.state_key] = module.reorder_slots_within_beams(state[module.state_key], parents)
+    state[module.state_key] = module.reorder_state_within_beams(state[module.state_key], parents)
     x[:, :2] = x[[1, 0, 3, 3], :2]
     out, weights = module(x[:, 2:], incremental_state=state, need_weights=True)
     wanted, wanted_weights = module(x, is_causal=True, need_weights=True)
@@ -280,7 +280,7 @@ def test_initial_projections_are_independent_glorot_matrices() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="10 channels cannot be divided among 4 heads"):
+    with pytest.raises(ValueError, match="embed_dim=10 is not a multiple of num_heads=4"):
         MultiheadAttention(10, 4)
     with pytest.raises(ValueError, match="either attn_mask or is_causal"):
         MultiheadAttention(8, 2)(torch.zeros(1, 2, 8), attn_mask=torch.ones(2, 2).bool(), is_causal=True)
@@ -299,15 +299,15 @@ def test_step_masks() -> None:
 
 def test_starts_of_rows() -> None:
     state = IncrementalState(2)
-    assert starts_of_rows(None, 4) is None
-    assert starts_of_rows({}, 4) is None
-    assert starts_of_rows(state, 4) is None
-    state.starts = torch.tensor([0, 3])
-    assert starts_of_rows(state, 4).tolist() == [0, 0, 3, 3]
-    with pytest.raises(ValueError, match="3 rows do not belong to 2 sentences"):
-        starts_of_rows(state, 3)
-    state.starts = state.starts * 0
-    assert starts_of_rows(state, 4) is None
+    assert start_offsets_of_rows(None, 4) is None
+    assert start_offsets_of_rows({}, 4) is None
+    assert start_offsets_of_rows(state, 4) is None
+    state.start_offsets = torch.tensor([0, 3])
+    assert start_offsets_of_rows(state, 4).tolist() == [0, 0, 3, 3]
+    with pytest.raises(ValueError, match="3 rows are not a multiple of 2 sentences"):
+        start_offsets_of_rows(state, 3)
+    state.start_offsets = state.start_offsets * 0
+    assert start_offsets_of_rows(state, 4) is None
 
 
 def test_padding_masks() -> None:

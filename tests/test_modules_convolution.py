@@ -57,8 +57,8 @@ def test_linearized_convolution_step_by_step(kernel_width: int, chunks: list[int
     state: Any = {}
     got = torch.cat([conv(part, state) for part in x.split(chunks, dim=1)], dim=1)
     torch.testing.assert_close(got, conv(x))
-    for slots in state.values():
-        assert slots["input_buffer"].shape == (2, kernel_width - 1, 3)
+    for module_state in state.values():
+        assert module_state["input_buffer"].shape == (2, kernel_width - 1, 3)
 
 
 def test_initial_variance_is_kept_through_the_gate() -> None:

@@ -51,7 +51,7 @@ def test_beam_search(beam: int, theirs: dict[str, Any], ours: dict[str, Any]) ->
 
 @pytest.mark.parametrize("ends", [(EOS, 7), (EOS, 3, 5, 9)])
 @pytest.mark.parametrize("early_stopping", [False, True])
-def test_several_symbols_end_an_output(early_stopping: bool, ends: tuple[int, ...]) -> None:
+def test_several_tokens_end_an_output(early_stopping: bool, ends: tuple[int, ...]) -> None:
     theirs = {"num_beams": 3, "early_stopping": early_stopping, "min_new_tokens": 2}
     ours = {"beam": 3, "early_stopping": str(early_stopping).lower(), "min_len": 2}
     assert_equal("t5", 4, theirs, ours, ends)

@@ -8,12 +8,28 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from seqgen.data.noising import NoiseTokens
+from seqgen.decoder import IncrementalDecoder
+from seqgen.flags import Flags
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.renamed import MODULES, NAMES, PACKAGES, REMOVED, SPLIT
+from seqgen.incremental_state import IncrementalState
+from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, REMOVED, SPLIT, RenamedMembers
+from seqgen.tasks.denoising import DenoisingTask
+from tests.generators import make_generator
+from tests.model_zoo import build
+from tests.scripted_model import dictionary
+from tests.waiting_sentences import queue
 
 RENAMED = [
     ("seqgen.compose", "DECODING_COMPONENTS", "seqgen.registry", "DECODING_COMPONENTS"),
@@ -62,10 +78,16 @@ RENAMED = [
         *("seqgen.generation.constrained_beam_search", "ConstrainedBeamSearch"),
         *("seqgen.generation.rules.huggingface_constraints", "HuggingFaceConstrainedBeam"),
     ),
+    ("seqgen.incremental_state", "Slots", "seqgen.incremental_state", "ModuleState"),
+    ("seqgen.modules.masks", "starts_of_rows", "seqgen.modules.masks", "start_offsets_of_rows"),
+    ("seqgen.modules.number_formats", "NUMBER_FORMATS", "seqgen.modules.dtypes", "DTYPES"),
+    ("seqgen.modules.number_formats", "to_number_format", "seqgen.modules.dtypes", "to_dtype"),
     (
         *("seqgen.generation.processor_setup", "end_symbols_from_config"),
         *("seqgen.generation.processor_options", "end_tokens_from_config"),
     ),
+    ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
+    ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
     (
         *("seqgen.generation.processor_setup", "FAIRSEQ_ORDER"),
         *("seqgen.generation.rules.fairseq", "OVERRULED_BY_PREFIX"),
@@ -173,9 +195,149 @@ def test_new_names_do_not_warn() -> None:
 def test_the_old_method(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = SequenceGenerator.__new__(SequenceGenerator)
     monkeypatch.setattr(generator, "generate_continuously", lambda waiting: waiting, raising=False)
-    old: Any = generator.generate_rolling
     with pytest.warns(DeprecationWarning, match="generate_rolling is now generate_continuously"):
-        assert old(3) == 3
+        assert generator.generate_rolling(3) == 3  # type: ignore[attr-defined]
+
+
+FORMER_LSTM = """
+class MyDecoder(LSTMDecoder):
+    joins = can_truncate = True
+
+    def reorder_slots(self, slots, new_order):
+        return super().reorder_slots(slots, new_order)
+
+    def truncate_slots(self, slots, positions):
+        raise NotImplementedError
+
+    def trim_slots(self, slots, positions):
+        return slots
+
+    def merge_slots(self, slots, others):
+        return {name: torch.cat([value, others[name]]) for name, value in slots.items()}
+"""
+"""What a user's LSTM overrides, in former names."""
+
+
+def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decodes the same tokens with continuous batching; its class warns once."""
+    source = Path("examples/lstm.py").read_text(encoding="utf-8").partition("@register_model")[0]
+    for old in ("get_slots", "set_slots"):
+        assert MEMBERS[old] in source
+        source = source.replace(MEMBERS[old], old)
+    mine = ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    exec(source + "import torch", vars(mine))
+    with pytest.warns(DeprecationWarning, match="MyDecoder.can_truncate is now can_roll_back, MyDecoder.joins") as said:
+        exec(FORMER_LSTM, vars(mine))
+    assert len(said) == 1
+    assert said[0].filename == "<string>"
+    decoder: type[IncrementalDecoder] = vars(mine)["MyDecoder"]
+    assert decoder.can_merge
+    assert decoder.can_roll_back
+    assert not type("Other", (decoder,), {"roll_back_state": lambda *_: {}}).can_roll_back
+    with pytest.warns(DeprecationWarning, match="Other.truncate_slots is now roll_back_state"):
+        assert not type("Other", (decoder,), {"truncate_slots": lambda *_: {}}).can_roll_back
+
+    def decode() -> list[tuple[int, list[int]]]:
+        take, _ = queue([(4, 5, 2), (6, 2), (7, 4, 4, 2), (5, 2)], 2)
+        return [(number, h.tokens.tolist()) for number, (h, *_) in generator.generate_continuously(take)]
+
+    model = build("lstm_tiny")
+    generator = make_generator([model], dictionary(19), beam_size=2, max_len_b=6)
+    assert not generator.can_merge
+    wanted = decode()
+    model.decoder.__class__ = decoder
+    assert generator.can_merge
+    with pytest.warns(DeprecationWarning, match="is now [gs]et_state|is now reorder_state") as said:
+        assert sorted(decode()) == sorted(wanted)
+    assert {Path(one.filename).name for one in said} == {"<string>"}
+
+
+def test_a_mixin_in_former_names() -> None:
+    class Joining:
+        joins = True
+
+    with pytest.warns(DeprecationWarning, match="Mine.joins is now can_merge"):
+
+        class Mine(Joining, MinimumLength):
+            def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+                return lprobs
+
+    assert Mine(1).can_merge
+    with pytest.warns(DeprecationWarning, match="Own.joins"):
+
+        class Own(MinimumLength):
+            flags: ClassVar[Flags] = {"joins": ("__call__", "truncate")}
+            joins = True
+
+            def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+                return lprobs
+
+    assert Own.flags == {"can_merge": ("__call__", "roll_back")}
+    assert Own(1).can_merge
+
+
+def test_former_attributes() -> None:
+    state = IncrementalState(2, 3)
+    former: Any = state
+    with pytest.warns(DeprecationWarning, match="IncrementalState.starts is now start_offsets") as said:
+        former.starts = torch.tensor([0, 2])
+    assert said[0].filename == __file__
+    assert state.start_offsets.tolist() == [0, 2]
+    with pytest.warns(DeprecationWarning, match="IncrementalState.has_late_starts is now has_start_offsets"):
+        assert former.has_late_starts
+    with pytest.warns(DeprecationWarning, match="max_truncation is now max_roll_back"):
+        former.max_truncation = 3
+    assert state.max_roll_back == 3
+
+
+def test_old_parameters() -> None:
+    with pytest.warns(DeprecationWarning, match="the argument end_symbols of MinimumLength.__init__ is now end_tokens"):
+        assert MinimumLength(2, end_symbols=[5]).end_tokens == [5]  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="got end_tokens and its old name, end_symbols"):
+        MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
+
+
+def test_methods_that_are_overridden_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMBERS, "old", "new")
+
+    class New(RenamedMembers):
+        def new(self, number: int) -> int:
+            return number
+
+    class Ten(New):
+        def new(self, number: int) -> int:
+            return super().new(number) + 10
+
+    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+
+        class Hundred(Ten):
+            def old(self, number: int) -> int:
+                below: Any = super()
+                return int(below.old(number)) + 100
+
+    called: Any = Ten()
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert called.old(1) == 11
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
+        assert Hundred().new(1) == 111
+
+
+def test_models_and_tasks_by_the_old_names_of_their_methods() -> None:
+    with pytest.warns(DeprecationWarning, match="Model.start_symbol is now start_token"):
+
+        class Model(EncoderDecoderModel):
+            def start_symbol(self, task_eos: int) -> int:
+                return task_eos + 1
+
+    assert Model.__new__(Model).start_token(2) == 3
+    with pytest.warns(DeprecationWarning, match="Noise.symbols is now noise_tokens"):
+
+        class Noise(DenoisingTask):
+            def symbols(self) -> NoiseTokens:
+                return NoiseTokens(1, np.array([2]), np.array([3]))
+
+    assert Noise.__new__(Noise).noise_tokens().eos == 1
 
 
 def test_seqgen_imports_nothing_for_this() -> None:

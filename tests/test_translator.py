@@ -209,7 +209,7 @@ def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
     assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]
 
 
-def test_number_formats() -> None:
+def test_dtypes() -> None:
     scores = [t.score for t in Translator(text_model(), **SHORT).translate(TEXTS)]
     one = text_model()
     translator = Translator(one, dtype="float32", **SHORT)

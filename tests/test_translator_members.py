@@ -109,7 +109,7 @@ def test_what_members_cannot_be() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
         Translator([one, other], members=["input"]).translate(LINES)
-    with pytest.raises(ConfigError, match="'fields' is no source"):
+    with pytest.raises(ConfigError, match="'fields' is not a source"):
         Translator([one, other], members=["input", "fields"]).translate(LINES)
     spec = MemberSpec(one.model)
     for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):

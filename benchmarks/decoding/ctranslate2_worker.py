@@ -48,19 +48,19 @@ class CTranslate2(Worker):
             inter_threads=1,
             intra_threads=arguments.threads,
         )
-        self.symbols: list[str] = json.loads((converted / "shared_vocabulary.json").read_text())
-        self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.tokens: list[str] = json.loads((converted / "shared_vocabulary.json").read_text())
+        self.ids = {token: index for index, token in enumerate(self.tokens)}
 
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
         """See ``Worker.decode``."""
         results = self.translator.translate_batch(
-            [[self.symbols[index] for index in source] for source in sources],
+            [[self.tokens[index] for index in source] for source in sources],
             beam_size=request["beam"],
             min_decoding_length=request["length"],
             max_decoding_length=request["length"],
             max_input_length=0,
         )
-        return [[self.ids[symbol] for symbol in result.hypotheses[0]] for result in results]
+        return [[self.ids[token] for token in result.hypotheses[0]] for result in results]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def random_model(preset: str, vocabulary: Vocabulary, seed: int = 1) -> EncoderD
 
 def numbered_words(size: int) -> PretrainedTokenizer:
     """A tokenizer in T5's layout whose word for the id i is ``wi``."""
-    ids = {symbol: index for index, symbol in enumerate([*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), size))])}
+    ids = {token: index for index, token in enumerate([*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), size))])}
     pipeline = Pipeline(models.WordLevel(ids, unk_token="<unk>"))
     pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     pipeline.add_special_tokens(list(SPECIAL))

@@ -20,7 +20,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.number_formats import to_number_format
+from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch
 
 SCORED_AT_ONCE = 8
@@ -42,7 +42,7 @@ class Seqgen(Worker):
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
         self.models, self.dictionary = _models(arguments)
-        self.models = [to_number_format(model, arguments.format).to(self.device) for model in self.models]
+        self.models = [to_dtype(model, arguments.format).to(self.device) for model in self.models]
 
     def answer(self, request: Request) -> Answer:
         """Decode, or find the scores of given ``outputs``."""
@@ -72,7 +72,7 @@ class Seqgen(Worker):
             list(zip(range(len(rows)), rows, outputs, strict=True)),
             source_pad=pad,
             target_pad=pad,
-            start_symbol=first.start_symbol(eos),
+            start_token=first.start_token(eos),
             left_pad_source=first.left_pad_source,
         ).to(self.device)
 

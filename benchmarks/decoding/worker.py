@@ -42,7 +42,7 @@ class Worker(ABC):
             request: says how.
 
         Returns:
-            The ids of each sentence's best output; the start symbol not included.
+            The ids of each sentence's best output; the start token not included.
         """
 
     def answer(self, request: Request) -> Answer:

@@ -90,9 +90,9 @@ class Workers:
     def attempt(self, name: str, start: Callable[[str], Answering], formats: Sequence[str]) -> list[Toolkit]:
         """Those dtypes of a toolkit that it has here."""
         toolkits = []
-        for number_format in formats:
+        for dtype in formats:
             try:
-                toolkits.append(Toolkit(name, number_format, start(number_format)))
+                toolkits.append(Toolkit(name, dtype, start(dtype)))
             except WorkerError as error:
-                print(f"{name} in {number_format} is left out: {error}", file=sys.stderr)
+                print(f"{name} in {dtype} is left out: {error}", file=sys.stderr)
         return toolkits

@@ -35,7 +35,7 @@ class WordReward(LogitsProcessor):
     """
 
     shift_invariant = True  # a constant added to a row before gives the same as one added after
-    joins = True  # it reads neither tokens nor sources
+    can_merge = True  # it reads neither tokens nor sources
 
     def __init__(self, eos: int, reward: float):
         self.eos, self.reward = eos, reward

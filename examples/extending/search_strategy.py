@@ -35,7 +35,7 @@ class ThresholdSearch(BeamSearch):
 
     # `step` overrides that of beam search, so that both flags must be stated again; without them the search is slower
     additive = True  # it only adds and compares lprobs and scores
-    joins = True  # it does not look at context.step, tokens or sources
+    can_merge = True  # it does not look at context.step, tokens or sources
 
     def __init__(self, delta: float):
         super().__init__()

@@ -37,7 +37,7 @@ class FrequencyPenalty(LogitsProcessor):
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
     beam_state = ("counts",)  # reordered, dropped and joined with the beams of each sentence
 
     def __init__(self, size: int, penalty: float):

@@ -28,13 +28,13 @@ class CasedWordTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         """Turn one line into ids, without end-of-sentence."""
         marked = ((CAPITAL, word.lower()) if word[0].isupper() else (word,) for word in text.split())
-        return [self.dictionary.index(symbol) for symbols in marked for symbol in symbols]
+        return [self.dictionary.index(token) for tokens in marked for token in tokens]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text."""
-        symbols = [self.dictionary.symbol(index) for index in ids]
-        capital = [False, *(symbol == CAPITAL for symbol in symbols)]
-        pairs = zip(symbols, capital, strict=False)
+        tokens = [self.dictionary.symbol(index) for index in ids]
+        capital = [False, *(token == CAPITAL for token in tokens)]
+        pairs = zip(tokens, capital, strict=False)
         return " ".join(word.capitalize() if upper else word for word, upper in pairs if word != CAPITAL)
 
     def fingerprint(self) -> str:

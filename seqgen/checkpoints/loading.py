@@ -242,7 +242,7 @@ def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         ConfigError: weights cannot have it.
     """
-    known = {str(number_format).removeprefix("torch."): number_format for number_format in WEIGHT_FORMATS}
+    known = {str(one).removeprefix("torch."): one for one in WEIGHT_FORMATS}
     found = known.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in WEIGHT_FORMATS:
         raise ConfigError(f"dtype={dtype} is not a dtype that weights can have; choose one of: {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Putting examples of unequal length into one batch."""
+"""Collation: examples of different lengths are padded and combined into a batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seqgen.renamed import renamed_parameters
 from seqgen.structures import Batch, Source
 
 
 class Example(NamedTuple):
-    """A sentence, and its translation where there is one.
+    """A sentence and its translation, if it has one.
 
     Attributes:
-        id: its index in the dataset, from 0.
+        id: index in the dataset, from 0.
         source: ``(S,)`` int64 ids, end-of-sentence included.
         target: ``(T,)`` int64 ids, end-of-sentence included, or ``None``.
     """
@@ -26,12 +27,12 @@ class Example(NamedTuple):
 
 
 def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
-    """Put sequences into the rows of one tensor that is as wide as the longest.
+    """Put sequences into the rows of one tensor, padded to the length of the longest.
 
     Args:
         rows: ``(length,)`` int64 each.
-        pad: fills the rest of a row.
-        left: whether the rest is at the left.
+        pad: id of padding.
+        left: whether shorter rows are padded on the left.
 
     Returns:
         ``(N, longest)`` int64.
@@ -41,30 +42,32 @@ def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
     return padded.long()
 
 
+@renamed_parameters(start_symbol="start_token")
 def collate(
     examples: Sequence[tuple[int, Tensor, Tensor | None]],
     *,
     source_pad: int,
     target_pad: int,
-    start_symbol: int,
+    start_token: int,
     left_pad_source: bool = False,
 ) -> Batch:
-    """Put examples into a batch.
+    """Combine examples into a batch.
 
-    With ``start_symbol`` s, padding p and the targets ``[a b e]`` and ``[c e]`` (e: end-of-sentence)::
+    With ``start_token`` s, padding p and the targets ``[a b e]`` and ``[c e]`` (e: end-of-sentence)::
 
         target              a b e      prev_output_tokens  s a b
                             c e p                          s c p
 
     Args:
-        examples: number, source and target of each; either all have a target or none has.
+        examples: the id, source and target of each, 1-D int64; either all have a target or none has.
         source_pad: id of padding in the source vocabulary.
         target_pad: id of padding in the target vocabulary.
-        start_symbol: id that ``prev_output_tokens`` begins with.
+        start_token: id that ``prev_output_tokens`` begins with.
         left_pad_source: whether sources are padded on the left.
 
     Returns:
-        The batch, no wider than its longest source and target.
+        The batch: ``src_tokens`` ``(N, S)``, ``target`` and ``prev_output_tokens`` ``(N, T)``, where S and T are the
+        lengths of the longest source and the longest target.
 
     Raises:
         ValueError: there is no example, or only some have a target.
@@ -82,7 +85,7 @@ def collate(
     return Batch(
         ids=torch.tensor(ids),
         source=source,
-        prev_output_tokens=torch.cat([shifted.new_full((len(targets), 1), start_symbol), shifted], 1),
+        prev_output_tokens=torch.cat([shifted.new_full((len(targets), 1), start_token), shifted], 1),
         target=pad_rows(targets, target_pad),
         ntokens=sum(len(row) for row in targets),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -14,9 +16,10 @@ from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""The special tokens, which a ``dict.txt`` does not list; their ids are 0 to 3."""
+"""The special tokens with the ids 0 to 3, which a ``dict.txt`` does not list."""
 
 OVERWRITE_FLAG = "#fairseq:overwrite"
+"""At the end of a line of a ``dict.txt``: the token may have occurred before, and gets this line's id."""
 
 
 class Dictionary:
@@ -26,14 +29,19 @@ class Dictionary:
 
     Args:
         symbols: all tokens in the order of their ids, special ones included; ``None`` for the four special ones.
-        counts: how often each was seen; ``None`` for not known (all 0).
+        counts: number of occurrences of each token; ``None`` for all 0.
         pad: id of padding.
         eos: id of end-of-sentence.
         unk: id of unknown tokens.
-        bos: id of begin-of-sentence; ``None`` where there is none.
+        bos: id of begin-of-sentence; ``None`` for none.
+
+    Attributes:
+        symbols: all tokens in the order of their ids.
+        counts: the count of each.
 
     Raises:
-        DataError: a token occurs twice, or a special id is outside the vocabulary.
+        DataError: a token occurs twice, the numbers of tokens and counts differ, or a special id is outside the
+            vocabulary.
     """
 
     def __init__(
@@ -49,9 +57,9 @@ class Dictionary:
         self.symbols = list(FAIRSEQ_SPECIALS if symbols is None else symbols)
         self.counts = [0] * len(self.symbols) if counts is None else list(counts)
         self._pad, self._eos, self._unk, self._bos = pad, eos, unk, bos
-        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self._ids = {token: i for i, token in enumerate(self.symbols)}
         if len(self._ids) < len(self.symbols):
-            twice = next(symbol for i, symbol in enumerate(self.symbols) if self._ids[symbol] != i)
+            twice = next(token for i, token in enumerate(self.symbols) if self._ids[token] != i)
             raise DataError(f"the vocabulary contains {twice!r} twice; remove one")
         if len(self.counts) != len(self.symbols):
             raise DataError(f"the vocabulary has {len(self.symbols)} tokens but {len(self.counts)} counts")
@@ -77,23 +85,26 @@ class Dictionary:
         return self._unk
 
     def bos(self) -> int:
-        """Id of begin-of-sentence; that of end-of-sentence where the vocabulary has none."""
+        """Id of begin-of-sentence; that of end-of-sentence if the vocabulary has none."""
         return self._eos if self._bos is None else self._bos
 
-    def index(self, symbol: str) -> int:
+    def index(self, token: str) -> int:
         """Id of a token; the unknown id if it is not in the vocabulary."""
-        return self._ids.get(symbol, self._unk)
+        return self._ids.get(token, self._unk)
 
     def word_index(self, word: str) -> int:
-        """Id of a word of a text: as ``index``, but a word such as ``</s>`` is unknown."""
+        """Id of a word in a text; unlike ``index``, words such as ``</s>`` and ``<pad>`` are unknown."""
         index = self.index(word)
         return self._unk if index in (self._pad, self._eos, self._bos) else index
 
     def symbol(self, index: int) -> str:
         """Token of an id.
 
+        Args:
+            index: the id.
+
         Raises:
-            IndexError: there is no such id.
+            IndexError: the id is outside the vocabulary.
         """
         if not 0 <= index < len(self.symbols):
             raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} tokens")
@@ -102,8 +113,8 @@ class Dictionary:
     def __getitem__(self, index: int) -> str:
         return self.symbol(index)
 
-    def __contains__(self, symbol: object) -> bool:
-        return symbol in self._ids
+    def __contains__(self, token: object) -> bool:
+        return token in self._ids
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -112,7 +123,7 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all ids stand for the same tokens; counts are not compared."""
+        """Whether tokens, ids and special ids are equal; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
@@ -120,27 +131,27 @@ class Dictionary:
     __hash__ = None  # type: ignore[assignment]  # tokens can be added
 
     def __repr__(self) -> str:
-        return f"Dictionary({len(self)} symbols, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
+        return f"Dictionary({len(self)} tokens, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
 
-    def add_symbol(self, symbol: str, count: int = 1) -> int:
-        """Add a token at the end, or increase its count if it exists.
+    def add_symbol(self, token: str, count: int = 1) -> int:
+        """Append a token, or increase its count if it exists.
 
         Args:
-            symbol: the token.
-            count: how often it was seen.
+            token: the token.
+            count: number of occurrences to add.
 
         Returns:
-            Its id.
+            The token's id.
         """
-        index = self._ids.setdefault(symbol, len(self.symbols))
+        index = self._ids.setdefault(token, len(self.symbols))
         if index == len(self.symbols):
-            self.symbols.append(symbol)
+            self.symbols.append(token)
             self.counts.append(0)
         self.counts[index] += count
         return index
 
     def fingerprint(self) -> str:
-        """A hexadecimal hash that is equal for equal vocabularies, the same in every process."""
+        """A hexadecimal SHA-256 of tokens and special ids; equal vocabularies have the same one in every process."""
         content = json.dumps([self.symbols, self.special_ids], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -151,17 +162,38 @@ class Dictionary:
         Args:
             counts: number of occurrences of each token.
             size: maximum number of tokens, special ones included; ``None`` for all.
+
+        Returns:
+            The vocabulary, sorted by decreasing count, then by token.
         """
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         dictionary = cls()
         room = None if size is None else max(0, size - len(dictionary))
-        for symbol, count in [item for item in ordered if item[0] not in dictionary][:room]:
-            dictionary.add_symbol(symbol, count)
+        for token, count in [item for item in ordered if item[0] not in dictionary][:room]:
+            dictionary.add_symbol(token, count)
         return dictionary
 
     @classmethod
+    def from_sentencepiece(cls, model_file: Path | str) -> Self:
+        """The former name of ``SentencePieceTokenizer(read_model(path)).dictionary``."""
+        warnings.warn(
+            "Dictionary.from_sentencepiece(path) is now SentencePieceTokenizer(read_model(path)).dictionary; "
+            "the next version has only the new name",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        # by name, since that module imports this one
+        module = importlib.import_module("seqgen.data.tokenizers.sentencepiece_tokenizer")
+        dictionary = module.SentencePieceTokenizer(module.read_model(Path(model_file))).dictionary
+        return cls(dictionary.symbols, **dictionary.special_ids)
+
+    @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a vocabulary: one that ``save`` wrote as ``.json``, or else a fairseq ``dict.txt``.
+        """Read a vocabulary.
+
+        Args:
+            path: a ``.json`` file written by ``save``, or any other name for a file in the format of fairseq's
+                ``dict.txt``.
 
         Raises:
             DataError: the file is missing, empty or damaged; the message names the line.
@@ -184,18 +216,18 @@ class Dictionary:
         return dictionary
 
     def _add_line(self, line: str) -> None:
-        symbol, separator, count = line.rstrip().rpartition(" ")
+        token, separator, count = line.rstrip().rpartition(" ")
         overwrite = count == OVERWRITE_FLAG
         if overwrite:
-            symbol, separator, count = symbol.rpartition(" ")
-        if not separator or not symbol or not (count.isascii() and count.isdigit()):
+            token, separator, count = token.rpartition(" ")
+        if not separator or not token or not (count.isascii() and count.isdigit()):
             raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
-        if symbol in self and not overwrite:
-            raise ValueError(f"the token {symbol!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
-        if overwrite and symbol in self:  # the old id is kept under a name that no text contains
-            self.symbols[self._ids[symbol]] += f"#{self._ids[symbol]}"
-        self._ids[symbol] = len(self.symbols)
-        self.symbols.append(symbol)
+        if token in self and not overwrite:
+            raise ValueError(f"the token {token!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
+        if overwrite and token in self:  # the old id gets another name, such as the#7
+            self.symbols[self._ids[token]] += f"#{self._ids[token]}"
+        self._ids[token] = len(self.symbols)
+        self.symbols.append(token)
         self.counts.append(int(count))
 
     @classmethod
@@ -204,7 +236,7 @@ class Dictionary:
             content = parse_json(read_bytes(path))
             symbols, counts = content["symbols"], content["counts"]
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
-            if not all(isinstance(symbol, str) for symbol in symbols):
+            if not all(isinstance(token, str) for token in symbols):
                 raise TypeError("a token is not a string")
             if not all(value is None or type(value) is int for value in (*counts, *specials.values())):
                 raise TypeError("a count or id is not a whole number")
@@ -217,10 +249,15 @@ class Dictionary:
             raise DataError(f"{path} is not a vocabulary, or damaged: {error}") from None
 
     def save(self, path: Path | str) -> None:
-        """Write the vocabulary: complete as ``.json``, or else as a fairseq ``dict.txt``.
+        """Write the vocabulary.
+
+        Args:
+            path: a ``.json`` file, which can represent every vocabulary, or any other name for the format of fairseq's
+                ``dict.txt``.
 
         Raises:
-            DataError: the file cannot be written, or the vocabulary is not one that a ``dict.txt`` can hold.
+            DataError: a ``dict.txt`` cannot represent the vocabulary.
+            UserError: the file cannot be written.
         """
         path = Path(path)
         if path.suffix == ".json":
@@ -229,13 +266,13 @@ class Dictionary:
         else:
             self._check_dict_txt(path)
             rows = zip(self.symbols[len(FAIRSEQ_SPECIALS) :], self.counts[len(FAIRSEQ_SPECIALS) :], strict=True)
-            text = "".join(f"{symbol} {count}\n" for symbol, count in rows)
+            text = "".join(f"{token} {count}\n" for token, count in rows)
         write_atomically(path, text.encode())
 
     def _check_dict_txt(self, path: Path) -> None:
         standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}
         if self.special_ids != standard or tuple(self.symbols[:4]) != FAIRSEQ_SPECIALS:
             raise DataError(f"{path}: a dict.txt can only have the special ids {standard}; save as .json")
-        for i, symbol in enumerate(self.symbols):
-            if not symbol or "\n" in symbol or (i == len(FAIRSEQ_SPECIALS) and symbol.startswith("\ufeff")):
-                raise DataError(f"{path}: a dict.txt cannot contain the token {symbol!r}; save as .json")
+        for i, token in enumerate(self.symbols):
+            if not token or "\n" in token or (i == len(FAIRSEQ_SPECIALS) and token.startswith("\ufeff")):
+                raise DataError(f"{path}: a dict.txt cannot contain the token {token!r}; save as .json")

@@ -1,7 +1,7 @@
-"""The generated tokens of the beams of a batch, kept as back-pointers.
+"""The generated tokens of the beams of a batch, stored as back-pointers.
 
-At each step stand the token that each beam wrote and the beam of the step before that it continues; nothing is moved
-when beams change places. A hypothesis is read backwards from where it ended. Of one sentence with two beams::
+Each step stores the token that each beam generated and its parent, the beam of the previous step that it continues.
+Nothing is moved when beams are reordered. A hypothesis is read backwards from its last token. One sentence, two beams::
 
     step       0        1        2
     tokens     a  b     c  d     e  f
@@ -18,7 +18,7 @@ from torch import Tensor
 from seqgen.generation.candidates import Candidates, gather_beams
 
 _BLOCK = 32
-"""Steps that memory is made for at a time."""
+"""Memory is allocated for this many steps at a time."""
 
 
 class BackPointers:
@@ -26,9 +26,9 @@ class BackPointers:
 
     Args:
         sentences: sentences of the batch.
-        beam: beams of each.
-        start: what the decoder's input begins with.
-        device: where the tensors live.
+        beam: beams of each sentence.
+        start: id of the start token, with which the decoder's input begins.
+        device: device of the tensors.
     """
 
     def __init__(self, sentences: int, beam: int, start: int, device: torch.device):
@@ -39,8 +39,8 @@ class BackPointers:
         self.parents = torch.zeros_like(self.tokens)
         self.cumulative: Tensor | None = None
         self.attention: Tensor | None = None
-        self.starts = torch.zeros(sentences, dtype=torch.int64, device=device)
-        """The step at which each sentence began; what stands before it is not its own."""
+        self.start_offsets = torch.zeros(sentences, dtype=torch.int64, device=device)
+        """``(live,)`` int64 start offsets: earlier steps do not belong to the sentence."""
         self._matrix: Tensor | None = None
 
     @property
@@ -49,10 +49,10 @@ class BackPointers:
         return self.tokens.size(0)
 
     def attend(self, attention: Tensor | None) -> None:
-        """Note what the beams attend to at this step, before they change places.
+        """Store the attention weights of this step, before the beams are reordered.
 
         Args:
-            attention: ``(live, beam, S)``, or ``None`` where nobody asked for it.
+            attention: ``(live, beam, S)``, or ``None`` if no component needs it.
         """
         if attention is not None:
             self.attention = _written(self.attention, self.length, attention)
@@ -77,42 +77,42 @@ class BackPointers:
         self.cumulative = None if self.cumulative is None else self.cumulative.index_select(0, keep)
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
-        self.starts = self.starts.index_select(0, keep)
+        self.start_offsets = self.start_offsets.index_select(0, keep)
 
     def merge(self, other: BackPointers) -> None:
-        """Add the sentences of another batch behind these, the last step of both being the same from now on.
+        """Append the sentences of another batch, aligned at the last step.
 
-        What both have in common at the beginning is forgotten: of histories of 5 and 2 steps, the second begins 3 steps
-        later than the first.
+        With 5 steps here and 2 there, the merged batch has 5 steps, and the start offsets of the other's sentences
+        increase by 3.
         """
         length = max(self.length, other.length)
-        begins = [one.starts + (length - one.length) for one in (self, other)]
+        begins = [one.start_offsets + (length - one.length) for one in (self, other)]
         for name in ("tokens", "parents", "cumulative"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(
                 self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
             )
-        self.starts = torch.cat(begins)
+        self.start_offsets = torch.cat(begins)
         self.length = length
         self._matrix = None
 
     def crop_left(self, steps: int) -> None:
-        """Forget the first steps, in which no sentence had begun."""
+        """Drop the first steps, at which no sentence had started."""
         self.tokens, self.parents = self.tokens[:, steps:], self.parents[:, steps:]
         self.cumulative = None if self.cumulative is None else self.cumulative[:, steps:]
-        self.starts = self.starts - steps
+        self.start_offsets = self.start_offsets - steps
         self.length -= steps
 
     def last_tokens(self) -> Tensor:
-        """The newest token of each beam, ``(live, beam)`` int64: the start symbol before the first step."""
+        """The newest token of each beam, ``(live, beam)`` int64: the start token before the first step."""
         if self.length == 0:
             return self.tokens.new_full((self.sentences, self.beam), self.start)
         return self.tokens[:, self.length - 1]
 
     def matrix(self) -> Tensor:
-        """The tokens of each beam from its start symbol on, ``(live, beam, 1 + step)`` int64.
+        """The tokens of each beam from its start token on, ``(live, beam, 1 + step)`` int64.
 
-        The first call reads it from the back-pointers; from then on it is kept up to date.
+        The first call follows the back-pointers; later steps update the stored matrix.
         """
         if self._matrix is None:
             live = torch.arange(self.beam, device=self.tokens.device).expand(self.sentences, -1)
@@ -125,20 +125,20 @@ class BackPointers:
         return self._matrix
 
     def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Read hypotheses backwards.
+        """Follow the back-pointers of some hypotheses.
 
         Args:
             sentences: ``(k,)`` int64 live sentences.
-            beams: ``(k, B)`` int64, the beam that each of ``B`` hypotheses of a sentence continued when it ended.
-            lengths: ``(k, B)`` int64 tokens before the one that ended it.
+            beams: ``(k, B)`` int64, the beam that the last token of each of ``B`` hypotheses of a sentence continues.
+            lengths: ``(k, B)`` int64, number of tokens before the last one.
 
         Returns:
-            On the CPU, with ``L`` the largest length: the tokens before the last ``(k, B, L)`` int64, the score up to
-            each of them ``(k, B, L)``, and the attention at each of them and at the last ``(k, B, L + 1, S)`` or
-            ``None``. What stands behind a hypothesis's own length means nothing.
+            On the CPU, with ``L`` the largest length: the tokens before the last one ``(k, B, L)`` int64, the
+            cumulative score at each of them ``(k, B, L)``, and the attention at each of them and at the last one
+            ``(k, B, L + 1, S)`` or ``None``. Entries at and after a hypothesis's own length are undefined.
         """
         longest = int(lengths.max()) if lengths.numel() else 0
-        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.starts[sentences].cpu()
+        lengths, live, begins = lengths.cpu(), beams.cpu().clone(), self.start_offsets[sentences].cpu()
         tokens = _from(self.tokens[sentences].cpu(), begins, longest)
         parents = _from(self.parents[sentences].cpu(), begins, longest)
         sums = (
@@ -163,7 +163,7 @@ class BackPointers:
 
 
 def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
-    """``memory`` ``(live, capacity, ...)`` with ``values`` ``(live, ...)`` written at a step; it grows where needed."""
+    """Write ``values`` ``(live, ...)`` at a step of ``memory`` ``(live, capacity, ...)``, enlarged if necessary."""
     capacity = 0 if memory is None else memory.size(1)
     if step >= capacity or memory is None:
         more = values.new_zeros(values.size(0), _BLOCK + capacity // 2, *values.shape[1:])
@@ -173,13 +173,13 @@ def _written(memory: Tensor | None, step: int, values: Tensor) -> Tensor:
 
 
 def _aligned(memory: Tensor, length: int, wanted: int) -> Tensor:
-    """The steps that are filled, with as many empty ones before them as are wanted: ``(live, wanted, beam)``."""
+    """The first ``length`` steps, padded on the left with zeros to ``wanted`` steps: ``(live, wanted, beam)``."""
     empty = memory.new_zeros(memory.size(0), wanted - length, memory.size(2))
     return torch.cat([empty, memory[:, :length]], dim=1)
 
 
 def _from(memory: Tensor, begins: Tensor, length: int) -> Tensor:
-    """``length`` steps of each sentence from its beginning on: ``memory`` ``(k, steps, ...)``, ``begins`` ``(k,)``."""
+    """``length`` steps of each sentence from its start offset: ``memory`` ``(k, steps, ...)``, ``begins`` ``(k,)``."""
     if not bool(begins.any()):
         return memory[:, :length]
     steps = (begins.unsqueeze(1) + torch.arange(length)).clamp(max=memory.size(1) - 1)

@@ -1,4 +1,4 @@
-"""Candidates: possible continuations of each sentence, and how the best are found without sorting the vocabulary."""
+"""Candidates: the possible continuations of each sentence, and an exact top-k that does not sort the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from seqgen.switches import TWO_STAGE_CANDIDATES
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 _BLOCK = 64
-"""Entries of the vocabulary that are first represented by their maximum. Of 5 beams and 10 candidates, on one CPU core,
-32 sentences of 32,128 entries take 1.8, 1.1 and 1.0 ms with blocks of 32, 64 and 128, against 8 ms by a plain top-k; 64
-sentences of 8,000 entries 1.0, 1.0 and 2.0 ms, against 5.4.
+"""Vocabulary entries per block; the first stage looks at the maximum of each block only.
+
+Measured with 5 beams and 10 candidates on one CPU core. 32 sentences, 32,128 entries: 1.8, 1.1 and 1.0 ms with blocks
+of 32, 64 and 128, 8 ms with a plain top-k; 64 sentences, 8,000 entries: 1.0, 1.0 and 2.0 ms, and 5.4 ms.
 """
 
 _CACHED = 2**19
-"""Entries that are normalized at a time on a CPU, so that what is written is not written to memory."""
+"""Entries that are normalized at a time on a CPU, so that the intermediate result stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Candidates:
     """Possible continuations of each sentence, best first.
 
     Attributes:
-        scores: ``(sentences, K)`` sum of log-probabilities up to and including the new token; ``-inf`` where there is
-            no further candidate.
+        scores: ``(sentences, K)`` cumulative scores, the new token included; ``-inf`` for a candidate that does not
+            exist.
         tokens: ``(sentences, K)`` int64, the new token.
         beams: ``(sentences, K)`` int64, the beam that it continues.
     """
@@ -38,15 +39,15 @@ class Candidates:
     beams: Tensor
 
     def select(self, keep: Tensor) -> Candidates:
-        """The candidates of some sentences, ``keep`` being ``(kept,)`` int64."""
+        """The candidates of the sentences ``keep``, ``(kept,)`` int64."""
         return Candidates(*(tensor.index_select(0, keep) for tensor in (self.scores, self.tokens, self.beams)))
 
     def gather(self, columns: Tensor) -> Candidates:
-        """Some candidates of each sentence, ``columns`` being ``(sentences, k)`` int64."""
+        """The candidates in ``columns``, ``(sentences, k)`` int64, of each sentence."""
         return Candidates(*(tensor.gather(1, columns) for tensor in (self.scores, self.tokens, self.beams)))
 
     def padded(self, size: int) -> Candidates:
-        """Filled up with candidates of score ``-inf`` where a small vocabulary gives fewer than ``size``."""
+        """Padded to ``size`` with candidates of score ``-inf``; a small vocabulary can give fewer."""
         missing = size - self.scores.size(1)
         if missing <= 0:
             return self
@@ -60,17 +61,17 @@ class Candidates:
 def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates:
     """The continuations with the largest sums over all beams of each sentence, exactly.
 
-    The vocabulary is searched in two stages: the ``count`` blocks with the largest maxima hold the ``count`` largest
-    sums. Of blocks ``[1 9] [7 2] [8 3]`` and a count of 2, those with 9 and 8 are looked into, which gives 9 and 8; 7
-    cannot be among the two largest, since 9 and 8 are larger.
+    The vocabulary is searched in two stages: the ``count`` largest sums are in the ``count`` blocks with the largest
+    maxima. With blocks ``[1 9] [7 2] [8 3]`` and a count of 2, only the blocks of 9 and 8 are searched: the block of 7
+    cannot contain one of the two largest sums.
 
     Args:
         lprobs: ``(sentences, beam, V)`` what each token adds to its beam's score.
-        scores: ``(sentences, beam)`` what each beam has so far.
-        count: how many are wanted of each sentence.
+        scores: ``(sentences, beam)`` cumulative score of each beam.
+        count: candidates of each sentence.
 
     Returns:
-        ``count`` candidates of each sentence, best first; of score ``-inf`` where there are fewer.
+        ``count`` candidates of each sentence, best first; missing ones have score ``-inf``.
     """
     beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
@@ -85,9 +86,9 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     beams = winners // blocks
     index = winners.unsqueeze(-1).expand(-1, -1, _BLOCK)
     found = blocked.flatten(1, 2).gather(1, index) + scores.gather(1, beams).unsqueeze(-1)
-    behind = lprobs[..., inside:] + scores.unsqueeze(-1)  # the entries behind the last whole block
+    behind = lprobs[..., inside:] + scores.unsqueeze(-1)  # the entries after the last whole block
     best, places = torch.cat([found.flatten(1), behind.flatten(1)], dim=1).topk(count, dim=1)
-    # place 130 is entry 2 of the winning block 130 // 64; from count * 64 on come the entries behind the blocks
+    # place 130 is entry 2 of winning block 130 // 64 = 2; places from count * 64 on are entries after the last block
     winner = (places // _BLOCK).clamp(max=count - 1)
     rest = (places - count * _BLOCK).clamp(min=0)
     width = max(1, vocab - inside)
@@ -105,7 +106,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
         logits: ``(rows, V)``.
 
     Returns:
-        ``(rows, 1)``; NaN where a row holds NaN or infinity, or nothing but ``-inf``.
+        ``(rows, 1)``; NaN for a row that contains NaN or infinity, or only ``-inf``.
     """
     at_once = max(1, _CACHED // logits.size(1)) if logits.device.type == "cpu" else logits.size(0)
     # The largest logit minus its log-probability. PyTorch's log-softmax is faster than separate exponentials, sum and
@@ -115,6 +116,6 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 
 
 def gather_beams(values: Tensor, beams: Tensor) -> Tensor:
-    """Pick beams: ``values`` ``(live, beam, ...)``, ``beams`` ``(live, k)``, giving ``(live, k, ...)``."""
+    """Select beams: ``values`` ``(live, beam, ...)`` and ``beams`` ``(live, k)`` give ``(live, k, ...)``."""
     index = beams.view(*beams.shape, *[1] * (values.dim() - 2)).expand(-1, -1, *values.shape[2:])
     return values.gather(1, index)

@@ -1,8 +1,8 @@
 """What all components of decoding share: configuration, declared needs, and per-batch state that follows the beams.
 
 Search strategies, logits processors, combinations, stopping rules and observers are components. A component that
-remembers something between two steps keeps it in tensors and names them in ``sentence_state`` or ``beam_state``; the
-session then reorders, drops and joins them with the sentences::
+needs values from earlier steps stores them in tensors and lists their names in ``sentence_state`` or ``beam_state``.
+The session then reorders them with the beams, drops them with finished sentences and merges them with joining ones::
 
     class MaximumCoverage(LogitsProcessor):
         beam_state = ("seen",)                                   # (sentences, beam, V)
@@ -32,10 +32,10 @@ from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates, gather_beams
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
-"""Token ids that must follow one another; or several such phrases, of which one is enough."""
+"""Token ids that must occur in sequence; or several alternatives, of which one must occur."""
 
 Phrases: TypeAlias = Sequence[Phrase]
-"""What one sentence's output must contain."""
+"""The phrases that the output of one sentence must contain."""
 
 FEATURES = "features"
 """A need: the last hidden features of the first member's decoder."""
@@ -51,13 +51,13 @@ NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What a component is told when the decoding of a batch begins.
+    """What components know when the decoding of a batch begins.
 
     Attributes:
         num_sentences: sentences in the batch.
         beam_size: beams of each sentence.
         eos: id of end-of-sentence.
-        device: where the scores will be.
+        device: device of the scores.
         constraints: for each sentence the phrases that its output must contain; ``None`` without constraints.
         ids: ``(num_sentences,)`` int64, line number of each sentence, on which random numbers depend.
         end_tokens: ids that end an output, end-of-sentence first.
@@ -77,13 +77,13 @@ class BatchInfo:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates are enough for ``beam_size`` of them to continue: each end token may end every beam."""
+        """Candidates of which at least ``beam_size`` continue: each end token can end at most ``beam_size`` of them."""
         return (1 + max(1, len(self.end_tokens))) * self.beam_size
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a component may use when it is built from its configuration.
+    """What a component can use when it is built from its configuration.
 
     Attributes:
         dictionary: the target vocabulary.
@@ -97,24 +97,24 @@ class Resources:
 
 
 class Component(Flagged):
-    """The base class of everything that takes part in a decoding step."""
+    """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What the step context must hold for it: any of ``FEATURES``, ``ATTENTION`` and ``MEMBER_LOGITS``. Only what some
-    component in use declares is computed."""
+    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION`` and ``MEMBER_LOGITS``.
+    The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that are tensors ``(sentences, ...)`` of a batch."""
+    """Names of attributes that hold tensors ``(sentences, ...)`` while a batch is decoded."""
 
     beam_state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that are tensors ``(sentences, beam, ...)`` of a batch."""
+    """Names of attributes that hold tensors ``(sentences, beam, ...)`` while a batch is decoded."""
 
     @classmethod
     def build(cls, cfg: Any, resources: Resources) -> Self:
         """Make the component from an instance of the configuration class that it is registered with.
 
         Args:
-            cfg: the configuration; its fields are the constructor's arguments, or else a subclass overrides this.
+            cfg: the configuration; its fields are the arguments of the constructor, unless a subclass overrides this.
             resources: the target vocabulary and its tokenizer.
         """
         return cls(**{field.name: getattr(cfg, field.name) for field in fields(cfg)})
@@ -123,10 +123,10 @@ class Component(Flagged):
         """Prepare for a batch.
 
         Args:
-            batch: what is known of it.
+            batch: the properties of the batch.
 
         Returns:
-            The component for this batch: a copy where the class declares state, else the component itself.
+            The component for this batch: a copy if the class declares state, else the component itself.
         """
         return copy.copy(self) if self.sentence_state or self.beam_state else self
 
@@ -140,12 +140,12 @@ class Component(Flagged):
             setattr(self, name, gather_beams(getattr(self, name), active.beams))
 
     def select_sentences(self, keep: Tensor) -> None:
-        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        """Keep only the sentences ``keep``, ``(kept,)`` int64."""
         for name in (*self.sentence_state, *self.beam_state):
             setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def merge(self, other: Self) -> None:
-        """Add the sentences of another batch after these; see ``SequenceGenerator.generate_continuously``."""
+        """Append the sentences of another batch; see ``SequenceGenerator.generate_continuously``."""
         for name in (*self.sentence_state, *self.beam_state):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
@@ -158,14 +158,14 @@ class Component(Flagged):
 
 
 class Composite(Component):
-    """A component made of others, whose state it moves; a subclass sets ``parts``."""
+    """A component that consists of other components; a subclass sets ``parts``."""
 
     parts: list[Any]
-    """The components that it is made of."""
+    """The components that it consists of."""
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """What any part needs."""
+        """The needs of all parts."""
         return frozenset().union(*(part.needs for part in self.parts))
 
     def begin(self, batch: BatchInfo) -> Self:

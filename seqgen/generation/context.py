@@ -1,4 +1,4 @@
-"""The step context: what every component may look at during one decoding step."""
+"""The step context: what all components see of one decoding step."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqgen.renamed import keep_former_members
 from seqgen.structures import map_tensors
 
 
+@keep_former_members
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a batch that are still in it, and what is known of each; ``live`` counts them.
+    """The ``live`` sentences, those that have not left the batch.
 
     Attributes:
-        ids: ``(live,)`` int64, the line number of each.
-        max_lengths: ``(live,)`` int64, the last step of each in the batch's own count.
-        done: ``(live,)`` bool, which of them need no further hypotheses.
-        starts: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
+        ids: ``(live,)`` int64, line number of each sentence.
+        max_lengths: ``(live,)`` int64, last step of each sentence, counted from the first step of the batch.
+        done: ``(live,)`` bool, which sentences need no further hypotheses.
+        start_offsets: ``(live,)`` int64, the step at which each joined the batch; ``None`` where all began together.
         prefix_tokens: ``(live, P)`` int64, tokens that each output begins with, padded on the right; or ``None``.
-        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` where not known.
-        src_padding: ``(live, S)`` bool, true where these are padding; ``None`` where none is.
-        texts: the text of each source line; ``None`` where sentences were not given as text.
+        src_tokens: ``(live, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
+        src_padding: ``(live, S)`` bool, true at padding; ``None`` if there is no padding.
+        texts: the text of each source line; ``None`` if sentences were not given as text.
     """
 
     ids: Tensor
     max_lengths: Tensor
     done: Tensor
-    starts: Tensor | None = None
+    start_offsets: Tensor | None = None
     prefix_tokens: Tensor | None = None
     src_tokens: Tensor | None = None
     src_padding: Tensor | None = None
@@ -39,20 +41,20 @@ class Sentences:
 
     @property
     def own_limits(self) -> Tensor:
-        """``(live,)`` int64, the last step of each in its own count."""
-        return self.max_lengths if self.starts is None else self.max_lengths - self.starts
+        """``(live,)`` int64, last step of each sentence, counted from its own first step."""
+        return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets
 
     def select(self, keep: Tensor) -> Sentences:
-        """Keep the sentences in ``keep``, ``(kept,)`` int64."""
+        """The sentences ``keep``, ``(kept,)`` int64."""
         kept: Sentences = map_tensors(self, lambda tensor: tensor.index_select(0, keep))
         return kept if self.texts is None else replace(kept, texts=[self.texts[index] for index in keep.tolist()])
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What the members computed in this step.
+    """What the members computed in this step, as far as components need it.
 
-    A part is ``None`` where no component in use declares a need for it, or where the models have no such thing.
+    An attribute is ``None`` if no component in use declares a need for it, or if the models do not have it.
 
     Attributes:
         features: ``(rows, C)`` last hidden features of the first member's decoder.
@@ -67,26 +69,26 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a component may look at during one step.
+    """What components see of one step.
 
-    A row is one beam of one sentence (for a stopping rule: one candidate); rows are sentence-major, so row ``i``
+    A row is one beam of one sentence (for a stopping rule: one candidate). Rows are sentence-major: row ``i``
     belongs to sentence ``i // rows_per_sentence``. Derived attributes are computed when first read.
 
     Attributes:
-        step: how many tokens each row has, in the batch's own count; ``steps`` has each row's own.
-        sentences: what is known of each live sentence.
-        rows_per_sentence: beams of each sentence, or candidates.
+        step: number of generated tokens, counted from the first step of the batch; ``steps`` counts for each row.
+        sentences: the live sentences.
+        rows_per_sentence: beams (or candidates) of each sentence.
         eos: id of end-of-sentence.
         pad: id of padding.
-        first_end: the smallest of ``max_lengths``, so that nothing needs to be read from the device before that step.
-        read_tokens: gives ``(rows, 1 + step)`` int64, the tokens of each row after its start symbol.
-        counts_start: whether the start symbol counts as generated (Hugging Face's rules) or not (fairseq's).
-        scores: ``(rows,)`` cumulative scores; ``None`` before they are known.
-        parents: ``(live, candidates)`` int64, for a stopping rule the beam that each candidate continues; or ``None``.
-        outputs: what the members computed, as far as it was declared as a need.
-        process: applies the logits processors to ``(live, beam, V)`` scores, perhaps in place; ``None`` where they were
+        first_end: the smallest of ``max_lengths``, a Python int: before this step, nothing is read from the device.
+        read_tokens: returns ``(rows, 1 + step)`` int64, the start token and the generated tokens of each row.
+        counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
+        scores: ``(rows,)`` cumulative scores.
+        parents: ``(live, candidates)`` int64, the beam that each candidate continues; for stopping rules only.
+        outputs: features, attention and logits that components need.
+        process: applies the logits processors to ``(live, beam, V)`` scores, possibly in place; ``None`` if they were
             applied before the search.
-        watch: is told each processor and the scores that it left; ``None`` unless an observer asks.
+        watch: called with each processor and the scores after it; ``None`` unless an observer needs it.
     """
 
     step: int
@@ -109,37 +111,37 @@ class StepContext:
 
     @property
     def tokens(self) -> Tensor:
-        """``(rows, step)`` int64, the generated tokens of each row, without a start symbol."""
+        """``(rows, step)`` int64, the generated tokens of each row, without a start token."""
         return self._tokens[:, 1:]
 
     @property
     def generated(self) -> Tensor:
-        """``(rows, step)`` or ``(rows, step + 1)`` int64, the tokens that count as generated before.
+        """The tokens that count as generated: ``(rows, step)`` int64, or ``(rows, 1 + step)`` with the start token.
 
-        By Hugging Face's rules the start symbol is one of them; by fairseq's it is not.
+        The start token counts under Hugging Face's rules and does not count under fairseq's.
         """
         return self._tokens if self.counts_start else self._tokens[:, 1:]
 
     @cached_property
     def steps(self) -> Tensor:
-        """``(rows,)`` int64, how many tokens each row has; sentences that joined a running batch have fewer."""
-        starts = self.sentences.starts
-        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if starts is None else starts)
+        """``(rows,)`` int64, number of tokens of each row; sentences that joined a running batch have fewer."""
+        start_offsets = self.sentences.start_offsets
+        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets)
         return self.by_row(own)
 
     @property
     def has_joined(self) -> bool:
         """Whether sentences joined the batch at different steps."""
-        return self.sentences.starts is not None
+        return self.sentences.start_offsets is not None
 
     @cached_property
     def max_lengths(self) -> Tensor:
-        """``(rows,)`` int64, the last step of each row: there the output ends or is cut, as the rules say."""
+        """``(rows,)`` int64, last step of each row, at which the rules force end-of-sentence or cut the output."""
         return self.by_row(self.sentences.max_lengths)
 
     @cached_property
     def sentence_ids(self) -> Tensor:
-        """``(rows,)`` int64, the line number of each row's sentence."""
+        """``(rows,)`` int64, line number of the sentence of each row."""
         return self.by_row(self.sentences.ids)
 
     @cached_property
@@ -149,17 +151,17 @@ class StepContext:
 
     @cached_property
     def src_tokens(self) -> Tensor | None:
-        """``(rows, S)`` int64, ids of the source, padded; ``None`` where not known."""
+        """``(rows, S)`` int64, ids of the source, padded; ``None`` if not known."""
         return None if self.sentences.src_tokens is None else self.by_row(self.sentences.src_tokens)
 
     @cached_property
     def src_padding(self) -> Tensor | None:
-        """``(rows, S)`` bool, true where the source is padding; ``None`` where none is."""
+        """``(rows, S)`` bool, true where the source is padding; ``None`` if there is no padding."""
         return None if self.sentences.src_padding is None else self.by_row(self.sentences.src_padding)
 
     @property
     def source_texts(self) -> Sequence[str] | None:
-        """The source line of each live sentence; ``None`` where sentences were not given as text."""
+        """The source line of each live sentence; ``None`` if sentences were not given as text."""
         return self.sentences.texts
 
     @property

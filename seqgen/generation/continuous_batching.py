@@ -1,4 +1,4 @@
-"""Continuous batching: waiting sentences join a running batch as places become free."""
+"""Continuous batching: waiting sentences join a running batch when other sentences are done."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Batch, Hypothesis
 
 _SHARE = 4
-"""Sentences join when this part of the places is free: joining copies what the batch remembers."""
+"""Sentences join when a quarter of the places is free, and not earlier, since joining copies all state of the batch."""
 
 
 class ContinuousBatching:
-    """A batch whose places are filled again.
+    """Decodes a stream of sentences in one batch.
 
-    Newcomers are encoded and decoded for their first step by themselves; then they are merged into the running batch.
+    New sentences are encoded and decode their first step in a session of their own, which is then merged into the
+    running session.
 
     Args:
         setup: how to decode.
@@ -46,7 +47,7 @@ class ContinuousBatching:
         return None if batch is None else Session(self.setup, DecodingRequest(batch))
 
     def _join(self, running: Session, newcomers: Session) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Merge newcomers after their first step, unless that was all."""
+        """Decode the first step of the new sentences, and merge them unless all of them are then done."""
         if newcomers.step():
             running.drop_done()
             running.merge(newcomers)

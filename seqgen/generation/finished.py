@@ -1,7 +1,8 @@
 """Finished hypotheses: which candidates end, how they rank, and when a sentence is done.
 
-Three rules, each a class; docs/decoding.md compares them. Everything stays in tensors of fixed shape, so that nothing
-waits for the device: a finished hypothesis is the place where it ended, and ``BackPointers`` reads it backwards.
+There are three rules, each a class; docs/decoding.md compares them. All state is in tensors of fixed shape, so that no
+step waits for the device. A finished hypothesis is stored as its last token, the beam that this token continues, and
+its length; ``BackPointers`` reads the other tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Ranking:
     """How the sum of log-probabilities of a finished hypothesis becomes its score.
 
     Attributes:
-        normalize: whether the sum is divided at all.
+        normalize: whether the sum is divided by a function of the length.
         len_penalty: alpha; above 1 favours longer outputs.
         kind: ``"power"`` divides by ``length ** alpha``, ``"wu"`` by ``((5 + length) / 6) ** alpha`` (Wu et al. 2016,
             equation 14).
-        coverage: beta of the coverage penalty (same equation): adds ``beta`` times the sum over source positions of
-            the logarithm of the attention that they got, at most 1 each.
+        coverage: beta of the coverage penalty (same equation), which adds ``beta * sum_s log(min(a_s, 1))``, where
+            ``a_s`` is the attention on source position ``s``, summed over the output.
     """
 
     normalize: bool = True
@@ -39,8 +40,8 @@ class Ranking:
         """Divide by the length penalty.
 
         Args:
-            sums: log-probabilities in nats.
-            length: tokens, the last one included; a number, or a tensor that broadcasts against ``sums``.
+            sums: sums of log-probabilities in nats.
+            length: number of tokens, the last one included; an int, or a tensor that broadcasts against ``sums``.
         """
         if not self.normalize:
             return sums
@@ -51,25 +52,25 @@ class Ranking:
 
     @property
     def favours_length(self) -> bool:
-        """Whether the same sum scores better over more tokens."""
+        """Whether, of two hypotheses with equal sums, the longer one scores better."""
         return self.normalize and self.len_penalty > 0
 
 
 class FinishedHypotheses:
-    """The finished hypotheses of the live sentences; a subclass says which candidates finish and when enough have.
+    """The finished hypotheses of the live sentences; a subclass defines which candidates finish and when enough have.
 
     Args:
         sentences: sentences of the batch.
-        beam: places for hypotheses of each.
-        ranking: how they score.
-        device: where the tensors live.
+        beam: hypotheses that are kept for each sentence; each has a place.
+        ranking: turns sums of log-probabilities into scores.
+        device: device of the tensors.
     """
 
     def __init__(self, sentences: int, beam: int, ranking: Ranking, device: torch.device):
         self.beam = beam
         self.ranking = ranking
         self.lengths = torch.zeros(sentences, beam, dtype=torch.int64, device=device)
-        """Tokens of the hypothesis in each place, the last one included; 0 where the place is free."""
+        """``(live, beam)`` int64 number of tokens of the hypothesis in each place; 0 if the place is free."""
         self.beams = torch.zeros_like(self.lengths)
         self.tokens = torch.zeros_like(self.lengths)
         self.cumulative = torch.full((sentences, beam), -torch.inf, device=device)
@@ -78,25 +79,25 @@ class FinishedHypotheses:
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Finalize candidates that end, and choose those that continue.
+        """Finalize candidates that end, and choose the beams of the next step.
 
         Args:
             candidates: ``K`` of each live sentence, in the order in which they are preferred.
             ends: ``(live, K)`` bool, which of them end.
-            step: how many tokens they continue; ``(live, 1)`` int64 where sentences differ in that.
-            bonus: ``(live, K)`` added to the score of a hypothesis, such as the coverage penalty; ``None`` for nothing.
+            step: number of tokens before the new one; ``(live, 1)`` int64 if sentences differ in it.
+            bonus: ``(live, K)`` added to the scores of hypotheses, such as the coverage penalty; ``None`` for nothing.
 
         Returns:
-            ``beam`` candidates of each sentence that continue; of score ``-inf`` where there are fewer.
+            The ``beam`` candidates of each sentence that continue; missing ones have score ``-inf``.
         """
         raise NotImplementedError
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """Which sentences need no further hypotheses, or can get none.
+        """Which sentences need no further hypotheses, or can have none.
 
         Args:
-            active: what ``take`` returned.
-            step: the same as there, ``(live,)`` int64 where sentences differ.
+            active: the candidates that ``finalize`` returned.
+            step: as for ``finalize``; ``(live,)`` int64 if sentences differ in it.
             max_lengths: ``(live,)`` int64, the last step of each sentence.
 
         Returns:
@@ -110,20 +111,20 @@ class FinishedHypotheses:
             setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def merge(self, other: Self) -> None:
-        """Add the sentences of another batch behind these."""
+        """Append the sentences of another batch."""
         other._widened(self.cumulative.dtype)
         for name in ("lengths", "beams", "tokens", "cumulative", "scores"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
     def hypotheses(self, sentences: Tensor, backpointers: BackPointers) -> list[list[Hypothesis]]:
-        """Read out sentences; this is where hypotheses leave the device.
+        """Read the hypotheses of some sentences from the device.
 
         Args:
             sentences: ``(k,)`` int64 live sentences.
             backpointers: what was generated.
 
         Returns:
-            The hypotheses of each sentence, best first; those with equal scores in the order of their places.
+            The hypotheses of each sentence, best first; equal scores in the order of their places.
         """
         lengths, beams = self.lengths[sentences], self.beams[sentences]
         before, totals, weights = backpointers.trace(sentences, beams, (lengths - 1).clamp(min=0))
@@ -157,8 +158,8 @@ class FinishedHypotheses:
         return Candidates(chosen.scores.masked_fill(ends.gather(1, columns), -torch.inf), chosen.tokens, chosen.beams)
 
     def _place(self, places: Tensor, taken: Tensor, candidates: Candidates, scores: Tensor, step: int | Tensor) -> None:
-        """Put the candidates that are ``taken`` into their places, ``(live, K)`` int64 each."""
-        # what is not taken goes to a place behind the last, which is cut off again
+        """Write the candidates that ``taken`` ``(live, K)`` bool marks into ``places``, ``(live, K)`` int64."""
+        # the others are written to an extra place, which is cut off
         index = torch.where(taken, places, self.beam)
         lengths = torch.zeros_like(candidates.tokens) + (step + 1)
         values = (lengths, candidates.beams, candidates.tokens, candidates.scores, scores)
@@ -167,13 +168,13 @@ class FinishedHypotheses:
             setattr(self, name, room.scatter(1, index, value)[:, : self.beam])
 
     def _keep_best(self, candidates: Candidates, scores: Tensor, step: int | Tensor, groups: int = 1) -> None:
-        """Keep the best of old and new hypotheses, those of before first among equals.
+        """Keep the best of the old and the new hypotheses; of equal scores, the old one.
 
         Args:
             candidates: ``K`` of each live sentence.
             scores: ``(live, K)`` their scores as hypotheses; ``-inf`` for those that do not finish.
-            step: how many tokens they continue.
-            groups: parts of equal size, places and candidates alike, of which each keeps its own best.
+            step: number of tokens before the new one.
+            groups: places and candidates are split into this many equal parts; each part keeps its own best.
         """
         new = {
             "lengths": torch.where(scores > -torch.inf, step + 1, torch.zeros_like(candidates.tokens)),
@@ -192,7 +193,7 @@ class FinishedHypotheses:
 
 
 class FirstFinished(FinishedHypotheses):
-    """fairseq's rule: the first ``beam`` hypotheses that finish win, whatever the active beams could still reach."""
+    """fairseq's rule: the first ``beam`` hypotheses that finish are the result, even if active beams score better."""
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
@@ -201,7 +202,7 @@ class FirstFinished(FinishedHypotheses):
         self._widened(candidates.scores.dtype)
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
         finished = ends & among_first & (candidates.scores > -torch.inf)
-        # 3 places of 5 filled, finished [1, 0, 1, 1]: places [3, -, 4, 5], so that the last one comes too late
+        # 3 places of 5 filled, finished [1, 0, 1, 1]: places [3, -, 4, 5]; there is no place 5, so the last is dropped
         places = (self.lengths > 0).sum(1, keepdim=True) + finished.cumsum(1) - 1
         scores = self.ranking.score(candidates.scores, step + 1)
         scores = scores if bonus is None else scores + bonus
@@ -209,22 +210,22 @@ class FirstFinished(FinishedHypotheses):
         return self._first_active(candidates, ends)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """All places are filled, the maximum is reached, or no beam can give one."""
+        """All places are filled, the maximum length is reached, or no beam is active."""
         full = (self.lengths > 0).all(1)
         return full | (max_lengths <= step) | (active.scores == -torch.inf).all(1)
 
 
 class BestFinished(FinishedHypotheses):
-    """Hugging Face's rule: a better hypothesis takes the place of the worst, until none better is to be expected.
+    """Hugging Face's rule: a better hypothesis replaces the worst one, until no beam is expected to be better.
 
     Args:
         sentences: sentences of the batch.
         beam: places for hypotheses of each.
-        ranking: how they score.
-        device: where the tensors live.
-        early_stopping: ``"true"`` ends a sentence when all places are filled; ``"false"`` when the best beam that goes
-            on would be worse than the worst place if it ended now; ``"never"`` when it will be worse whatever comes,
-            that is, with a positive length penalty, at the maximum length.
+        ranking: turns sums of log-probabilities into scores.
+        device: device of the tensors.
+        early_stopping: when a sentence is done whose places are all filled. ``"true"``: at once. ``"false"``: when the
+            best active beam would score no better than the worst hypothesis if it ended now. ``"never"``: when it
+            would score no better at its best possible length (the maximum, with a positive length penalty).
     """
 
     def __init__(
@@ -237,7 +238,7 @@ class BestFinished(FinishedHypotheses):
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Finalize candidates that end among the first ``beam`` and score above the worst place."""
+        """Finalize candidates that end among the first ``beam`` and score above the worst hypothesis."""
         self._widened(candidates.scores.dtype)
         possible = candidates.scores > -torch.inf
         among_first = torch.arange(ends.size(1), device=ends.device) < self.beam
@@ -255,7 +256,7 @@ class BestFinished(FinishedHypotheses):
         )
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """See ``early_stopping``; a sentence is done as well when everything has ended."""
+        """See ``early_stopping``; a sentence is also done when all of its candidates have ended."""
         full = (self.lengths > 0).all(1)
         if self.early_stopping == "true":
             return full | self._all_ended
@@ -275,12 +276,12 @@ class BestFinished(FinishedHypotheses):
 
 
 class EachRow(FinishedHypotheses):
-    """Every beam is a hypothesis of its own, which ends when it ends: greedy search and sampling."""
+    """Each beam is an independent hypothesis, which finishes when it ends: greedy search and sampling."""
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Finalize each candidate that ends, in its own place; candidate ``i`` continues beam ``i``."""
+        """Finalize candidate ``i``, which continues beam ``i``, in place ``i`` if it ends."""
         self._widened(candidates.scores.dtype)
         finished = ends & (candidates.scores > -torch.inf)
         scores = self.ranking.score(candidates.scores, step + 1)

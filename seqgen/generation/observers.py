@@ -1,4 +1,4 @@
-"""Observers: told at every step what happens to each candidate. They never change the result."""
+"""Observers: called at every step with what happens to each candidate. They never change the result."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ FORBIDDEN = "forbidden"
 
 
 class Outcome(IntEnum):
-    """What became of a candidate."""
+    """What happens to a candidate."""
 
     CONTINUES = 0
     """It is a beam of the next step."""
     FINISHED = 1
     """It is now a finished hypothesis."""
     BELOW_BEAM = 2
-    """Enough better candidates continue."""
+    """It is dropped because ``beam`` better candidates continue."""
     ENDED_TOO_LOW = 3
-    """It ended, but ranks too low to be finalized, or no place is left for it."""
+    """It ended, but its rank is too low to be finalized, or all places are filled."""
     IMPOSSIBLE = 4
-    """Its score is ``-inf``: processors forbade it, or fewer continuations exist."""
+    """Its score is ``-inf``: a processor forbids it, or there are fewer continuations than candidates."""
     SENTENCE_DONE = 5
-    """The sentence needed no further hypotheses."""
+    """It is dropped because its sentence needs no further hypotheses."""
 
 
 @dataclass(frozen=True)
 class Forbidden:
-    """The most probable next tokens of each row before the processors, and who forbade them.
+    """The most probable next tokens of each row before the processors, and which processor forbids each.
 
     Attributes:
         tokens: ``(rows, k)`` int64, best first.
-        lprobs: ``(rows, k)`` their scores before the processors.
-        by: ``(rows, k)`` int64, index in ``processors`` of the first one that forbade the token; -1 for none.
+        lprobs: ``(rows, k)`` log-probabilities of the tokens before the processors.
+        by: ``(rows, k)`` int64, index in ``processors`` of the first one that forbids the token; -1 if none does.
         processors: class names of the processors.
     """
 
@@ -57,7 +57,7 @@ class Forbidden:
 
 @dataclass(frozen=True)
 class Places:
-    """The finished hypotheses of each sentence at one time: ``(live, beam)`` each."""
+    """A copy of the finished hypotheses of each sentence; all tensors are ``(live, beam)``."""
 
     lengths: Tensor
     beams: Tensor
@@ -66,12 +66,12 @@ class Places:
 
     @classmethod
     def of(cls, finished: FinishedHypotheses) -> Places:
-        """Copies, since some rules write in place."""
+        """Copy the finished hypotheses: some classes of ``FinishedHypotheses`` write in place."""
         values = (finished.lengths, finished.beams, finished.tokens, finished.scores)
         return cls(*(value.clone() for value in values))
 
     def lacks(self, other: Places) -> Tensor:
-        """Which hypotheses of ``other`` are not among these: ``(live, beam)`` bool."""
+        """Which hypotheses of ``other`` are not in ``self``: ``(live, beam)`` bool."""
         same = torch.ones(*self.lengths.shape, other.lengths.size(1), dtype=torch.bool, device=self.lengths.device)
         for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
             same = same & (mine.unsqueeze(2) == theirs.unsqueeze(1))
@@ -80,18 +80,18 @@ class Places:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step, after the search has chosen.
+    """One step, after candidates were chosen and finalized.
 
     Attributes:
-        context: the step.
-        candidates: ``K`` of each live sentence, in the order in which they are preferred.
+        context: the step context.
+        candidates: ``K`` of each live sentence, in the order of the search strategy.
         ended: ``(live, K)`` bool, which of them end.
         active: the ``beam`` candidates of each sentence that continue.
         was_done: ``(live,)`` bool, which sentences were done before the step.
-        now_done: ``(live,)`` bool, which are done after it.
+        now_done: ``(live,)`` bool, which sentences are done after the step.
         before: the finished hypotheses before the step.
-        after: those after it.
-        forbidden: see ``Forbidden``; ``None`` unless an observer declares the need.
+        after: the finished hypotheses after the step.
+        forbidden: see ``Forbidden``; ``None`` unless an observer declares the need ``FORBIDDEN``.
     """
 
     context: StepContext
@@ -106,7 +106,7 @@ class StepRecord:
 
     @cached_property
     def outcomes(self) -> Tensor:
-        """What became of each candidate: ``(live, K)`` int64, values of ``Outcome``."""
+        """What happens to each candidate: ``(live, K)`` int64, values of ``Outcome``."""
         c, active = self.candidates, self.active
         possible = c.scores > -torch.inf
         alive = (active.scores > -torch.inf).unsqueeze(1)
@@ -123,18 +123,18 @@ class StepRecord:
 
     @cached_property
     def replaced(self) -> Tensor:
-        """Which hypotheses of ``before`` lost their place to better ones in this step: ``(live, beam)`` bool."""
+        """Which hypotheses of ``before`` were replaced by better ones in this step: ``(live, beam)`` bool."""
         return self.after.lacks(self.before) & ~self.was_done.unsqueeze(1)
 
 
 class Observer(Component):
-    """Is told of every step; a subclass implements ``observe``, and ``end`` where it wants to know the results.
+    """Is called at every step; a subclass implements ``observe``, and overrides ``end`` to see the results.
 
-    One that is registered with ``@register_observer`` can be chosen by name (``generation.observers``).
+    An observer registered with ``@register_observer`` is selected by its name (``generation.observers``).
     """
 
     def observe(self, record: StepRecord) -> None:
-        """Look at a step; nothing that is changed here has an effect.
+        """Look at one step. The tensors must not be changed.
 
         Args:
             record: the step.
@@ -142,17 +142,17 @@ class Observer(Component):
         raise NotImplementedError
 
     def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
-        """Look at the result of a sentence; by default, nothing.
+        """Look at the result of a sentence; does nothing by default.
 
         Args:
-            sentence: its number in the batch's ``ids``.
-            hypotheses: best first.
+            sentence: number of the sentence in the batch's ``ids``.
+            hypotheses: its hypotheses, best first.
         """
 
 
 @dataclass
 class ForbiddenWatch:
-    """Notes which processor first forbids each of the most probable tokens; ``StepContext.watch`` calls it."""
+    """Records which processor first forbids each of the most probable tokens; used as ``StepContext.watch``."""
 
     lprobs: Tensor
     count: int
@@ -163,15 +163,15 @@ class ForbiddenWatch:
         self.best, self.by = self.best.clone(), torch.full_like(self.tokens, -1)
 
     def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
-        """Look at the scores that a processor left, ``(rows, V)``."""
+        """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""
         self.names.append(type(processor).__name__)
         forbidden = (lprobs.gather(1, self.tokens) == -torch.inf) & (self.best > -torch.inf)
         self.by[forbidden & (self.by < 0)] = len(self.names) - 1
-        self.by[~forbidden] = -1  # a prefix overrules the processors before it
+        self.by[~forbidden] = -1  # a forced prefix may allow what an earlier processor forbade
 
     @property
     def result(self) -> Forbidden:
-        """What was seen."""
+        """The record."""
         return Forbidden(self.tokens, self.best, self.by, self.names)
 
 
@@ -179,7 +179,10 @@ Watch = Callable[[LogitsProcessor, Tensor], None]
 
 
 def _same(candidates: Candidates, beams: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
-    """Which of ``(live, n)`` continuations each candidate is, where they count: ``(live, K, n)`` bool."""
+    """Which of ``n`` continuations ``(beams, tokens)`` each candidate equals: ``(live, K, n)`` bool.
+
+    Continuations for which ``counts`` is false equal no candidate.
+    """
     same = (candidates.beams.unsqueeze(2) == beams.unsqueeze(1)) & (
         candidates.tokens.unsqueeze(2) == tokens.unsqueeze(1)
     )

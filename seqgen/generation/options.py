@@ -37,7 +37,7 @@ FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
     "stochastic_beam": {"seed": "seed"},
     "contrastive": {"penalty_alpha": "penalty_alpha", "contrastive_topk": "contrastive_topk"},
 }
-"""Keys of the ``generation`` group that set fields of a strategy's configuration, as fairseq names them."""
+"""For each strategy, the fields of its configuration that flat keys of the ``generation`` group set."""
 
 SEARCH_KEYS = frozenset({key for fields in FLAT_SEARCH_KEYS.values() for key in fields.values()} | {"constraints"})
 """Keys of the ``generation`` group that choose or configure a strategy."""
@@ -108,7 +108,7 @@ def search_name(cfg: GenerationConfig, rules: Rules) -> str:
     """The name of the strategy that a configuration asks for.
 
     Raises:
-        ConfigError: it asks for several at once.
+        ConfigError: it asks for two different strategies.
     """
     wanted = {
         "search": cfg.search,
@@ -144,7 +144,7 @@ def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
 def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
     """Make the strategy that ``cfg.search`` names.
 
-    A flat key counts where its value is not the default; ``search.KEY`` of the same field counts before it.
+    A flat key sets a field if its value is not the default. ``search.KEY`` sets the same field directly.
 
     Raises:
         ConfigError: it is not registered.
@@ -178,7 +178,8 @@ def members_from_config(
         cfg: has ``members``; empty where all models read the input line.
 
     Raises:
-        ConfigError: there is not one entry for each model, an entry is no source, or a ``MemberSpec`` has another one.
+        ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
+            has another one.
     """
     if not cfg.members:
         return list(models)
@@ -201,7 +202,7 @@ def members_from_config(
 def _ensemble(
     models: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination, guidance_scale: float
 ) -> Ensemble:
-    """The ensemble; for classifier-free guidance with each model a second time, on an empty source."""
+    """The ensemble; for classifier-free guidance, each model is also a member that reads an empty source."""
     if guidance_scale == 1:
         return Ensemble(models, combination)
     plain = Ensemble(models, combination)
@@ -210,7 +211,7 @@ def _ensemble(
 
 
 def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderModel | None) -> Search:
-    """The strategy, sped up by the drafts that a configuration asks for.
+    """The strategy, wrapped in speculative search if the configuration asks for drafts.
 
     Raises:
         ConfigError: a draft model is named, and none is given.
@@ -228,6 +229,6 @@ def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderMod
 
 
 def _max_len_b(cfg: GenerationConfig) -> int:
-    """Where a user gives ``max_len`` alone, the default of the other limit must not cut outputs before it."""
+    """``max_len_b``, raised to ``max_len`` if the user gives only ``max_len``: a default must not be a lower limit."""
     given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
     return cfg.max_len_b if given or not cfg.max_len else max(cfg.max_len, cfg.max_len_b)

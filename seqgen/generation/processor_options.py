@@ -70,7 +70,7 @@ def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> lis
         dictionary: the target vocabulary.
 
     Raises:
-        ConfigError: a symbol is not in the vocabulary.
+        ConfigError: a token is not in the vocabulary.
     """
     return [dictionary.eos(), *Wanted(cfg, dictionary, FAIRSEQ, None).further_ends()]
 
@@ -83,7 +83,7 @@ class Wanted:
         cfg: the configuration.
         dictionary: the target vocabulary.
         rules: fairseq's or Hugging Face's.
-        encode: turns texts of the target language into ids; without one, words are symbols of the vocabulary.
+        encode: turns texts of the target language into ids; without one, words are tokens of the vocabulary.
     """
 
     cfg: GenerationConfig
@@ -101,23 +101,23 @@ class Wanted:
         resources = Resources(self.dictionary, self.encode)
         return [build(LOGITS_PROCESSORS, name, LogitsProcessor, self.cfg, resources) for name in self.cfg.processors]
 
-    def symbol(self, key: str) -> int:
-        """The id of the symbol that is the value of a key."""
-        return self._symbol_id(getattr(self.cfg, key), key)
+    def token_id(self, key: str) -> int:
+        """The id of the token that is the value of a key."""
+        return self._id(getattr(self.cfg, key), key)
 
-    def symbols(self, key: str) -> list[int]:
-        """The ids of the symbols that are the value of a key."""
-        return [self._symbol_id(symbol, key) for symbol in getattr(self.cfg, key)]
+    def token_ids(self, key: str) -> list[int]:
+        """The ids of the tokens that are the value of a key."""
+        return [self._id(token, key) for token in getattr(self.cfg, key)]
 
-    def _symbol_id(self, symbol: str, key: str) -> int:
-        if symbol not in self.dictionary:
-            near = nearest(symbol, self.dictionary.symbols)
-            raise ConfigError(f"generation.{key}: {symbol!r} is not in the target vocabulary{near}")
-        return self.dictionary.index(symbol)
+    def _id(self, token: str, key: str) -> int:
+        if token not in self.dictionary:
+            near = nearest(token, self.dictionary.symbols)
+            raise ConfigError(f"generation.{key}: {token!r} is not in the target vocabulary{near}")
+        return self.dictionary.index(token)
 
     def further_ends(self) -> list[int]:
         """The ids of ``end_symbols``, each once, without end-of-sentence."""
-        return [symbol for symbol in dict.fromkeys(self.symbols("end_symbols")) if symbol != self.dictionary.eos()]
+        return [token for token in dict.fromkeys(self.token_ids("end_symbols")) if token != self.dictionary.eos()]
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text; of none, the text is empty, and with the unknown one, the model cannot write it."""
@@ -200,16 +200,16 @@ MAKERS: dict[str, Callable[[Wanted], LogitsProcessor]] = {
     "match_source_len": lambda wanted: MinimumLength(sys.maxsize, wanted.further_ends()),
     "prefix_trie": lambda wanted: TrieConstraint(wanted.trie()),
     "forced_first": lambda wanted: ForceFirst(
-        wanted.symbol("forced_first"), keep_score=wanted.rules.keeps_forced_score
+        wanted.token_id("forced_first"), keep_score=wanted.rules.keeps_forced_score
     ),
-    "forced_last": lambda wanted: ForceLast(wanted.symbol("forced_last")),
+    "forced_last": lambda wanted: ForceLast(wanted.token_id("forced_last")),
     "remove_invalid": lambda wanted: RemoveInvalid(),
     "exponential_decay_factor": lambda wanted: ExponentialDecay(
         wanted.cfg.exponential_decay_start, wanted.cfg.exponential_decay_factor, wanted.further_ends()
     ),
-    "suppress": lambda wanted: Forbid(wanted.symbols("suppress")),
+    "suppress": lambda wanted: Forbid(wanted.token_ids("suppress")),
     "suppress_at_begin": lambda wanted: ForbidFirst(
-        wanted.symbols("suppress_at_begin"), step=1 if wanted.cfg.forced_first else 0
+        wanted.token_ids("suppress_at_begin"), step=1 if wanted.cfg.forced_first else 0
     ),
     "temperature": lambda wanted: Temperature(wanted.cfg.temperature),
     "sampling_topk": lambda wanted: warpers.TopK(wanted.cfg.sampling_topk, wanted.keep),

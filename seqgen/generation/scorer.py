@@ -1,4 +1,4 @@
-"""The scorer: the log-probabilities that models give to known targets."""
+"""The scorer: log-probabilities of given targets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from seqgen.structures import Batch, Hypothesis
 
 @dataclass(frozen=True)
 class ScoredTarget:
-    """A target with the scores that models give it.
+    """A target and its scores.
 
     Attributes:
-        hypothesis: the target, with the scores of the ensemble.
-        member_scores: for each member that reads the input ``(T,)`` log-probabilities of the tokens, in nats.
+        hypothesis: the target with the scores of the ensemble.
+        member_scores: for each member that reads the input, ``(T,)`` log-probabilities of the tokens in nats.
     """
 
     hypothesis: Hypothesis
@@ -32,15 +32,15 @@ class ScoredTarget:
 class SequenceScorer:
     """Scores the targets of a batch by teacher forcing.
 
-    Temperature and penalties play no part. With these neutral in the generator, an output's score is the same in both.
+    The scorer applies no temperature, processor or penalty. A generator without them gives an output the same score.
 
     Args:
         models: one or more models over one target vocabulary.
         pad: id of padding in it.
         eos: id of end-of-sentence in it.
-        normalize_scores: whether a score is the mean over tokens rather than the sum.
+        normalize_scores: whether a score is the mean over tokens; if not, it is the sum.
         combination: combines the members' scores; by default the mean of probabilities.
-        need_attention: whether hypotheses carry attention and alignment.
+        need_attention: whether hypotheses have attention weights and alignments.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SequenceScorer:
             sample: the batch, with targets.
 
         Returns:
-            For each sentence a list of one hypothesis: its target.
+            For each sentence a list of one hypothesis, the target.
 
         Raises:
             ConfigError: the batch has no targets.
@@ -73,12 +73,12 @@ class SequenceScorer:
 
     @torch.inference_mode()
     def score(self, sample: Batch, lengths: Sequence[int] | None = None) -> list[ScoredTarget]:
-        """Score a batch, and say what each member has to say of it.
+        """Score a batch by the ensemble and by each member.
 
         Args:
             sample: the batch, with targets.
-            lengths: tokens of each target; if not given, those that are not padding, which suits all targets but an
-                output in which padding was written as a word.
+            lengths: number of tokens of each target. By default the tokens that are not padding are counted; give it
+                for outputs that contain the padding token (Hugging Face's rules allow it).
 
         Raises:
             ConfigError: the batch has no targets.
@@ -117,11 +117,11 @@ class SequenceScorer:
             sample: the batch, with targets.
 
         Returns:
-            For each member that reads the input ``(sentences, T, C)``, on the CPU: at ``t`` what the decoder predicts
-            token ``t`` from.
+            For each member that reads the input, ``(sentences, T, C)`` on the CPU: position ``t`` has the features from
+            which the decoder predicts token ``t``.
 
         Raises:
-            ConfigError: the batch has no targets, or a decoder does not tell its features.
+            ConfigError: the batch has no targets, or a decoder does not return features.
         """
         found = []
         with self.ensemble.evaluating():
@@ -136,16 +136,16 @@ class SequenceScorer:
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()
-        decoder_input[:, 0] = model.start_symbol(self.eos)
+        decoder_input[:, 0] = model.start_token(self.eos)
         return decoder_input
 
 
 def _targets(sample: Batch) -> tuple[Tensor, Tensor]:
     if sample.target is None or sample.prev_output_tokens is None:
-        raise ConfigError("there is no target to score; give one")
+        raise ConfigError("the batch has no targets to score; give a target for each source")
     return sample.target, sample.prev_output_tokens
 
 
 def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
-    """The log-probabilities ``(N, T)`` of the tokens themselves, on the CPU."""
+    """The log-probabilities ``(N, T)`` of the target tokens, on the CPU."""
     return lprobs.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu()

@@ -1,8 +1,7 @@
-"""The generator: decodes batches with one model or an ensemble. The user's entry point to decoding."""
+"""The generator: decodes batches with one model or an ensemble. It is the entry point of decoding."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -33,44 +32,46 @@ from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch, Hypothesis
 
 
+@keep_former_members
 class SequenceGenerator:
     """Decodes batches of sentences.
 
-    The parameters up to ``tokens_to_suppress`` have fairseq's names and meanings; everything else is an object.
+    The parameters up to ``tokens_to_suppress`` have fairseq's names and meanings; the others are objects.
 
     Args:
-        models: one or more models over one target vocabulary; ``MemberSpec`` gives one a part of its own.
-        tgt_dict: that vocabulary.
+        models: one or more models that share the target vocabulary; ``MemberSpec`` gives a model a role.
+        tgt_dict: the target vocabulary.
         beam_size: hypotheses kept at each step.
-        max_len_a: outputs have at most ``max_len_a * source length + max_len_b`` tokens, end-of-sentence not counted;
-            each sentence's own source counts, with its end-of-sentence.
+        max_len_a: outputs have at most ``max_len_a * source length + max_len_b`` tokens, end-of-sentence not counted.
+            The length of a source is that of the sentence itself, end-of-sentence included.
         max_len_b: see ``max_len_a``.
-        max_len: outputs have at most this many tokens, end-of-sentence included; 0 for what the models can write.
+        max_len: outputs have at most this many tokens, end-of-sentence included; 0 for the models' own limit.
         min_len: outputs have at least this many tokens, end-of-sentence not counted.
         normalize_scores: divide cumulative log-probabilities by ``length ** len_penalty``, end-of-sentence counted.
         len_penalty: see ``normalize_scores``; above 1 favours longer outputs.
         unk_penalty: subtracted from the score of the unknown word; the scores of outputs include it.
         temperature: divides the logits.
-        match_source_len: outputs are exactly as long as their source.
-        no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 for no such rule.
-        search_strategy: chooses candidates; beam search if not given.
-        tokens_to_suppress: tokens that are never written.
-        rules: whose rules finish hypotheses and order the processors: ``FAIRSEQ`` or ``HUGGINGFACE``.
-        processors: further logits processors, after those that the parameters above ask for.
-        stopping: rules that end an output besides end-of-sentence and the maximum length.
-        observers: are told of every step.
-        combination: combines the members' scores; by default the mean of probabilities.
-        ranking: how finished hypotheses score, in place of ``normalize_scores`` and ``len_penalty``.
+        match_source_len: outputs have exactly the length of their source.
+        no_repeat_ngram_size: no n-gram of this size occurs twice in an output; 0 allows all.
+        search_strategy: chooses candidates; beam search by default.
+        tokens_to_suppress: tokens that are never generated.
+        rules: ``FAIRSEQ`` or ``HUGGINGFACE``: how hypotheses finish, and the order of the processors.
+        processors: further logits processors, applied after those of the parameters above.
+        stopping: stopping rules besides end-of-sentence and the maximum length.
+        observers: called at every step.
+        combination: combines the members' scores; the mean of probabilities by default.
+        ranking: turns sums of log-probabilities into scores, in place of ``normalize_scores`` and ``len_penalty``.
         early_stopping: ``"true"``, ``"false"`` or ``"never"``, see ``BestFinished``; Hugging Face's rules only.
-        end_tokens: ids that end an output, end-of-sentence first; end-of-sentence alone if not given.
-        need_attention: whether hypotheses carry attention and alignment.
-        debug: switches that turn optimizations off.
+        end_tokens: ids that end an output, end-of-sentence first; only end-of-sentence by default.
+        need_attention: whether hypotheses have attention weights and alignments.
+        debug: switches of optimizations.
 
     Raises:
-        ConfigError: a parameter is out of its range, or the models do not share the target vocabulary.
+        ConfigError: a parameter is out of range, or the models do not share the target vocabulary.
     """
 
     def __init__(
@@ -156,17 +157,17 @@ class SequenceGenerator:
         """Make a generator from the ``generation`` group of a configuration.
 
         Args:
-            models: one or more models over one target vocabulary.
-            tgt_dict: that vocabulary.
+            models: one or more models that share the target vocabulary.
+            tgt_dict: the target vocabulary.
             cfg: the configuration.
-            tokenizer: that of the target language, for keys whose values are texts.
-            draft: the model that ``generation.draft`` names, over the same target vocabulary.
-            objects: objects in place of or besides what the configuration names, by the names of the constructor:
-                ``search_strategy`` and ``combination`` replace, ``processors``, ``stopping`` and ``observers`` are
-                added, ``need_attention`` and ``debug`` are set.
+            tokenizer: the target tokenizer, for keys whose values are texts.
+            draft: the model that ``generation.draft`` names; it has the same target vocabulary.
+            objects: parameters of the constructor. ``search_strategy`` and ``combination`` replace those of the
+                configuration; ``processors``, ``stopping`` and ``observers`` are added to them; ``need_attention`` and
+                ``debug`` are set.
 
         Raises:
-            ConfigError: the configuration contradicts itself, or names a component that does not exist.
+            ConfigError: two keys contradict each other, or a component is not registered.
         """
         generator = cls.__new__(cls)
         generator._set_up(setup_from_config(models, tgt_dict, cfg, tokenizer, draft, **objects))
@@ -174,18 +175,18 @@ class SequenceGenerator:
 
     @property
     def models(self) -> list[EncoderDecoderModel]:
-        """The models that read the input."""
+        """The models of the members; see ``Ensemble.models``."""
         return self.setup.ensemble.models
 
     @property
     def beam_size(self) -> int:
-        """Beams of each sentence, which are also the most hypotheses that it gets."""
+        """Beams of each sentence, which is also its maximum number of hypotheses."""
         return self.setup.beam_size
 
     @property
-    def joins(self) -> bool:
+    def can_merge(self) -> bool:
         """Whether waiting sentences may join a running batch."""
-        return self.setup.joins
+        return self.setup.can_merge
 
     @torch.inference_mode()
     def generate(
@@ -200,23 +201,23 @@ class SequenceGenerator:
         Args:
             sample: the batch; only its sources are read.
             prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right.
-            constraints: for each sentence the phrases (token ids) that its outputs must contain; for a search strategy
-                that takes constraints.
-            streamer: receives tokens as they are generated; for one beam, or beams that are hypotheses of their own.
+            constraints: for each sentence the phrases (token ids) that its outputs must contain; the search strategy
+                must support constraints.
+            streamer: receives tokens as they are generated; needs one beam, or a strategy with independent beams.
 
         Returns:
-            The hypotheses of each sentence in the order of the batch, best first. There are ``beam_size`` of them,
-            fewer only where fewer continuations are possible at all, or where beams lack a phrase when they must end.
+            The hypotheses of each sentence in the order of the batch, best first. There are ``beam_size`` of them, or
+            fewer if fewer outputs are possible or satisfy the constraints.
 
         Raises:
-            ConfigError: the search strategy does not suit the beam size, or does not take constraints or these.
-            DecodingError: a model gave NaN or infinity.
+            ConfigError: the search strategy does not support the beam size or the constraints.
+            DecodingError: a model returned NaN or infinity.
         """
         setup = self.setup
         if streamer is not None and setup.beam_size > 1 and not setup.search.independent_rows:
             raise ConfigError(
-                f"a beam search may replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
-                "be streamed; take beam_size=1 or sampling"
+                f"beam search can replace tokens that it has generated, so that beam_size={setup.beam_size} cannot "
+                "be streamed; use beam_size=1 or sampling"
             )
         if sample.num_sentences == 0:
             return []
@@ -233,34 +234,29 @@ class SequenceGenerator:
     def generate_continuously(
         self, waiting: Callable[[int, int], Batch | None]
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Decode any number of sentences by continuous batching: waiting ones join as places become free.
+        """Decode any number of sentences by continuous batching: waiting sentences replace those that are done.
 
-        So the rows of the batch stay full, whereas a batch by itself empties from its shortest output on. Where
-        ``joins`` is false each batch is decoded by itself.
+        The batch stays full, whereas a separate batch shrinks after its shortest output. If ``can_merge`` is false,
+        each batch is decoded separately.
 
         Args:
-            waiting: is told how many sentences are being decoded, and how wide their sources are, and gives a batch of
-                those that wait, to be decoded beside them; ``None`` when no more fit, or none is left.
+            waiting: called with the number of sentences in the running batch and the width of their sources; returns a
+                batch of sentences that join it, or ``None`` if no more fit or none are left.
 
         Yields:
             The number of a sentence in its batch's ``ids``, and its hypotheses, in the order in which they are done.
         """
         with self.setup.ensemble.evaluating():
-            if self.joins:
+            if self.can_merge:
                 found = ContinuousBatching(self.setup, waiting).run()
                 while True:
-                    with self.setup.switched():  # not while the caller does other things
+                    with self.setup.switched():  # only while decoding, not while the caller uses the result
                         result = next(found, None)
                     if result is None:
                         return
                     yield result
             while (batch := waiting(0, 0)) is not None:
                 yield from zip(batch.ids.tolist(), self.generate(batch), strict=True)
-
-    def generate_rolling(self, waiting: Callable[[int, int], Batch | None]) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """The former name of ``generate_continuously``."""
-        warnings.warn("generate_rolling is now generate_continuously", DeprecationWarning, stacklevel=2)
-        return self.generate_continuously(waiting)
 
     def last_steps(self, src_lengths: Tensor) -> Tensor:
         """The last step of each sentence; see ``Limits.last_steps``."""

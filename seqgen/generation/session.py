@@ -25,13 +25,12 @@ from seqgen.structures import Hypothesis, Source
 
 @dataclass(frozen=True)
 class StepScores:
-    """The scores of the next token.
+    """The scores of the next token; the score of a candidate is ``scores + lprobs``.
 
     Attributes:
-        lprobs: ``(live, beam, V)`` what each token adds; log-probabilities, or logits where nothing needs them
-            normalized.
-        scores: ``(live, beam)`` what it adds to: cumulative scores, less the log-sum-exp of the logits in that case.
-        attention: ``(live, beam, S)`` where wanted.
+        lprobs: ``(live, beam, V)`` log-probabilities, or logits if the log-softmax is skipped.
+        scores: ``(live, beam)`` cumulative scores; if the log-softmax is skipped, less the log-sum-exp of the logits.
+        attention: ``(live, beam, S)`` attention over the source; ``None`` if no component needs it.
     """
 
     lprobs: Tensor
@@ -40,18 +39,18 @@ class StepScores:
 
 
 _LAZY = 8
-"""Finished sentences are dropped when their number times this reaches the number in the batch."""
+"""Rows of done sentences are dropped when at least one in eight live sentences is done: dropping copies the others."""
 
 
 class Session:
-    """Decodes one batch; made for one call and thrown away.
+    """Decodes one batch; each call of the generator makes a new session.
 
-    Its tensors hold the live sentences only; ``live`` says which sentences of the batch these are. A sentence that is
-    done keeps its rows until enough such sentences are there to pay for moving the others together.
+    Its tensors contain the live sentences only; ``live`` has their indices in the batch. A sentence that is done stays
+    live until enough sentences are done to pay for copying the others.
 
     Args:
         setup: how to decode.
-        request: the batch, and what is asked of its outputs.
+        request: what to decode.
         beam: rows of each sentence; the setup's beam size if not given.
     """
 
@@ -62,8 +61,8 @@ class Session:
         sources = setup.ensemble.sources(sample)
         device, count = sources[0].src_tokens.device, sample.num_sentences
         specs = setup.ensemble.members
-        starts = [spec.model.start_symbol(setup.eos) for spec in specs]
-        # generated tokens follow the start symbol of the first member
+        starts = [spec.model.start_token(setup.eos) for spec in specs]
+        # generated tokens follow the start token of the first member
         self.members = [
             self.new_member(spec, source, start if start != starts[0] else None)
             for spec, source, start in zip(specs, sources, starts, strict=True)
@@ -101,7 +100,7 @@ class Session:
             texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
-        """``(live,)`` bool, which sentences a time limit has ended; ``None`` as long as none has."""
+        """``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was."""
         self.num_done = 0
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
@@ -110,17 +109,17 @@ class Session:
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.collected: list[int] = []
-        """Sentences whose results were collected since ``new_results`` was last called."""
+        """Indices of the sentences whose results were collected since the last call of ``new_results``."""
 
-    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
-        """One model with its source; a session that asks more of it makes its own kind.
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
+        """Make a member; a session that needs another class overrides this.
 
         Args:
-            spec: the model and its part.
-            source: the sentences as it reads them.
-            start_symbol: what its decoder's input begins with; ``None`` where generated tokens follow that anyway.
+            spec: the model and its role.
+            source: the sentences as this model reads them.
+            start_token: the model's start token, if it differs from that of the first member; else ``None``.
         """
-        return Member(spec.model, source, self.beam, start_symbol, self.setup.debug)
+        return Member(spec.model, source, self.beam, start_token, self.setup.debug)
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         setup = self.setup
@@ -145,7 +144,7 @@ class Session:
         """Decode one step.
 
         Returns:
-            Whether any sentence needs another one.
+            Whether any sentence needs another step.
 
         Raises:
             DecodingError: a model gave NaN or infinity.
@@ -160,7 +159,7 @@ class Session:
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
         self.backpointers.attend(scored.attention)
         active = self.finalize(context, candidates, ended, scored.attention)
-        # (5) Sentences that are done leave the batch, once they are enough.
+        # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
         attention = scored.attention
@@ -171,18 +170,18 @@ class Session:
         return True
 
     def score(self, step: int) -> tuple[StepContext, StepScores]:
-        """Score the next token of every beam."""
+        """Score the next token of each beam."""
         setup, scores = self.setup, self.scores
         logits, outputs = self._outputs()
         context = replace(self.context(step, self.beam), scores=scores.flatten(), outputs=outputs)
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         log_sum: Tensor | None = None
-        if setup.renormalizes:  # processors may forbid a whole row, a model may not
+        if setup.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
             nothing = logits[0].amax(1) == -torch.inf
             scores = torch.where(nothing.view_as(scores), torch.nan, scores)
         if setup.adds_logits:
             lprobs = logits[0]
-            log_sum = None if setup.renormalizes else log_sum_exp(lprobs)  # before processors, which work in place
+            log_sum = None if setup.renormalizes else log_sum_exp(lprobs)  # first, since processors work in place
         elif setup.processes_logits:
             lprobs = logits[0]
         else:
@@ -200,7 +199,7 @@ class Session:
         return context, StepScores(context.by_sentence(lprobs), scores, attention)
 
     def _outputs(self) -> tuple[list[Tensor], StepOutputs]:
-        """Logits ``(rows, V)`` of each member in float32 or wider, and what components declare that they need."""
+        """Logits ``(rows, V)`` of each member, in float32 or wider, and what components need besides."""
         need_attention = ATTENTION in self.needs
         outputs = self.member_outputs(need_attention)
         logits = []
@@ -215,7 +214,7 @@ class Session:
         return logits, StepOutputs(outputs[0].features, attention, kept)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
-        """What each member computes for the newest token of each row."""
+        """Run each member on the newest token of each row."""
         tokens, features = self._decoder_input(), FEATURES in self.needs
         return [
             member.next_output(tokens, need_attention, features and number == 0)
@@ -223,7 +222,7 @@ class Session:
         ]
 
     def _decoder_input(self) -> Tensor:
-        """Decoder input ``(rows, 1 + step)`` int64; where no decoder reads more, only its last column is valid."""
+        """Decoder input ``(rows, 1 + step)`` int64; if no decoder reads earlier columns, only the last is valid."""
         if self.setup.reads_history:
             return self.backpointers.matrix().flatten(0, 1)
         return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
@@ -241,10 +240,10 @@ class Session:
         return replace(context, process=process), lprobs
 
     def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
-        """What components may look at.
+        """The step context of components.
 
         Args:
-            step: how many tokens each row has.
+            step: number of tokens of each row.
             rows: rows of each live sentence.
             tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
         """
@@ -261,7 +260,7 @@ class Session:
         )
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
-        """Let the search strategy choose candidates; sentences that are done have none."""
+        """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
         candidates = self.search.step(context, scored.lprobs, scored.scores)
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
@@ -287,12 +286,12 @@ class Session:
     def finalize(
         self, context: StepContext, candidates: Candidates, ended: Tensor, attention: Tensor | None
     ) -> Candidates:
-        """Finalize hypotheses, note which sentences are done, and tell observers and the streamer.
+        """Finalize hypotheses, update which sentences are done, and call observers and the streamer.
 
         Returns:
             The ``beam`` candidates of each sentence that continue.
         """
-        own = context.step if self.sentences.starts is None else context.step - self.sentences.starts
+        own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
         was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
@@ -326,7 +325,7 @@ class Session:
         return weight * logs.sum(-1)
 
     def stream(self, candidates: Candidates, done: Tensor) -> None:
-        """Hand the newest token of each sentence's first beam to the streamer, and say which sentences are done now."""
+        """Pass the newest token of each sentence's first beam to the streamer, and which sentences have become done."""
         streamer = self.request.streamer
         if streamer is None:
             return
@@ -339,7 +338,7 @@ class Session:
                 streamer.end(sentence)
 
     def needs_another_step(self, candidates: Candidates, step: int) -> bool:
-        """Whether any sentence is not done. This is the one time in a step that the device is waited for."""
+        """Whether any sentence is not done. This is the only point of a step that waits for the device."""
         damaged = candidates.scores.isnan()
         self.num_done, bad = torch.stack([self.sentences.done.sum(), damaged.sum()]).tolist()
         if bad:
@@ -352,7 +351,7 @@ class Session:
 
     @property
     def components(self) -> list[Component]:
-        """Everything whose state follows the beams."""
+        """All components; their state follows the beams."""
         return [self.search, self.combination, *self.processors, *self.stopping, *self.observers]
 
     def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
@@ -366,7 +365,7 @@ class Session:
         return active.select(keep), None if attention is None else attention.index_select(0, keep)
 
     def select_sentences(self, keep: Tensor) -> None:
-        """Drop the rows of all sentences but those in ``keep``, ``(kept,)`` int64."""
+        """Keep only the rows of the sentences ``keep``, ``(kept,)`` int64."""
         self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
         self.sentences = self.sentences.select(keep)
         self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
@@ -379,7 +378,7 @@ class Session:
             member.select_sentences(keep)
 
     def advance(self, active: Candidates, attention: Tensor | None) -> None:
-        """Move everything to the next step: tokens, scores, components and decoder states."""
+        """Let tokens, scores, components and decoder states follow the beams that continue."""
         if self.setup.ranking.coverage and attention is not None:
             covered = attention if self.coverage is None else self.coverage + attention
             self.coverage = gather_beams(covered, active.beams)
@@ -388,17 +387,17 @@ class Session:
         for component in self.components:
             component.advance(active)
         if self.search.independent_rows or self.beam == 1:
-            return  # every beam continues itself
+            return  # each beam continues itself
         for member in self.members:
             member.reorder_beams(active.beams)
 
     def merge(self, other: Self) -> None:
-        """Add the sentences of another batch, which have been decoded for a step at least.
+        """Append the sentences of another session, which has decoded at least one step.
 
-        From then on both are one batch. ``DecodingSetup.joins`` says whether that is possible.
+        ``DecodingSetup.can_merge`` says whether this is possible.
 
         Args:
-            other: a session of the same setup, not to be used any more.
+            other: a session of the same setup; it must not be used afterwards.
         """
         self.live = torch.cat([self.live, other.live + len(self.ids)])
         self.collected += [sentence + len(self.ids) for sentence in other.collected]
@@ -412,30 +411,30 @@ class Session:
             mine_.merge(theirs_)
         own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
         self.backpointers.merge(other.backpointers)
-        if (unseen := int(self.backpointers.starts.min())) > 0:
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
             self.backpointers.crop_left(unseen)
             for member in self.members:
                 member.crop_left(unseen)
-        starts = self.backpointers.starts
+        start_offsets = self.backpointers.start_offsets
         texts = [one.sentences.texts for one in (self, other)]
-        self.sentences = Sentences(  # no processor that reads source ids or prefixes is in use
+        self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
             ids=torch.cat([self.sentences.ids, other.sentences.ids]),
-            max_lengths=own_limits + starts,
+            max_lengths=own_limits + start_offsets,
             done=torch.cat([self.sentences.done, other.sentences.done]),
-            starts=starts,
+            start_offsets=start_offsets,
             texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())
 
     def drop_done(self) -> None:
-        """Collect the results of all sentences that are done, and drop their rows, between two steps."""
+        """Collect the results of done sentences and drop their rows, between two steps."""
         if self.num_done:
             self.compact(
                 Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
             )
 
     def collect(self, rows: Tensor) -> None:
-        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, that are done."""
+        """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, all of which are done."""
         owners = self.live[rows].tolist()
         late = [False] * len(owners) if self.timed_out is None else self.timed_out[rows].tolist()
         found = self.finished.hypotheses(rows, self.backpointers)
@@ -450,7 +449,7 @@ class Session:
         self.collect(torch.arange(len(self.live), device=self.live.device))
 
     def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """Hand over the results collected since the last call: numbers in ``ids``, and hypotheses."""
+        """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
         for sentence in self.collected:
             yield int(self.ids[sentence]), self.results[sentence]
             self.results[sentence] = []
@@ -458,18 +457,18 @@ class Session:
 
     @property
     def width(self) -> int:
-        """How many positions the encoded sources of the batch have."""
+        """Number of positions of the encoded sources of the batch."""
         return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
 def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:
-    """The log-sum-exp of processed scores, ``(rows, 1)``; 0 where everything is forbidden, which is no error."""
+    """The log-sum-exp of processed scores, ``(rows, 1)``; 0 for a row of which all tokens are forbidden."""
     nothing = scores.amax(1, keepdim=True) == -torch.inf
     return log_sum_exp(scores).masked_fill(nothing, 0.0)
 
 
 def _padding(source: Source, left: bool) -> Tensor | None:
-    """Where a source is padding, ``(sentences, S)`` bool; ``None`` where it nowhere is."""
+    """The padding mask of a source, ``(sentences, S)`` bool; ``None`` if there is no padding."""
     width = source.src_tokens.size(1)
     if bool((source.src_lengths == width).all()):
         return None

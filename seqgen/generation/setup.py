@@ -1,4 +1,4 @@
-"""How batches are decoded: what a generator hands to its sessions."""
+"""What a generator passes to its sessions: how to decode (``DecodingSetup``), and what (``DecodingRequest``)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
+from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch
 from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
@@ -31,25 +32,25 @@ class Streamer(Protocol):
         """Receive the next tokens of a sentence.
 
         Args:
-            sentence: its number in the batch's ``ids``.
-            tokens: their ids.
+            sentence: number of the sentence in the batch's ``ids``.
+            tokens: ids of the tokens.
         """
         ...
 
     def end(self, sentence: int) -> None:
-        """Note that a sentence is complete."""
+        """Called when a sentence is complete."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long outputs may be.
+    """The length limits of outputs.
 
     Attributes:
         max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence.
         max_len_b: see ``max_len_a``.
-        max_len: most tokens of any output, end-of-sentence included.
-        match_source_len: whether an output is exactly as long as its source.
+        max_len: maximum number of tokens of any output, end-of-sentence included.
+        match_source_len: whether each output has exactly the length of its source.
     """
 
     max_len_a: float
@@ -71,28 +72,29 @@ class Limits:
         return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
 
 
+@keep_former_members
 @dataclass(frozen=True)
 class DecodingSetup:
-    """Everything that a session needs to know about how to decode.
+    """How to decode: all components and options of a session.
 
     Attributes:
-        ensemble: the models.
-        rules: fairseq's or Hugging Face's.
-        search: the strategy, in the variant that the rules prescribe.
-        processors: logits processors in their order.
+        ensemble: the members and their combination.
+        rules: fairseq's or Hugging Face's rules.
+        search: the strategy, in the variant that the rules select.
+        processors: logits processors, in the order in which they are applied.
         stopping: stopping rules besides end-of-sentence and the maximum length.
-        observers: are told of every step.
-        ranking: how finished hypotheses score.
-        limits: how long outputs may be.
+        observers: called at every step.
+        ranking: turns the cumulative score of a finished hypothesis into its score.
+        limits: the length limits of outputs.
         beam_size: beams of each sentence.
-        temperature: logits are divided by it before everything else.
+        temperature: divides the logits, before everything else.
         early_stopping: see ``BestFinished``.
         eos: id of end-of-sentence.
         pad: id of padding.
         end_tokens: ids that end an output.
-        vocab_size: tokens of the target vocabulary.
-        need_attention: whether hypotheses carry attention and alignment.
-        debug: switches.
+        vocab_size: size of the target vocabulary.
+        need_attention: whether hypotheses have attention weights and alignments.
+        debug: switches of optimizations.
     """
 
     ensemble: Ensemble
@@ -115,12 +117,12 @@ class DecodingSetup:
 
     @property
     def components(self) -> list[Component]:
-        """Everything that takes part in a step."""
+        """All components of a step."""
         return [self.search, self.ensemble.combination, *self.processors, *self.stopping, *self.observers]
 
     @property
     def needs(self) -> frozenset[str]:
-        """What some component declares that it needs."""
+        """The needs of all components."""
         wanted = frozenset({ATTENTION}) if self.need_attention or self.ranking.coverage else frozenset()
         return wanted.union(*(component.needs for component in self.components))
 
@@ -129,19 +131,19 @@ class DecodingSetup:
         return next(type(component).__name__ for component in self.components if need in component.needs)
 
     def switched(self) -> AbstractContextManager[None]:
-        """Apply those debug switches that are not arguments of what they concern."""
+        """Apply the debug switches that are global (``seqgen/switches.py``) while the context is active."""
         debug = self.debug
         return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
 
     @property
     def reads_history(self) -> bool:
-        """Whether any decoder reads more than the newest column of its input."""
+        """Whether any decoder reads columns of its input before the newest one."""
         models = self.ensemble.models
         return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
 
     @property
     def renormalizes(self) -> bool:
-        """Whether scores are normalized after the processors."""
+        """Whether scores are renormalized after the processors."""
         return self.rules.renormalizes(self.search)
 
     @property
@@ -152,7 +154,7 @@ class DecodingSetup:
 
     @property
     def adds_logits(self) -> bool:
-        """Whether logits can be searched without being normalized over the vocabulary."""
+        """Whether the log-softmax can be skipped: the search adds up logits, less their log-sum-exp."""
         model = self.ensemble.members[0].model
         return (
             self.debug.skip_log_softmax
@@ -165,22 +167,22 @@ class DecodingSetup:
         )
 
     @property
-    def joins(self) -> bool:
+    def can_merge(self) -> bool:
         """Whether waiting sentences may join a running batch."""
         models = self.ensemble.models
         return (
             self.debug.use_cache
             and self.debug.continuous_batching
             and self.search.session_class is None
-            and self.search.joins
+            and self.search.can_merge
             and len(models) == len(self.ensemble.members)
-            and self.ensemble.combination.joins
+            and self.ensemble.combination.can_merge
             and not self.stopping
             and not self.observers
             and not self.needs
-            and all(getattr(model.decoder, "joins", False) for model in models)
+            and all(getattr(model.decoder, "can_merge", False) for model in models)
             and not any(_adjusts_logits(model) for model in models)
-            and all(processor.joins for processor in self.processors)
+            and all(processor.can_merge for processor in self.processors)
         )
 
 
@@ -191,8 +193,8 @@ class DecodingRequest:
     Attributes:
         sample: the batch; only its sources are read.
         prefix_tokens: ``(sentences, P)`` int64 tokens that each output begins with, padded on the right; or ``None``.
-        constraints: phrases for each sentence, or ``None``.
-        streamer: receives the tokens of the first beam, or ``None``.
+        constraints: for each sentence the phrases that its outputs must contain; or ``None``.
+        streamer: receives the tokens of the first beam; or ``None``.
     """
 
     sample: Batch
@@ -207,6 +209,6 @@ def _adjusts_logits(model: EncoderDecoderModel) -> bool:
 
 
 def longest_output(ensemble: Ensemble, max_len: int) -> int:
-    """The most tokens that every model can write, at most ``max_len`` where that is not 0."""
+    """The output length that all models support, at most ``max_len`` unless that is 0."""
     writable = min(model.max_positions()[1] for model in ensemble.models)
     return min(max_len, writable) if max_len else writable

@@ -1,4 +1,4 @@
-"""Stopping rules: what ends an output besides end-of-sentence and the maximum length. They know nothing of search."""
+"""Stopping rules: what ends an output besides end-of-sentence and the maximum length."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
+from seqgen.renamed import former_names, renamed_parameters
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class StoppingRule(Component):
-    """Says which outputs are complete; a subclass implements ``__call__``.
+    """Decides which outputs are complete; a subclass implements ``__call__``.
 
-    One that is registered with ``@register_stopping_rule`` can be chosen by name (``generation.stopping_rules``).
+    A rule registered with ``@register_stopping_rule`` is selected by its name (``generation.stopping_rules``).
     """
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-        """Say which outputs end with their newest token.
+        """Decide which outputs end with their newest token.
 
         Args:
-            tokens: ``(rows, step + 1)`` int64, without a start symbol, the newest token last.
-            context: the step; a row is a candidate, and its tokens are those before the newest.
+            tokens: ``(rows, step + 1)`` int64, without a start token, the newest token last.
+            context: the step context; its rows are candidates, and its tokens do not include the newest one.
 
         Returns:
             ``(rows,)`` bool.
@@ -41,22 +44,23 @@ class StoppingRule(Component):
 
 
 Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
-"""A rule, a function with the signature of one, or the name of a registered one."""
+"""A rule, a function with the same signature, or the name of a registered rule."""
 
 
-class EndSymbols(StoppingRule):
-    """Some symbols end an output.
+class EndTokens(StoppingRule):
+    """An output ends with any of some tokens.
 
     Args:
-        symbols: their ids.
+        tokens: their ids.
     """
 
-    def __init__(self, symbols: Sequence[int]):
-        self.symbols = torch.tensor(list(symbols), dtype=torch.int64)
+    @renamed_parameters(symbols="tokens")
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens = torch.tensor(list(tokens), dtype=torch.int64)
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
-        return torch.isin(tokens[:, -1], self.symbols.to(tokens.device))
+        return torch.isin(tokens[:, -1], self.tokens.to(tokens.device))
 
 
 @dataclass
@@ -68,21 +72,21 @@ class TimeLimitConfig:
 
 @register_stopping_rule("time_limit", config=TimeLimitConfig)
 class TimeLimit(StoppingRule):
-    """After some time everything ends: a whole batch, with what there is.
+    """Ends all outputs of a batch after some time.
 
     Args:
-        seconds: how long a batch may take.
-        clock: gives the time in seconds.
+        seconds: time that a batch may take.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = seconds, clock
         self.since = clock()
         self.expired = False
-        """Whether the time was over when it was last asked."""
+        """Whether the time was over at the last call."""
 
     def begin(self, batch: BatchInfo) -> Self:
-        """See ``Component.begin``; the time counts from here."""
+        """See ``Component.begin``; the time starts here."""
         rule = copy.copy(self)
         rule.since = self.clock()
         return rule
@@ -94,23 +98,23 @@ class TimeLimit(StoppingRule):
 
 
 class StopStrings(StoppingRule):
-    """An output ends as soon as its text contains one of some texts.
+    """Ends an output as soon as its text contains one of the given texts.
 
-    A text counts where it reaches into the newest token, wherever it begins: ``stop`` is in ``st|op`` and in
-    ``la|stopper``. Special symbols, which an output's text leaves out, do not interrupt it.
+    An occurrence counts if it reaches into the newest token, wherever it begins: ``stop`` occurs in ``st|op`` and in
+    ``la|stopper``. Special tokens are not part of the text, so that they do not interrupt an occurrence.
 
     Args:
-        texts: what ends an output.
+        texts: the texts that end an output.
         decode: turns ids into text.
-        before: ids of some text that is put before every output, so that a space at its beginning shows; it does not
-            count itself.
+        before: ids of a text that is put before each output when it is decoded, so that the tokenizer keeps a space at
+            the beginning of the output; stop texts are not searched in it.
     """
 
     def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()):
         self.texts = list(texts)
         self.decode, self.before = decode, list(before)
         self._hidden = len(decode(self.before)) if self.before else 0
-        # a token that is seen has at least one byte, so that this many hold the longest text
+        # a token that is part of the text has at least one byte, so that this many tokens contain the longest text
         self._window = max(len(text.encode()) for text in self.texts)
         self._may_complete: dict[int, bool] = {}
 
@@ -125,10 +129,10 @@ class StopStrings(StoppingRule):
         return found.to(tokens.device)
 
     def may_complete(self, token: int) -> bool:
-        """Whether a token can be the last of one of the texts; few can, which spares decoding the others' rows."""
+        """Whether a token can be the last one of an occurrence. Few can; the rows of the others are not decoded."""
         if token not in self._may_complete:
             piece = self._text([token])
-            # part of a character has no text of its own
+            # a part of a UTF-8 character has no text of its own
             unclear = not piece or "\ufffd" in piece
             self._may_complete[token] = unclear or any(_overlaps(piece, text) for text in self.texts)
         return self._may_complete[token]
@@ -137,11 +141,11 @@ class StopStrings(StoppingRule):
         """Whether the last token completes one of the texts.
 
         Args:
-            tail: the newest tokens, as many as the longest text may have.
+            tail: the newest tokens, as many as the longest text can have.
         """
         without, text = self._text(tail[:-1]), self._text(tail)
         old = next((i for i, pair in enumerate(zip(without, text, strict=False)) if pair[0] != pair[1]), len(without))
-        # an occurrence of "stop" that reaches beyond "...st" begins 3 characters before its end at the earliest
+        # an occurrence of "stop" that reaches beyond "...st" begins at most 3 characters before the end of "...st"
         return any(text.find(wanted, max(0, old - len(wanted) + 1)) >= 0 for wanted in self.texts)
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -149,10 +153,10 @@ class StopStrings(StoppingRule):
 
 
 class Custom(StoppingRule):
-    """A function of the user's.
+    """A stopping rule made of a function.
 
     Args:
-        function: from tokens and context to ``(rows,)`` bool, as ``StoppingRule.__call__``.
+        function: takes tokens and context and returns ``(rows,)`` bool, like ``StoppingRule.__call__``.
     """
 
     def __init__(self, function: Callable[[Tensor, StepContext], Tensor]):
@@ -175,7 +179,7 @@ def stopping_from_config(
     """The stopping rules that a configuration asks for, and further ones.
 
     Args:
-        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_symbols_from_config``.
+        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_tokens_from_config``.
         dictionary: the target vocabulary.
         tokenizer: that of the target language; needed for ``stop_strings``.
         rules: rules, functions, or names of registered rules.
@@ -203,5 +207,5 @@ def _made(rule: Rule, cfg: GenerationConfig, resources: Resources) -> StoppingRu
 
 
 def _overlaps(piece: str, text: str) -> bool:
-    """Whether ``text`` may end inside a piece: it is in there, or its end is the piece's beginning."""
+    """Whether ``text`` can end inside ``piece``: ``piece`` contains it, or begins with an end of it."""
     return text in piece or any(text.endswith(piece[:size]) for size in range(1, min(len(piece), len(text)) + 1))

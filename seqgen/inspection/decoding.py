@@ -145,7 +145,7 @@ class InspectedModels:
         recorder = probe or Recorder()
         found = _translate(self.prepare(settings, recorder, scores=probe is not None), lines)
         plain = self.prepare(settings, None)
-        joined = _translate(plain, lines) if plain.generator.joins else None
+        joined = _translate(plain, lines) if plain.generator.can_merge else None
         return {
             item.id: LineTrace(
                 recorder.steps.get(item.id, []),

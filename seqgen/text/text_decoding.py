@@ -204,7 +204,7 @@ class TextDecoding:
     def _joins(self, lines: list[_Line]) -> bool:
         """Whether waiting lines may join a running batch: nothing is in use that needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
-        return self.generator.joins and not own_step and not self._demands(lines)
+        return self.generator.can_merge and not own_step and not self._demands(lines)
 
     def _roll(self, lines: list[_Line]) -> None:
         """Decode with continuous batching: waiting lines join the running batch, the longest first."""

@@ -36,7 +36,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
-from seqgen.modules.number_formats import note_on, to_number_format
+from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.mbr import Utility
@@ -101,7 +101,7 @@ class Translator:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
         self._resolve(settings, self._given_objects)  # compatibility needs the models' own settings
         self.dtype = str(settings.get("dtype", ""))
-        self.models = [self._in_number_format(member.model) for member in self.members]
+        self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
         for number, member in enumerate(self.members[1:], start=2):
@@ -110,8 +110,8 @@ class Translator:
         self._objects_in_use: dict[str, Any] = {}
         self._drafts: dict[str, TextModel] = {}
 
-    def _in_number_format(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
-        return to_number_format(model, self.dtype) if self.dtype else model
+    def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
+        return to_dtype(model, self.dtype) if self.dtype else model
 
     def settings(self, **settings: Any) -> GenerationConfig:
         """All settings of a call.
@@ -291,7 +291,7 @@ class Translator:
         if path not in self._drafts:
             draft: TextModel = load_model(path, self.device, torch.float32)
             self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
-            self._in_number_format(draft.model)
+            self._in_dtype(draft.model)
             self._drafts[path] = draft
         return self._drafts[path]
 
@@ -300,7 +300,7 @@ class Translator:
         own, other = self.task.target_dictionary, member.task.target_dictionary
         if own != other:
             raise CheckpointError(
-                f"{which} writes another target vocabulary ({len(other)} symbols) than model 1 ({len(own)} symbols); "
+                f"{which} writes another target vocabulary ({len(other)} tokens) than model 1 ({len(own)} tokens); "
                 f"{need} trained with the same one"
             )
 

@@ -51,7 +51,7 @@ class UnknownWords:
             DataError: the file cannot be read, or a line has no tab.
         """
         if not isinstance(tokenizer, WhitespaceTokenizer) and not any(
-            symbol.startswith(WORD_MARK) for symbol in tokenizer.dictionary.symbols
+            token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols
         ):
             raise ConfigError(
                 f"generation.replace_unknown={value}: the target vocabulary has no words and does not mark where they "

@@ -21,24 +21,24 @@ from seqgen.registry import register_combination
 class Combination(Component):
     """Combines the members' scores; a subclass implements ``__call__``.
 
-    One that is registered with ``@register_combination`` can be chosen by name (``generation.combination``).
+    A combination registered with ``@register_combination`` is selected by its name (``generation.combination``).
     """
 
-    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "joins": ("__call__",)}
+    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "can_merge": ("__call__",)}
 
     keeps_single: bool = False
-    """Whether the scores of a single member stay as they are; then an ensemble of one may skip the combination."""
+    """Whether the scores of a single member are returned unchanged; then the combination is skipped for one member."""
 
-    joins: bool = False
-    """Whether it is right where sentences have joined a running batch: it reads neither tokens nor source ids, and
-    counts steps by ``context.steps``."""
+    can_merge: bool = False
+    """Whether it is correct when sentences join a running batch: it does not read tokens or source ids, and uses
+    ``context.steps``, not ``context.step``."""
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine the members' scores of the next token.
 
         Args:
-            lprobs: ``(..., V)`` log-probabilities in nats from each member, in their order.
-            context: the step; ``None`` where known targets are scored.
+            lprobs: ``(..., V)`` log-probabilities in nats of each member, in the order of the members.
+            context: the step context; ``None`` if known targets are scored.
 
         Returns:
             ``(..., V)`` scores in nats; they need not be normalized.
@@ -46,7 +46,7 @@ class Combination(Component):
         raise NotImplementedError
 
     def attention_weights(self, members: int) -> list[float]:
-        """How much each member counts where attention is averaged; by default all alike."""
+        """The weight of each member in the average of attention weights; equal by default."""
         return [1.0] * members
 
 
@@ -58,14 +58,14 @@ class MeanConfig:
 
 
 class Mean(Combination):
-    """A weighted mean of the members' distributions; a subclass says of what.
+    """A weighted mean over the members; a subclass implements ``mean``.
 
     Args:
-        weights: how much each member counts; scaled to sum to one. Empty for equal weights.
+        weights: weight of each member; scaled to sum to one. Empty for equal weights.
     """
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __init__(self, weights: Sequence[float] = ()):
         self.weights = list(weights)
@@ -74,7 +74,7 @@ class Mean(Combination):
         """The members' weights, scaled to sum to one.
 
         Raises:
-            ConfigError: there is not one weight for each member, or they are all zero.
+            ConfigError: the number of weights is not the number of members, or all weights are zero.
         """
         weights = self.weights or [1.0] * members
         if len(weights) != members or sum(weights) <= 0:
@@ -92,7 +92,7 @@ class Mean(Combination):
         return self.mean([(weight, scores) for weight, scores in pairs if weight > 0])
 
     def mean(self, weighted: Sequence[tuple[float, Tensor]]) -> Tensor:
-        """The mean of ``(..., V)`` log-probabilities whose weights sum to one."""
+        """The mean of pairs of weight and ``(..., V)`` log-probabilities; the weights sum to one."""
         raise NotImplementedError
 
 
@@ -140,7 +140,7 @@ class Product(Combination):
     """The product of the members' probabilities, not renormalized: ``sum_i log p_i``."""
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -159,9 +159,10 @@ class FusionConfig:
 class Fusion(Combination):
     """The first member's log-probabilities and a weighted sum of the others': ``log p_1 + sum_i w_i log p_i``.
 
-    With a language model as the second member this is shallow fusion (Gulcehre et al. 2015, equation 5), not
-    renormalized. A negative weight contrasts the first member with the others (Li et al. 2023, equation 2, without its
-    plausibility constraint). Where another member forbids a token, only a positive weight forbids it.
+    The sum is not renormalized. With a language model as the second member this is shallow fusion (Gulcehre et al.
+    2015, equation 5). A negative weight contrasts the first member with another one (Li et al. 2023, equation 2,
+    without its plausibility constraint). A token that another member forbids is forbidden only if its weight is
+    positive.
 
     Args:
         weight: ``w_i`` of every member but the first.
@@ -169,7 +170,7 @@ class Fusion(Combination):
     """
 
     keeps_single = True
-    joins = True
+    can_merge = True
 
     def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
         self.weight, self.weights = weight, list(weights)
@@ -185,21 +186,21 @@ class Fusion(Combination):
             )
         fused = lprobs[0]
         for weight, other in zip(weights, others, strict=True):
-            if weight < 0:  # -inf * w would be inf, and make a token certain
+            if weight < 0:  # -inf * w is inf, which would make the token certain
                 other = other.clamp(min=torch.finfo(other.dtype).min / (1 - weight))
             fused = fused.add(other, alpha=weight) if weight else fused
         return fused
 
 
 class Guidance(Composite, Combination):
-    """Classifier-free guidance: away from what the same models predict without their source (Sanchez et al. 2023).
+    """Classifier-free guidance: contrasts each model with itself on an empty source (Sanchez et al. 2023).
 
-    The first half of the members reads the source, the second half an empty one; ``inner`` combines each half. Its
-    scores are ``scale * (log p - log q) + log q``, not normalized; where only one of the two is finite, ``log p``.
+    The first half of the members reads the source and gives ``p``; the second half reads an empty source and gives
+    ``q``. The scores are ``scale * (log p - log q) + log q``, not normalized; ``log p`` unless both are finite.
 
     Args:
         inner: combines the members of each half.
-        scale: 1 for the conditional distribution, above 1 for more than that, 0 for the unconditional one.
+        scale: 1 gives the conditional distribution ``p``, 0 the unconditional distribution ``q``.
     """
 
     def __init__(self, inner: Combination, scale: float):
@@ -207,7 +208,7 @@ class Guidance(Composite, Combination):
 
     @property
     def inner(self) -> Combination:
-        """Combines the members of each half."""
+        """The combination of each half."""
         inner: Combination = self.parts[0]
         return inner
 
@@ -219,6 +220,6 @@ class Guidance(Composite, Combination):
         return guided.where(conditional.isfinite() & unconditional.isfinite(), conditional)
 
     def attention_weights(self, members: int) -> list[float]:
-        """The weights of the conditional half; the other has none."""
+        """The weights of the conditional half; those of the other half are 0."""
         half = members // 2
         return [*self.inner.attention_weights(half), *[0.0] * half]

@@ -1,4 +1,4 @@
-"""One model or several, seen by the session as a single source of next-token scores."""
+"""The ensemble: one or several members, and the combination of their scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ensemble:
     """Models that share the target vocabulary, and the combination of their scores.
 
     Args:
-        members: one or more models, of any architectures, each perhaps with a part of its own.
+        members: one or more models, of any architectures; ``MemberSpec`` gives a model a role.
         combination: combines their scores; by default the mean of probabilities.
     """
 
@@ -33,14 +33,14 @@ class Ensemble:
 
     @property
     def models(self) -> list[EncoderDecoderModel]:
-        """The models, each of which a batch has a source for; companions read that of the model that they share."""
+        """The models that have a source of their own in a batch: those of all members except companions."""
         return [member.model for member in self.members if not member.companion]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put every model into evaluation mode, and afterwards back into the mode that it was in.
+        """Put all models into evaluation mode, and restore their modes afterwards.
 
-        A model that is in evaluation mode keeps its prepacked weights, unless the weights have changed.
+        Prepacked weights are packed again if the weights have changed.
         """
         training = [model for model in self.models if model.training]
         for model in self.models:
@@ -71,17 +71,17 @@ class Ensemble:
         ]
 
     def read_alike(self, sources: Sequence[Source]) -> list[bool]:
-        """Which members read the same source tokens as the first, so that their attention can be averaged."""
+        """Which members read the same source tokens as the first member, so that their attention can be averaged."""
         return [
             member.source == INPUT and torch.equal(source.src_tokens, sources[0].src_tokens)
             for member, source in zip(self.members, sources, strict=True)
         ]
 
     def combine_attention(self, attention: Sequence[Tensor | None]) -> Tensor | None:
-        """Average attention weights over the members that have some and that read the source alike.
+        """Average the attention weights of the members that have some.
 
         Args:
-            attention: ``(..., S)`` from each member, or ``None``.
+            attention: ``(..., S)`` of each member; ``None`` for a member without attention or with another source.
         """
         weights = self.combination.attention_weights(len(self.members))
         given = [

@@ -1,4 +1,4 @@
-"""One member of an ensemble: what it is, and what it remembers while a batch is decoded."""
+"""A member of an ensemble: its role, and its encoder output and decoding state while a batch is decoded."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source, map_tensors
 
 INPUT, EMPTY = "input", "empty"
-"""What a member reads: the input line, or a source that holds nothing but end-of-sentence. ``field2`` is the second of
-the fields that tabs separate in an input line, such as the same sentence in another language."""
+"""Sources of a member: the input line, or a source of end-of-sentence only. ``field2`` is the second tab-separated
+field of the input line, such as the same sentence in another language."""
 
 _FIELD = re.compile(r"field([1-9]\d?)")
 
 
 @dataclass(frozen=True)
 class MemberSpec:
-    """A model and its part in an ensemble.
+    """A model and its role in an ensemble.
 
     Attributes:
         model: the model.
         source: what it reads: ``"input"``, ``"empty"`` or ``"fieldN"``.
-        companion: whether it shares the batch's source with another member of the same model, as the unconditional half
-            of classifier-free guidance does. Any other member has a source of its own in the batch.
+        companion: whether it uses the source of another member with the same model, as the unconditional half of
+            classifier-free guidance does. Any other member has a source of its own in the batch.
     """
 
     model: EncoderDecoderModel
@@ -40,7 +40,7 @@ class MemberSpec:
     companion: bool = False
 
     def source_of(self, source: Source) -> Source:
-        """What this member reads of the source that the batch has for its model."""
+        """The source of this member, given the source of its model in the batch."""
         return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
 
 
@@ -50,27 +50,27 @@ def input_of(member: MemberSpec) -> str:
 
 
 def field_of(source: str) -> int:
-    """The number of the field that ``"fieldN"`` names; 0 for the whole input line.
+    """The number ``N`` of ``"fieldN"``; 0 for the whole input line.
 
     Raises:
-        ConfigError: it is no source that a member can read.
+        ConfigError: ``source`` is not a valid source.
     """
     if source in (INPUT, EMPTY):
         return 0
     if (found := _FIELD.fullmatch(source)) is None:
         raise ConfigError(
-            f"generation.members: {source!r} is no source; a member reads input, empty, or fieldN for the N-th of the "
-            "fields that tabs separate"
+            f"generation.members: {source!r} is not a source; a member reads input, empty, or fieldN, the N-th "
+            "tab-separated field of the line"
         )
     return int(found[1])
 
 
 def empty_source(source: Source, left_padded: bool) -> Source:
-    """A source of the same sentences that holds their end-of-sentence alone.
+    """A source that contains only the end-of-sentence of each sentence.
 
     Args:
         source: ``(sentences, S)``.
-        left_padded: the side on which it is padded.
+        left_padded: whether it is padded on the left.
     """
     last = source.src_tokens.size(1) if left_padded else source.src_lengths
     columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
@@ -83,8 +83,8 @@ class MemberOutput:
 
     Attributes:
         logits: ``(rows, V)``.
-        attention: ``(rows, S)``, or ``None`` where not asked for.
-        features: ``(rows, C)`` last hidden features, or ``None`` likewise.
+        attention: ``(rows, S)`` attention over the source; ``None`` if not asked for.
+        features: ``(rows, C)`` last hidden features; ``None`` if not asked for.
     """
 
     logits: Tensor
@@ -104,7 +104,7 @@ class Member:
         model: the model.
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
-        start_symbol: what this model's decoder input begins with; ``None`` where the tokens begin with it anyway.
+        start_token: the start token of this model; ``None`` if the generated tokens already begin with it.
         debug: switches of optimizations.
     """
 
@@ -113,12 +113,12 @@ class Member:
         model: EncoderDecoderModel,
         source: Source,
         beam_size: int,
-        start_symbol: int | None,
+        start_token: int | None,
         debug: DebugConfig,
     ):
         self.model = model
         self.beam_size = beam_size
-        self.start_symbol = start_symbol
+        self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
         self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
@@ -137,13 +137,13 @@ class Member:
         """Score the token after the last one.
 
         Args:
-            tokens: ``(rows, 1 + step)`` int64, after a start symbol.
-            need_attention: whether the attention weights are wanted.
-            need_features: whether the decoder's last hidden features are wanted.
+            tokens: ``(rows, 1 + step)`` int64, a start token and the generated tokens.
+            need_attention: whether to return attention weights.
+            need_features: whether to return the decoder's last hidden features.
         """
-        if self.start_symbol is not None:
+        if self.start_token is not None:
             tokens = tokens.clone()
-            tokens[:, 0] = self.start_symbol
+            tokens[:, 0] = self.start_token
         decoder: Any = self.model.decoder
         arguments: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:
@@ -160,9 +160,9 @@ class Member:
         return MemberOutput(logits, None if attention is None else attention[:, -1], features)
 
     def reorder_beams(self, parents: Tensor) -> None:
-        """Continue from other beams of the same sentences.
+        """Continue other beams of the same sentences.
 
-        The encoder output stays: the rows of one sentence all hold the same.
+        The encoder output does not change: it is the same for all rows of a sentence.
 
         Args:
             parents: ``(sentences, beam)`` int64.
@@ -171,14 +171,14 @@ class Member:
             self.model.decoder.reorder_beams(self.state, parents)  # type: ignore[operator]
 
     def select_sentences(self, keep: Tensor) -> None:
-        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        """Keep only the sentences ``keep``, ``(kept,)`` int64."""
         rows = keep if self.shares_encoder_output else rows_of_sentences(keep, self.beam_size)
         self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
         if self.state is not None:
             self.model.decoder.select_sentences(self.state, keep)  # type: ignore[operator]
 
     def merge(self, other: Member) -> None:
-        """Add the sentences of another batch that this model decodes."""
+        """Append the sentences of another batch, decoded by the same model."""
         decoder, encoder = self.model.decoder, self.model.encoder
         assert isinstance(decoder, IncrementalDecoder)
         assert self.state is not None
@@ -187,19 +187,19 @@ class Member:
         self.state = decoder.merge(self.state, other.state)
 
     def crop_left(self, positions: int) -> None:
-        """Forget the first positions, which no sentence sees."""
-        self.model.decoder.trim(self.state, positions)  # type: ignore[operator]
+        """Drop the first positions, which no sentence sees."""
+        self.model.decoder.crop_left(self.state, positions)  # type: ignore[operator]
 
 
 def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
-    """Refuse models whose decoders do not give their hidden features.
+    """Refuse models whose decoders do not return hidden features.
 
     Args:
         models: the models.
         what: what needs the features, for the message.
 
     Raises:
-        ConfigError: a decoder implements ``forward`` as a whole.
+        ConfigError: a decoder implements ``forward`` without ``extract_features``.
     """
     for model in models:
         if type(model.decoder).extract_features in (Decoder.extract_features, IncrementalDecoder.extract_features):

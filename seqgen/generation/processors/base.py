@@ -22,13 +22,13 @@ class LogitsProcessor(Component):
     One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
     """
 
-    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "joins": ("__call__",)}
+    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "can_merge": ("__call__",)}
 
     shift_invariant: bool = False
     """Whether a constant added to a row before gives the same as the constant added after. Then the session may hand
     over logits and subtract their log-sum-exp later, which saves a pass over the vocabulary."""
 
-    joins: bool = False
+    can_merge: bool = False
     """Whether it is right where sentences have joined a running batch: it reads neither tokens nor sources, and counts
     steps by ``context.steps``."""
 
@@ -76,9 +76,9 @@ class ProcessorList(Composite, LogitsProcessor):
         return all(processor.shift_invariant for processor in self.processors)
 
     @property
-    def joins(self) -> bool:  # type: ignore[override]
+    def can_merge(self) -> bool:  # type: ignore[override]
         """Whether all of them do."""
-        return all(processor.joins for processor in self.processors)
+        return all(processor.can_merge for processor in self.processors)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

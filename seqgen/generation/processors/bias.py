@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.renamed import renamed_parameters
 
 _ANY, _NOTHING = -1, -2
 """What matches every token, and what no sequence has."""
@@ -54,9 +55,10 @@ class BadWords(SequenceBias):
 
     Args:
         sequences: their token ids.
-        end_symbols: ids that end an output, end-of-sentence among them.
+        end_tokens: ids that end an output, end-of-sentence among them.
     """
 
-    def __init__(self, sequences: Sequence[Sequence[int]], end_symbols: Sequence[int]):
-        ends = {(symbol,) for symbol in end_symbols}
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, sequences: Sequence[Sequence[int]], end_tokens: Sequence[int]):
+        ends = {(token,) for token in end_tokens}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.renamed import renamed_parameters
 
 
 class MinimumLength(LogitsProcessor):
@@ -16,15 +17,16 @@ class MinimumLength(LogitsProcessor):
 
     Args:
         min_len: tokens before end-of-sentence.
-        end_symbols: ids that end an output besides end-of-sentence.
+        end_tokens: ids that end an output besides end-of-sentence.
         yields: whether a sentence whose maximum is shorter may end there.
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
-    def __init__(self, min_len: int, end_symbols: Sequence[int] = (), yields: bool = True):
-        self.min_len, self.end_symbols, self.yields = min_len, list(end_symbols), yields
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True):
+        self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -33,8 +35,8 @@ class MinimumLength(LogitsProcessor):
         short = context.steps < self.min_len
         if self.yields:
             short &= context.max_lengths > context.step
-        for symbol in (context.eos, *self.end_symbols):
-            lprobs[:, symbol].masked_fill_(short, -torch.inf)
+        for token in (context.eos, *self.end_tokens):
+            lprobs[:, token].masked_fill_(short, -torch.inf)
         return lprobs
 
 
@@ -42,7 +44,7 @@ class ForceEndAtMaximum(LogitsProcessor):
     """At a sentence's maximum length only end-of-sentence remains, with its own score."""
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -109,11 +111,12 @@ class ExponentialDecay(LogitsProcessor):
     Args:
         start: tokens that an output has before.
         factor: above 1, outputs become shorter.
-        end_symbols: ids that end an output besides end-of-sentence.
+        end_tokens: ids that end an output besides end-of-sentence.
     """
 
-    def __init__(self, start: int, factor: float, end_symbols: Sequence[int] = ()):
-        self.start, self.factor, self.end_symbols = start, factor, list(end_symbols)
+    @renamed_parameters(end_symbols="end_tokens")
+    def __init__(self, start: int, factor: float, end_tokens: Sequence[int] = ()):
+        self.start, self.factor, self.end_tokens = start, factor, list(end_tokens)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -123,7 +126,7 @@ class ExponentialDecay(LogitsProcessor):
         largest = torch.finfo(lprobs.dtype).max
         # a growth beyond all numbers stays a number, or 0 times it would be none
         growth = torch.tensor(self.factor, dtype=torch.float64).pow(past).sub(1).clamp(max=largest).item()
-        ends = [context.eos, *self.end_symbols]
+        ends = [context.eos, *self.end_tokens]
         scores = lprobs[:, ends]
         gained = (scores + (scores.abs() * growth).clamp(max=largest)).clamp(max=largest)
         lprobs[:, ends] = gained.masked_fill(scores == -torch.inf, -torch.inf)

@@ -19,7 +19,7 @@ class ForcePrefix(ProcessorList):
     """
 
     shift_invariant = ProcessorList.shift_invariant
-    joins = ProcessorList.joins
+    can_merge = ProcessorList.can_merge
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         super().__init__(otherwise)

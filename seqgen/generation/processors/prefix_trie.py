@@ -20,7 +20,7 @@ class PrefixConstraint(LogitsProcessor):
 
     Args:
         allowed: from the number of a sentence and what is written, ``(K,)`` int64 (by Hugging Face's rules with the
-            start symbol), to the ids of the tokens that may follow; of none, the hypothesis dies.
+            start token), to the ids of the tokens that may follow; of none, the hypothesis dies.
     """
 
     shift_invariant = True

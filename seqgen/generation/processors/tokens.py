@@ -21,7 +21,7 @@ class Forbid(LogitsProcessor):
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens = list(tokens)
@@ -64,7 +64,7 @@ class UnknownPenalty(LogitsProcessor):
     """
 
     shift_invariant = True
-    joins = True
+    can_merge = True
 
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty

@@ -38,7 +38,7 @@ class Rules:
     """Whether end-of-sentence is forced at the maximum length; if not, an output is cut there."""
 
     counts_start: ClassVar[bool]
-    """Whether processors see the start symbol as a generated token."""
+    """Whether processors see the start token as a generated token."""
 
     divides_by_temperature_first: ClassVar[bool]
     """Whether logits are divided by the temperature before everything else; if not, after the other processors."""

@@ -42,7 +42,7 @@ ORDER = (
 class HuggingFaceRules(Rules):
     """A better hypothesis replaces the worst finished one, and an output of the maximum length is cut.
 
-    Padding may be written, the start symbol counts as generated, and a given prefix overrules all processors.
+    Padding may be written, the start token counts as generated, and a given prefix overrules all processors.
     """
 
     name = "huggingface"

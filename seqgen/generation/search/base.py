@@ -24,7 +24,7 @@ class Search(Component):
 
     flags: ClassVar[Flags] = {
         "additive": ("begin", "step"),
-        "joins": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
+        "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
         "independent_rows": ("begin", "step"),
         "session_class": ("step",),
     }
@@ -33,7 +33,7 @@ class Search(Component):
     """Whether it does no more with ``lprobs`` and ``scores`` than to add them. Then the session may hand over logits
     and subtract their log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
-    joins: bool = False
+    can_merge: bool = False
     """Whether sentences may join a running batch: it asks of the context no more than whether ``step`` is 0."""
 
     independent_rows: bool = False

@@ -20,7 +20,7 @@ class BeamSearch(Search):
     """Keeps the hypotheses with the largest cumulative log-probabilities."""
 
     additive = True
-    joins = True
+    can_merge = True
 
     def __init__(self) -> None:
         self.candidates_per_beam = 2

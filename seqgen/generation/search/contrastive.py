@@ -94,15 +94,15 @@ class ContrastiveSession(Session):
         self.chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=start.device)
         """``(live, 1)`` int64 row of its sentence that read the token chosen last."""
 
-    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> Member:
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """A model with a row for each candidate; see ``Session.new_member``."""
-        return Member(spec.model, source, self.topk, start_symbol, self.setup.debug)
+        return Member(spec.model, source, self.topk, start_token, self.setup.debug)
 
     def _read(self, tokens: Tensor) -> MemberOutput:
         """Let the rows read their newest token.
 
         Args:
-            tokens: ``(live, k, L)`` int64 from the start symbol on.
+            tokens: ``(live, k, L)`` int64 from the start token on.
         """
         return self.members[0].next_output(tokens.flatten(0, 1), ATTENTION in self.needs, need_features=True)
 

@@ -254,7 +254,7 @@ def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> Non
         if wrong:
             raise ConfigError(
                 f"a phrase of sentence {sentence} has {wrong[0]!r}, which is no id of the target vocabulary of {vocab} "
-                "symbols; a phrase is a list of ids, or a list of such lists for alternatives"
+                "tokens; a phrase is a list of ids, or a list of such lists for alternatives"
             )
 
 

@@ -78,7 +78,7 @@ class Draft(Protocol):
 
         Args:
             step: how many tokens each row has.
-            written: ``(live, beam, 1 + step)`` int64, these tokens behind a start symbol.
+            written: ``(live, beam, 1 + step)`` int64, these tokens behind a start token.
             count: how many tokens are wanted at most.
 
         Returns:
@@ -154,7 +154,7 @@ class ModelDraft:
 
     def __init__(self, model: EncoderDecoderModel, target: DraftTarget, source: Source):
         self.target = target
-        start = model.start_symbol(target.setup.eos)
+        start = model.start_token(target.setup.eos)
         self.member = LookAhead(
             model,
             source,
@@ -283,10 +283,10 @@ class NgramDraft:
 
 
 def other_vocabulary(draft: int, wanted: int) -> ConfigError:
-    """The error of a draft model that writes another number of symbols than the models that it drafts for."""
+    """The error of a draft model whose target vocabulary has another size than that of the decoded models."""
     return ConfigError(
-        f"the draft model writes {draft} symbols, and the models that it drafts for {wanted}; a draft needs the same "
-        "target vocabulary"
+        f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
+        f"{wanted}; choose a draft model with the same vocabulary"
     )
 
 

@@ -27,7 +27,7 @@ class LookAhead(Member):
         model: see ``Member``.
         source: see ``Member``.
         beam_size: see ``Member``.
-        start_symbol: see ``Member``.
+        start_token: see ``Member``.
         debug: see ``Member``.
         reach: how many positions ``rewind`` will take back at most.
     """
@@ -37,14 +37,14 @@ class LookAhead(Member):
         model: EncoderDecoderModel,
         source: Source,
         beam_size: int,
-        start_symbol: int | None,
+        start_token: int | None,
         debug: DebugConfig,
         reach: int,
     ):
-        super().__init__(model, source, beam_size, start_symbol, debug)
+        super().__init__(model, source, beam_size, start_token, debug)
         if self.state is not None:
-            self.state.max_truncation = reach
-        self.can_truncate = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_truncate
+            self.state.max_roll_back = reach
+        self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
         self.seen = 0
         """Columns of the decoder's input that have been read."""
         self.first = 0
@@ -64,23 +64,23 @@ class LookAhead(Member):
             self.seen = min(self.seen, columns)
             return
         if self.seen > columns:
-            if self.can_truncate:
-                self.model.decoder.truncate(self.state, self.seen - columns)  # type: ignore[operator]
+            if self.can_roll_back:
+                self.model.decoder.roll_back(self.state, self.seen - columns)  # type: ignore[operator]
                 self.seen = columns
             elif self.mark is not None:
                 self.seen, self.state = self.mark
-        if not self.can_truncate:
+        if not self.can_roll_back:
             self.mark = self.seen, copy.deepcopy(self.state)
 
     def read(self, tokens: Tensor, need_attention: bool = False) -> None:
         """Read the columns that have not been read yet.
 
         Args:
-            tokens: ``(rows, L)`` int64 from the start symbol on; columns read before are not read again.
+            tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
             need_attention: whether the attention weights will be wanted.
         """
-        if self.start_symbol is not None:
-            tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_symbol), tokens[:, 1:]], dim=1)
+        if self.start_token is not None:
+            tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
         if self.state is not None:
             out = self.model.decoder(tokens, self.encoder_out, self.state, need_attention=need_attention)
         else:

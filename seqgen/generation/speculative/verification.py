@@ -76,9 +76,9 @@ class SpeculativeSession(Session):
         """Whether drafts are drawn at random, and verified by Leviathan's rule."""
         return type(self.search).step is Sampling.step
 
-    def new_member(self, spec: MemberSpec, source: Source, start_symbol: int | None) -> LookAhead:
+    def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
-        return LookAhead(spec.model, source, self.beam, start_symbol, self.setup.debug, self.reach)
+        return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
         """Draft and read where needed; see ``Session.member_outputs``."""

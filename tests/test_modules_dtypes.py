@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from seqgen.errors import ConfigError
-from seqgen.modules import linear, number_formats
+from seqgen.modules import dtypes, linear
+from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
 from seqgen.modules.linear import Linear, Projection, int8_product
-from seqgen.modules.number_formats import NUMBER_FORMATS, note_on, to_number_format
 from tests.model_zoo import ZOO, build, expand, inputs
 
 CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
 
-needs_int8 = pytest.mark.skipif(not number_formats._has_int8_units(), reason="no instructions for int8 here")
+needs_int8 = pytest.mark.skipif(not dtypes._has_int8_units(), reason="no instructions for int8 here")
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +28,10 @@ def _no_grad() -> object:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@pytest.mark.parametrize("number_format", NUMBER_FORMATS)
-def test_every_built_in_model_converts(name: str, number_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a decode step by step stay near those of float32, in units of their spread."""
-    if number_format == "int8" and not number_formats._has_int8_units():
+    if dtype == "int8" and not dtypes._has_int8_units():
         pytest.skip("no instructions for int8 here")
     monkeypatch.setattr(linear, "_LARGE", 1)
     monkeypatch.setattr(Projection, "packs", False)
@@ -40,7 +40,7 @@ def test_every_built_in_model_converts(name: str, number_format: str, monkeypatc
         batch.src_tokens.repeat_interleave(2, 0), batch.src_lengths.repeat_interleave(2), batch.prev_output_tokens
     ).logits
     monkeypatch.setattr(Projection, "packs", True)
-    model = to_number_format(build(name, torch.float32), number_format)
+    model = to_dtype(build(name, torch.float32), dtype)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
     if not model.decoder.shares_encoder_output:
         encoder_out = expand(encoder_out, 2)
@@ -49,8 +49,8 @@ def test_every_built_in_model_converts(name: str, number_format: str, monkeypatc
     got = torch.cat(steps, dim=1)
     assert model.get_normalized_probs(got).dtype == torch.float32
     error = (got.float() - wanted).square().mean().sqrt() / wanted.std()
-    assert error < TOLERANCE[number_format]
-    assert number_format == "float32" or error > 0
+    assert error < TOLERANCE[dtype]
+    assert dtype == "float32" or error > 0
 
 
 @pytest.mark.parametrize("name", ["fconv_tiny", "fconv_shared", "transformer_shared"])
@@ -58,7 +58,7 @@ def test_a_copy_converts_alone(name: str) -> None:
     """The original goes on as it was, and tied weights stay tied."""
     model = build(name, torch.float32)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    twin = to_number_format(copy.deepcopy(model), "bfloat16")
+    twin = to_dtype(copy.deepcopy(model), "bfloat16")
     assert len(list(twin.parameters())) == len(list(model.parameters()))
     batch = inputs(name, [5, 3], target_length=4)
     for one in (model, twin):
@@ -96,13 +96,13 @@ def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
 def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Linear(4, 4)
     with pytest.raises(ConfigError, match="no dtype 'int4'; there are: float32, bfloat16, float16, int8"):
-        to_number_format(layer, "int4")
+        to_dtype(layer, "int4")
     assert note_on("float32", CPU) is None
     assert "slower" in str(note_on("float16", CPU))
     assert note_on("bfloat16", torch.device("cuda")) is None
-    monkeypatch.setattr(number_formats, "_supports", lambda question: False)
+    monkeypatch.setattr(dtypes, "_supports", lambda question: False)
     assert "will not pay" in str(note_on("bfloat16", CPU))
     with pytest.raises(ConfigError, match="VNNI"):
-        to_number_format(layer, "int8")
-    monkeypatch.setattr(number_formats, "_supports", lambda question: True)
+        to_dtype(layer, "int8")
+    monkeypatch.setattr(dtypes, "_supports", lambda question: True)
     assert note_on("bfloat16", CPU) is None

@@ -1,4 +1,4 @@
-"""Dtypes to decode in: what a model is converted to, and whether that pays on this processor."""
+"""The dtypes that a model can be converted to for decoding, and which of them are slow on this processor."""
 
 from __future__ import annotations
 
@@ -13,40 +13,38 @@ from seqgen.modules.linear import Projection
 
 M = TypeVar("M", bound=nn.Module)
 
-NUMBER_FORMATS = ("float32", "bfloat16", "float16", "int8")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 
-def to_number_format(model: M, number_format: str) -> M:
+def to_dtype(model: M, name: str) -> M:
     """Convert a model for decoding, in place.
 
-    In ``bfloat16`` and ``float16`` weights and features have that format, while the parameters of layer norms stay
-    float32, and so does what norms, softmax and log-probabilities compute inside. What other weights are computed from,
-    such as direction and length, stays float32 as well, so that only the result is rounded. ``int8`` leaves the model
-    float32 and multiplies by large matrices in 8-bit integers.
+    With ``bfloat16`` and ``float16``, weights and features have that dtype. Norms, softmax and log-probabilities are
+    computed in float32. On a CPU the parameters of layer norms stay float32. So do parameters from which a weight is
+    computed, such as the direction and length of weight normalization; only the computed weight is rounded. With
+    ``int8`` the model stays float32, and products with large weight matrices are computed in 8-bit integers.
 
     Args:
-        model: the model, no longer to be trained.
-        number_format: one of ``NUMBER_FORMATS``.
+        model: the model; it cannot be trained afterwards.
+        name: one of ``DTYPES``.
 
     Returns:
-        The model.
+        The model, in evaluation mode.
 
     Raises:
-        ConfigError: there is no such format, or this processor lacks what it needs.
+        ConfigError: there is no such dtype, or the device does not support it.
     """
-    if number_format not in NUMBER_FORMATS:
-        raise ConfigError(
-            f"generation.dtype: there is no dtype {number_format!r}; there are: {', '.join(NUMBER_FORMATS)}"
-        )
-    integers = number_format == "int8"
+    if name not in DTYPES:
+        raise ConfigError(f"generation.dtype: there is no dtype {name!r}; there are: {', '.join(DTYPES)}")
+    integers = name == "int8"
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     if integers and not (on_cpu and _has_int8_units()):
         raise ConfigError(
             "generation.dtype=int8 needs a CPU with instructions for it (VNNI); take float32, or bfloat16 on a GPU"
         )
-    dtype = torch.float32 if integers else getattr(torch, number_format)
+    dtype = torch.float32 if integers else getattr(torch, name)
     for module in model.modules():
-        # Only a CPU takes features of one format and a norm's parameters of another.
+        # Only on a CPU may a layer norm's parameters have another dtype than its input.
         wide = isinstance(module, parametrize.ParametrizationList) or (on_cpu and isinstance(module, nn.LayerNorm))
         _convert(module, torch.float32 if wide else dtype)
         if isinstance(module, Projection):
@@ -54,24 +52,27 @@ def to_number_format(model: M, number_format: str) -> M:
     return model.eval()
 
 
-def note_on(number_format: str, device: torch.device) -> str | None:
-    """What a user should know before decoding in a dtype on a device; ``None`` where it pays.
+def note_on(name: str, device: torch.device) -> str | None:
+    """Warn of a dtype that is slow on a device.
 
     Args:
-        number_format: one of ``NUMBER_FORMATS``.
+        name: one of ``DTYPES``.
         device: where the model is.
+
+    Returns:
+        One sentence for the user; ``None`` where the dtype is not known to be slow.
     """
     if device.type != "cpu":
         return None
-    if number_format == "float16":
+    if name == "float16":
         return "generation.dtype=float16 is slower than float32 on a CPU; take bfloat16 or int8"
-    if number_format == "bfloat16" and not _has_bfloat16_units():
+    if name == "bfloat16" and not _has_bfloat16_units():
         return "generation.dtype=bfloat16 will not pay: this processor has no units for it (AMX or AVX-512 BF16)"
     return None
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert what belongs to a module itself; tied parameters stay tied."""
+    """Convert the parameters and buffers of a module, not those of its children; tied parameters stay tied."""
     module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 
@@ -85,6 +86,6 @@ def _has_int8_units() -> bool:
 
 
 def _supports(question: str) -> bool:
-    """Ask PyTorch about the processor; what it does not know to answer is a no."""
+    """Whether the CPU has an instruction set; false where PyTorch has no function of this name."""
     ask = getattr(torch.cpu, question, None)
     return ask is not None and bool(ask())
