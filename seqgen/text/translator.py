@@ -127,7 +127,7 @@ class Translator:
         return self._settings(_plain(plain)[0], objects)[0]
 
     def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate the objects in use from the other settings of a call, which can replace constructor objects."""
+        """Separate objects from other settings; the objects include those of the constructor that the call keeps."""
         objects, plain = _objects(settings)
         kept = {name: value for name, value in self._given_objects.items() if OBJECTS_BY_ARGUMENT[name] not in settings}
         return {**kept, **objects}, plain
@@ -370,10 +370,12 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if isinstance(value, kind):
             objects[argument] = value
             plain[name] = ""  # in place of a name that the model or the constructor has
-        elif name == "members" and value is not None and any(isinstance(item, kind) for item in value):
-            objects[argument] = [item if isinstance(item, kind) else None for item in value]
-            plain[name] = [input_of(item) if isinstance(item, kind) else item for item in value]
-        elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
+            continue
+        elif name == "members":  # by position, one entry for each model
+            objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
+            plain[name] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
+        else:
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[name] = [item for item in value if not isinstance(item, kind)]
     return objects, plain
