@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import from_dict
 from seqgen.config import option
+from seqgen.config_dicts import from_dict
 from seqgen.data.parallel_text import find_parallel
 from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
 from seqgen.data.templates import Template

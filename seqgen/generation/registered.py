@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from seqgen.compose import component_config
+from seqgen.component_keys import component_config
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Component, Resources
