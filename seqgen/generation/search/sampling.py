@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class RandomSearch(Search):
         seed: seed of the random numbers.
     """
 
-    sentence_state = ("ids",)
+    sentence_state: ClassVar[tuple[str, ...]] = ("ids",)
 
     def __init__(self, seed: int = 1):
         self.seed = seed
