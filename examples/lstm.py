@@ -30,7 +30,7 @@ class LSTMConfig:
 
     embed_dim: int = option(256, "dimension of the embeddings", minimum=1)
     hidden_size: int = option(
-        512, "channels of the decoder's state; the encoder has half of them a direction", minimum=2
+        512, "hidden size of the decoder; each direction of the encoder has half of it", minimum=2
     )
     layers: int = option(1, "number of layers of the encoder, and of the decoder", minimum=1)
     dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)

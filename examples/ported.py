@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class AverageConfig:
     """Configuration of the averaging model."""
 
-    embed_dim: int = option(128, "channels", minimum=1)
+    embed_dim: int = option(128, "hidden size", minimum=1)
     dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
     max_positions: int = option(512, "maximum source and target length, in tokens with end-of-sentence", minimum=1)
 
