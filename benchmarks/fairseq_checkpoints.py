@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-import seqgen.models  # noqa: F401  # declares the readers
+import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import LoadedModel, load_models
-from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig
+from seqgen.config_dicts import to_dict
 from seqgen.text.translator import Translator
 
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[2] / "shared"))

@@ -14,10 +14,11 @@ import torch
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
-from seqgen.compose import chosen_components, compose, expand_sweep
+from seqgen.compose import chosen_components, compose
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.processes import end_with
+from seqgen.sweep import expand_sweep
 from seqgen.training.distributed import Peers, join, leave, peers_from_environment
 from seqgen.training.train import train
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
@@ -44,7 +44,7 @@ class _Side:
     sentencepiece: Path | None
 
 
-@register_reader("fairseq checkpoint")
+@register_checkpoint_loader("fairseq checkpoint")
 def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a checkpoint of fairseq's convolutional model or transformer.
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.serialization import write_json
-from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config_dicts import to_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError
@@ -93,7 +93,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     return architecture
 
 
-@register_reader("Hugging Face folder")
+@register_checkpoint_loader("Hugging Face folder")
 def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a model from a folder in Hugging Face's layout.
 

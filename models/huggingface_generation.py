@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.generation.rules import HUGGINGFACE

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.compose import from_dict
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_weights import Layout, Piece, weights_of

@@ -1,6 +1,6 @@
-"""Modules, public names and members of classes that were renamed.
+"""Modules, public names and members of classes that were renamed or removed.
 
-Their old names work for one version, with a ``DeprecationWarning``.
+An old name works for one version, with a ``DeprecationWarning``. The error for a removed name says what to use instead.
 """
 
 from __future__ import annotations
@@ -84,16 +84,25 @@ MODULES: dict[str, str] = {
     "seqgen.translation": "seqgen.text.results",
     "seqgen.translator": "seqgen.text.translator",
 }
-"""Old names of modules, and the modules that now have what was in them or most of it."""
+"""Old names of modules, and the modules that now have most of their contents."""
 
 PACKAGES: dict[str, str] = {
     "seqgen.generation.ensemble": "seqgen.generation.ensemble.ensemble",
     "seqgen.generation.search": "seqgen.generation.search.base",
     "seqgen.generation.speculative": "seqgen.generation.speculative.verification",
 }
-"""Packages that have the names of former modules, and the modules that now have most of what was in those."""
+"""Packages with the names of former modules, and the modules that now have most of the contents of those."""
 
 SPLIT: dict[str, tuple[str, ...]] = {
+    "seqgen.compose": (
+        "seqgen.arguments",
+        "seqgen.component_keys",
+        "seqgen.config_dicts",
+        "seqgen.config_keys",
+        "seqgen.config_values",
+        "seqgen.registry",
+        "seqgen.sweep",
+    ),
     "seqgen.generation.decoding": ("seqgen.generation.setup",),
     "seqgen.generation.ensemble": ("seqgen.generation.ensemble.member",),
     "seqgen.generation.logits_processors": (
@@ -103,34 +112,45 @@ SPLIT: dict[str, tuple[str, ...]] = {
         "seqgen.generation.processors.repetition",
         "seqgen.generation.processors.prefix",
     ),
+    "seqgen.generation.processor_setup": ("seqgen.generation.rules.fairseq", "seqgen.generation.rules.huggingface"),
     "seqgen.generation.sampling": ("seqgen.generation.search.stochastic_beam", "seqgen.generation.search.beam"),
     "seqgen.generation.search": (
         "seqgen.generation.component",
         "seqgen.generation.search.beam",
         "seqgen.generation.options",
     ),
+    "seqgen.modules.key_value_cache": ("seqgen.modules.kv_cache.static",),
     "seqgen.training.training_loop": ("seqgen.training.train",),
 }
-"""Further modules that have something of what was in a module."""
+"""Further modules that have some of the contents of a module."""
 
 NAMES: dict[str, str] = {
+    "BeamTable": "IndirectionTable",
     "ConstrainedBeamSearch": "HuggingFaceConstrainedBeam",
     "ContrastiveDecoding": "ContrastiveSession",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
     "EndSymbols": "EndTokens",
     "ExactDecoding": "ExactSession",
+    "FAIRSEQ_ORDER": "OVERRULED_BY_PREFIX",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
+    "HUGGINGFACE_ORDER": "ORDER",
     "History": "BackPointers",
+    "LookedUp": "NgramDraft",
     "NUMBER_FORMATS": "DTYPES",
     "NoiseSymbols": "NoiseTokens",
+    "Reader": "CheckpointLoader",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
     "Slots": "ModuleState",
+    "Speculation": "SpeculativeSession",
     "SpeculativeDecoding": "SpeculativeSearch",
     "check_combinations": "check_compatible",
+    "declare_reader": "declare_checkpoint_loader",
     "end_symbols_from_config": "end_tokens_from_config",
     "log_normalizer": "log_sum_exp",
+    "reader_of": "checkpoint_loader_of",
+    "register_reader": "register_checkpoint_loader",
     "starts_of_rows": "start_offsets_of_rows",
     "to_number_format": "to_dtype",
 }
@@ -159,12 +179,31 @@ MEMBERS: dict[str, str] = {
 }
 """Old and new names of methods and attributes, in classes that have the new one."""
 
+REMOVED: dict[str, str] = {
+    "Asked": "call processors_from_config of seqgen.generation.processor_options, which takes a Rules object",
+    "BLEU_ORDER": "set BleuConfig.max_ngram_order of seqgen.text.mbr",
+    "BeamTableCache": "use IndirectionCache of seqgen.modules.kv_cache.indirection, itself a layer's state",
+    "FeaturesMember": "call Member.next_output(tokens, need_features=True) of seqgen.generation.ensemble.member",
+    "Procedure": "subclass Search of seqgen.generation.search.base, and set session_class if it needs its own loop",
+    "bleu_of_pairs": "call Bleu()(texts) of seqgen.text.mbr",
+    "chrf_of_pairs": "call Chrf()(texts) of seqgen.text.mbr",
+    "guide": "use the combination Guidance of seqgen.generation.ensemble.combinations",
+    "of_a_user": "read Entry.is_user_own of seqgen.registry.SEARCHES.entry(NAME)",
+    "speculation_from_config": "call SequenceGenerator.from_config with draft=MODEL",
+    "warpers_from_config": "call processors_from_config of seqgen.generation.processor_options, for warpers too",
+}
+"""Names that were removed, and what to do instead."""
+
 
 def former_names(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which finds what was in the former module of this name.
+    """Make a module's ``__getattr__``, which finds the former names of its contents.
 
     Args:
         module: the name of the module, or its former one.
+
+    Returns:
+        A function from a name to the class or function that now has it. It raises an ``ImportError`` for a removed
+        name and an ``AttributeError`` for an unknown one.
     """
     homes = ({**MODULES, **PACKAGES}.get(module, module), *SPLIT.get(module, ()))
 
@@ -180,13 +219,15 @@ def former_names(module: str) -> Callable[[str], Any]:
                     if module not in MODULES or now != name:  # the import of a former module has warned
                         _warn(f"{module}.{name}", f"{home}.{now}")
                     return found
+        if name in REMOVED:  # no AttributeError: ``from module import name`` would replace its message
+            raise ImportError(f"{module}.{name} was removed; {REMOVED[name]}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return find
 
 
 def _warn(old: str, new: str) -> None:
-    """Warn about the line that uses an old name: it called the caller of this function."""
+    """Warn about the line that uses an old name: that of the caller's caller."""
     warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
 
 
@@ -292,7 +333,7 @@ def _levels_of_class_body() -> int:
 
 
 class _Renamed:
-    """Finds and loads modules by their old names; each stands for what is now elsewhere."""
+    """Finds and loads modules by their old names; each gives the contents of the new module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -23,7 +24,7 @@ from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT, RenamedMembers
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, REMOVED, SPLIT, RenamedMembers
 from seqgen.tasks.denoising import DenoisingTask
 from tests.generators import make_generator
 from tests.model_zoo import build
@@ -31,6 +32,13 @@ from tests.scripted_model import dictionary
 from tests.waiting_sentences import queue
 
 RENAMED = [
+    ("seqgen.compose", "DECODING_COMPONENTS", "seqgen.registry", "DECODING_COMPONENTS"),
+    ("seqgen.compose", "check_component_keys", "seqgen.component_keys", "check_component_keys"),
+    ("seqgen.compose", "expand_sweep", "seqgen.sweep", "expand_sweep"),
+    ("seqgen.compose", "from_dict", "seqgen.config_dicts", "from_dict"),
+    ("seqgen.compose", "given_values", "seqgen.arguments", "given_values"),
+    ("seqgen.compose", "LARGEST", "seqgen.config_values", "LARGEST"),
+    ("seqgen.compose", "known_keys", "seqgen.config_keys", "known_keys"),
     ("seqgen.training.training_loop", "train", "seqgen.training.train", "train"),
     ("seqgen.generation.history", "History", "seqgen.generation.backpointers", "BackPointers"),
     ("seqgen.generation.decoding", "Decoding", "seqgen.generation.session", "Session"),
@@ -80,7 +88,37 @@ RENAMED = [
     ),
     ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
     ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
+    (
+        *("seqgen.generation.processor_setup", "FAIRSEQ_ORDER"),
+        *("seqgen.generation.rules.fairseq", "OVERRULED_BY_PREFIX"),
+    ),
+    ("seqgen.generation.processor_setup", "HUGGINGFACE_ORDER", "seqgen.generation.rules.huggingface", "ORDER"),
+    ("seqgen.generation.drafting", "LookedUp", "seqgen.generation.speculative.drafters", "NgramDraft"),
+    (
+        *("seqgen.generation.speculative", "Speculation"),
+        *("seqgen.generation.speculative.verification", "SpeculativeSession"),
+    ),
+    ("seqgen.loading", "Reader", "seqgen.checkpoints.loading", "CheckpointLoader"),
+    ("seqgen.loading", "reader_of", "seqgen.checkpoints.loading", "checkpoint_loader_of"),
+    (*("seqgen.checkpoints.loading", "declare_reader"), *("seqgen.checkpoints.loading", "declare_checkpoint_loader")),
+    (*("seqgen.checkpoints.loading", "register_reader"), *("seqgen.checkpoints.loading", "register_checkpoint_loader")),
+    ("seqgen.modules.beam_table_cache", "BeamTable", "seqgen.modules.kv_cache.indirection", "IndirectionTable"),
+    ("seqgen.modules.key_value_cache", "StaticCache", "seqgen.modules.kv_cache.static", "StaticCache"),
 ]
+
+FORMER = {  # where the removed names were
+    "Asked": "processor_setup",
+    "BLEU_ORDER": "minimum_bayes_risk",
+    "BeamTableCache": "seqgen.modules.beam_table_cache",
+    "FeaturesMember": "contrastive",
+    "Procedure": "procedure",
+    "bleu_of_pairs": "minimum_bayes_risk",
+    "chrf_of_pairs": "minimum_bayes_risk",
+    "guide": "guidance",
+    "of_a_user": "combinations",
+    "speculation_from_config": "speculative",
+    "warpers_from_config": "processor_setup",
+}
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -112,6 +150,20 @@ def test_every_renamed_name_is_tried() -> None:
     assert set(NAMES) <= {old for _, old, _, _ in RENAMED}
     assert set(PACKAGES) <= {module for module, *_ in RENAMED}
     assert set(SPLIT) <= {module for module, *_ in RENAMED}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", REMOVED)
+def test_removed_names(name: str) -> None:
+    """The error says what replaces the name; the modules and names in that sentence exist."""
+    module = FORMER[name] if "." in FORMER[name] else f"seqgen.generation.{FORMER[name]}"
+    with pytest.raises(ImportError) as error:
+        exec(f"from {module} import {name}")
+    assert str(error.value) == f"{module}.{name} was removed; {REMOVED[name]}"
+    for found in re.findall(r"seqgen(?:\.[a-z_]+)+", REMOVED[name]):
+        homes = importlib.import_module(found)
+        used = [word for word in re.findall(r"\w+", REMOVED[name]) if hasattr(homes, word)]
+        assert used, f"{found} has nothing of what the message names"
 
 
 def test_the_warning_names_the_line_of_the_user(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ LONG = ["the dog sees a ball"] * 50
         (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
         (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' is not text"),
         (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has no tokens;.*on_empty"),
-        (["", "  "], "a.txt", {}, r"train: a\.txt contains no token"),
+        (["", "  "], "a.txt", {}, r"train: a\.txt has no tokens"),
         ([], "a.txt", {}, r"a\.txt is empty"),
         (LONG, "a.txt", {"mean_span_length": 1.0}, r"needs \d+ sentinels, but .* has 40; .*task\.input_length"),
         (LONG, "a.txt", {"input_length": 400, "objective": "iid_spans"}, r"sentinels, but the tokenizer has 40"),
@@ -222,7 +222,7 @@ def test_empty_documents_may_be_skipped(run: Path, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, "task.train is missing"),
-        ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl holds JSON lines and .*a\.txt plain text"),
+        ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl contains JSON lines and .*a\.txt plain text"),
         ({"train": ["nowhere.txt"]}, "there is no such file"),
         ({"joined_dictionary": False}, "joined_dictionary=true"),
         ({"subword_sampling": True, "tokenizer": "sentencepiece"}, "subword_sampling"),
@@ -247,7 +247,8 @@ def test_a_model_that_cannot_read_so_much(run: Path) -> None:
     dataset = task(run, train=[str(run / "text.txt")], input_length=100).load_dataset("train")
     assert dataset.limited(100, 100) is dataset
     with pytest.raises(
-        ConfigError, match=r"task\.input_length makes examples of up to 100 tokens, but the model reads at most 99"
+        ConfigError,
+        match=r"task\.input_length makes examples of up to 100 source tokens, but the model has only 99 positions",
     ):
         dataset.limited(99, None)
 

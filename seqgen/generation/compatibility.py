@@ -79,6 +79,21 @@ NEEDS = (
         "choose one",
     ),
     Need(
+        ("diverse_beam_groups",),
+        lambda cfg: cfg.search in ("", "diverse_beam") or cfg.diverse_beam_groups < 1,
+        "is diverse beam search, and generation.search names another strategy; choose one",
+    ),
+    Need(
+        ("diversity_rate",),
+        lambda cfg: cfg.search in ("", "diverse_siblings") or cfg.diversity_rate <= 0,
+        "is the search diverse_siblings, and generation.search names another strategy; choose one",
+    ),
+    Need(
+        ("constraints",),
+        lambda cfg: cfg.search in ("", "constrained"),
+        "is constrained search, and generation.search names another strategy; choose one",
+    ),
+    Need(
         ("diverse_beam_strength",),
         lambda cfg: cfg.diverse_beam_groups > 0,
         "has no effect without generation.diverse_beam_groups; give both or neither",

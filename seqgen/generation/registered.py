@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from seqgen.compose import component_config
+from seqgen.component_keys import component_config
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component, Resources

@@ -250,8 +250,7 @@ class TextDecoding:
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its answer{further}")
             return _Line(translation, [])
-        fields = text.split("\t")
-        if len(fields) > 1 and not self.cfg.members:
+        if "\t" in text and not self.cfg.members:
             translation.notes.append(
                 "what stands after a tab was read as text: it is a phrase that the output must contain only with "
                 "generation.constraints"
@@ -263,7 +262,7 @@ class TextDecoding:
         sources = []
         wanted = [*self.cfg.members, *[INPUT] * len(self.readers)]
         for reader, source in zip(self.readers, wanted, strict=False):
-            own = self._field(fields, field_of(source), number)
+            own = field_text(text, field_of(source), number)
             ids, longest = reader.task.encode_source(own), reader.model.max_positions()[0]
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
@@ -273,20 +272,6 @@ class TextDecoding:
         line = _Line(translation, sources, self._encode_phrases(phrases, translation))
         line.prefix = self._encode_prefix(line)
         return line
-
-    @staticmethod
-    def _field(fields: list[str], wanted: int, number: int) -> str:
-        """One field of an input line; the whole line for 0.
-
-        Raises:
-            DataError: the line has too few fields.
-        """
-        if wanted > len(fields):
-            raise DataError(
-                f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
-                "fields by tabs"
-            )
-        return fields[wanted - 1] if wanted else "\t".join(fields)
 
     def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
         """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
@@ -440,6 +425,26 @@ class TextDecoding:
                 for row, (item, length) in enumerate(zip(items, lengths, strict=True))
             ]
         return items
+
+
+def field_text(line: str, wanted: int, number: int) -> str:
+    """One of the fields that tabs separate in an input line.
+
+    Args:
+        line: the line.
+        wanted: number of the field, from 1; 0 for the whole line.
+        number: number of the line, from 0, for the message.
+
+    Raises:
+        DataError: the line has too few fields.
+    """
+    fields = line.split("\t")
+    if wanted > len(fields):
+        raise DataError(
+            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+            "fields by tabs"
+        )
+    return fields[wanted - 1] if wanted else line
 
 
 def _alternatives(phrase: str) -> list[str]:

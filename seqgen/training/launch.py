@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.run_lock import RunLock
-from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.memory import out_of_memory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from seqgen.compose import to_dict
+from seqgen.config_dicts import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
