@@ -247,6 +247,10 @@ SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("exact", "seqgen.generation.search.exact")
 for _prefix, _module in {
     "": "base",
+    **dict.fromkeys(("forbid", "unknown"), "tokens"),
+    **dict.fromkeys(("minimum", "force", "exponential"), "length"),
+    **dict.fromkeys(("sequence_bias", "bad_words"), "bias"),
+    "prefix_trie": "prefix_trie",
     **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
     **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "scaling"),
     **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),

@@ -128,6 +128,7 @@ NAMES: dict[str, str] = {
     "BeamTable": "IndirectionTable",
     "ConstrainedBeamSearch": "HuggingFaceConstrainedBeam",
     "ContrastiveDecoding": "ContrastiveSession",
+    "Cutoff": "Warper",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
     "EndSymbols": "EndTokens",

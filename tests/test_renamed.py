@@ -60,6 +60,7 @@ RENAMED = [
         *("seqgen.generation.rolling", "RollingDecoding"),
         *("seqgen.generation.continuous_batching", "ContinuousBatching"),
     ),
+    ("seqgen.generation.processors.warpers", "Cutoff", "seqgen.generation.processors.warpers", "Warper"),
     ("seqgen.generation.candidates", "log_normalizer", "seqgen.generation.candidates", "log_sum_exp"),
     ("seqgen.generation.combinations", "check_combinations", "seqgen.generation.compatibility", "check_compatible"),
     ("seqgen.generation.sampling", "StochasticBeam", "seqgen.generation.search.stochastic_beam", "StochasticBeam"),

@@ -53,11 +53,11 @@ class Need(NamedTuple):
     sentence: str
 
 
-CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+WARPERS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 NEEDS = (
     Need(
-        CUTOFFS,
+        WARPERS,
         draws,
         "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
     ),

@@ -15,7 +15,7 @@ from seqgen.component_keys import parse_components
 from seqgen.config import GenerationConfig
 from seqgen.config_dicts import from_dict, to_dict
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
-from seqgen.generation.rules import rules_named
+from seqgen.generation.rules import with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
@@ -99,8 +99,7 @@ def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[
 
 
 def _made(values: Mapping[str, Any]) -> GenerationConfig:
-    cfg = from_dict(GenerationConfig, values, "generation")
-    return dataclasses.replace(cfg, semantics=rules_named(cfg.semantics).name)
+    return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
 def _without_effect(cfg: GenerationConfig) -> set[str]:

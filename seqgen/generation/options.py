@@ -70,7 +70,9 @@ def setup_from_config(
     check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
     if search_strategy is not None:
         _check_search_keys(cfg, search_strategy)
-    resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
+    ends = end_tokens_from_config(cfg, tgt_dict)
+    encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
+    resources = Resources(tgt_dict, encode, decode, ends[1:])
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)
     beam = search.rows(cfg.beam)
@@ -81,7 +83,7 @@ def setup_from_config(
         )
     members = members_from_config(models, cfg)
     ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
-    of_config = processors_from_config(cfg, tgt_dict, rules, resources.encode)
+    of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     return DecodingSetup(
         ensemble=ensemble,
@@ -97,7 +99,7 @@ def setup_from_config(
         early_stopping=cfg.early_stopping,
         eos=tgt_dict.eos(),
         pad=tgt_dict.pad(),
-        end_tokens=end_tokens_from_config(cfg, tgt_dict),
+        end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         debug=debug or DebugConfig(),
