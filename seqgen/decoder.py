@@ -99,7 +99,7 @@ class Decoder(nn.Module):
         return logits.log_softmax(-1, dtype=dtype) if log_probs else logits.softmax(-1, dtype=dtype)
 
     def max_positions(self) -> int:
-        """The longest target that can be written, in tokens with end-of-sentence."""
+        """The length of the longest target, in tokens with end-of-sentence."""
         raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:

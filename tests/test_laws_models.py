@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.decoder import IncrementalDecoder
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.layer_drop import LayerDropList
-from seqgen.structures import EncoderOut
+from tests.decodes import BEAM, LENGTHS, TOLERANCE, Decode, assert_same
 from tests.model_zoo import ZOO, build, expand, inputs
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-LENGTHS = [5, 3, 8, 1]
-BEAM = 3
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -30,85 +25,14 @@ def _no_grad() -> Any:
         yield
 
 
-def assert_same(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
-
-
-class Decode:
-    """Decodes random tokens step by step, and compares the logits of every step with the parallel pass.
-
-    Each reordering is also applied to plain tensors: the tokens and the sentence of each row.
-    """
-
-    def __init__(self, model: EncoderDecoderModel, name: str, *, shared: bool, plain_state: bool):
-        self.model = model
-        self.name = name
-        batch = inputs(name, LENGTHS, target_length=1, rows_per_sentence=BEAM)
-        self.per_sentence: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
-        self.encoder_out = self.per_sentence if shared else expand(self.per_sentence, BEAM)
-        self.sentences = [i // BEAM for i in range(len(LENGTHS) * BEAM)]
-        self.tokens = batch.prev_output_tokens
-        self.state: Any = {} if plain_state else self.decoder.new_incremental_state(len(LENGTHS), BEAM)
-        self.generator = torch.Generator().manual_seed(5)
-        self.step(0)
-
-    @property
-    def decoder(self) -> IncrementalDecoder:
-        decoder = self.model.decoder
-        assert isinstance(decoder, IncrementalDecoder)
-        return decoder
-
-    def step(self, new_tokens: int) -> None:
-        """Append random tokens, padding included, and compare the logits of these positions."""
-        seen = self.decoder.positions_seen(self.state)
-        shape = (self.tokens.size(0), new_tokens)
-        words = torch.randint(ZOO[self.name].vocab, shape, generator=self.generator)
-        self.tokens = torch.cat([self.tokens, words], dim=1)
-        got = self.decoder(self.tokens, self.encoder_out, self.state).logits
-        encoder_out = self.per_sentence.index_select(torch.tensor(self.sentences))
-        wanted = self.decoder(self.tokens, encoder_out).logits
-        assert got.size(1) == self.tokens.size(1) - seen
-        assert_same(got, wanted[:, seen:])
-
-    def _move(self, rows: Tensor) -> None:
-        self.tokens = self.tokens[rows]
-        self.sentences = [self.sentences[row] for row in rows.tolist()]
-
-    def reorder(self, new_order: list[int]) -> None:
-        """Reorder rows in any order, also across sentences."""
-        rows = torch.tensor(new_order)
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.reorder_incremental_state(self.state, rows)
-        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows // share)
-        self._move(rows)
-
-    def reorder_beams(self, parents: list[list[int]]) -> None:
-        """Reorder rows within each sentence."""
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.reorder_beams(self.state, torch.tensor(parents))
-        rows = torch.tensor([i * BEAM + beam for i, row in enumerate(parents) for beam in row])
-        if share == 1:
-            self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
-        self._move(rows)
-
-    def select_sentences(self, keep: list[int]) -> None:
-        """Keep some sentences, in any order."""
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.select_sentences(self.state, torch.tensor(keep))
-        rows = torch.tensor([i * BEAM + beam for i in keep for beam in range(BEAM)])
-        kept = torch.tensor(keep) if share == BEAM else rows
-        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, kept)
-        self._move(rows)
-
-
 @every_model
 @every_dtype
 @pytest.mark.parametrize("plain_state", [True, False], ids=["plain", "state"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
 def test_stepped_equals_full(name: str, dtype: torch.dtype, plain_state: bool, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder needs one row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=plain_state)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared, plain_state=plain_state)
     for new_tokens in (1, 1, 1, 3, 1, 2, 4):
         decode.step(new_tokens)
 
@@ -118,11 +42,11 @@ def test_stepped_equals_full(name: str, dtype: torch.dtype, plain_state: bool, s
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
 def test_stepped_equals_full_after_any_order(name: str, dtype: torch.dtype, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder needs one row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=True)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared, plain_state=True)
     decode.step(1)
     for size in (12, 12, 7, 1, 9, 3, 15):
-        rows = decode.tokens.size(0)
+        rows = len(decode.histories)
         decode.reorder(torch.randint(rows, (size,), generator=decode.generator).tolist())
         decode.step(1 + size % 2)
 
@@ -132,8 +56,8 @@ def test_stepped_equals_full_after_any_order(name: str, dtype: torch.dtype, shar
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
 def test_stepped_equals_full_after_reordering_beams(name: str, dtype: torch.dtype, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder needs one row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=False)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared)
     decode.step(1)
     decode.reorder_beams([[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 1, 2]])
     decode.step(1)

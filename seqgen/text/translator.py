@@ -366,7 +366,7 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     objects: dict[str, Any] = {}
     plain = dict(settings)
     for name, (kind, argument) in OBJECTS.items():
-        value = plain.get(name)
+        value: Any = plain.get(name)
         if isinstance(value, kind):
             objects[argument] = value
             plain[name] = ""  # in place of a name that the model or the constructor has
