@@ -147,7 +147,7 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cause(outcome) == "debug.beam_table"
     line, step, _, _ = place(outcome)
     assert (line, step) == (1, 2), "at step 1 all beams have the same parent"
-    assert "which is an error in it" in outcome.out or "changes a score" in outcome.out
+    assert "so it has a bug" in outcome.out or "changes a score" in outcome.out
     assert cause(diff(runs, "other.debug.beam_table=off")) == "debug.beam_table"
     assert cause(diff(runs, "first.debug.beam_table=on", "other.debug.use_cache=false")) == "debug.use_cache"
 
@@ -158,7 +158,7 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     outcome = diff(runs)
     assert cause(outcome) == "debug.skip_log_softmax"
     assert place(outcome) == (1, 0, 1, "cumulative score")
-    assert "difference of the scores at this rank: 0.01 nats" in outcome.out
+    assert "difference between the scores at this rank: 0.01 nats" in outcome.out
     assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
 
 
@@ -185,7 +185,10 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
         (["dif"], "did you mean 'diff'"),
         (["diff"], "path is missing"),
         (["diff", "path=x"], "input is missing"),
-        (["diff", "path=x", "input=y", "other.path=z"], "a decode can have keys of its own of: generation, debug"),
+        (
+            ["diff", "path=x", "input=y", "other.path=z"],
+            "only keys of these groups can be set for one decode: generation, debug",
+        ),
         (["diff", "path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
         (["diff", "path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
         (["diff", "path=x", "input=y", "tolerance=-1"], "below its minimum"),

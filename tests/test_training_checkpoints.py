@@ -290,7 +290,7 @@ def test_missing_checksums_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> None:
     for name, reason in [
-        ("model-00001-of-00002.safetensors", "Hugging Face's layout it would need a config.json"),
+        ("model-00001-of-00002.safetensors", "a Hugging Face folder must also have a config.json"),
         ("model.safetensors", "config.json is missing"),
         ("config.json", "convert it with seqgen-convert"),
     ]:
@@ -333,7 +333,7 @@ def test_code_is_never_run(name: str, tmp_path: Path) -> None:
 def test_resolve(tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
     save(run, ["update_5"], 5)
-    with pytest.raises(CheckpointError, match="without checkpoints best and last; there are: update_5"):
+    with pytest.raises(CheckpointError, match="without checkpoints best and last; it has: update_5"):
         resolve(run)
     save(run, ["last"], 6)
     assert resolve(run) == folder / "last"

@@ -141,14 +141,14 @@ def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path
     config["common"]["user_dir"] = "nowhere/net.py"  # one text, as older runs have it
     del config["common"]["user_files"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which is not there")
+    refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which does not exist")
     refused(decode(run), "there is no model 'own_net'", "common.user_dir=PATH")
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
 
 
 def test_the_record_needs_a_run(tmp_path: Path) -> None:
-    refused(command("generate", "common.user_dir=run"), "path and run_dir name no run")
-    refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "name no run")
+    refused(command("generate", "common.user_dir=run"), "neither path nor run_dir names a run")
+    refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "neither path nor run_dir names a run")
 
 
 def test_old_runs_have_one_text() -> None:
