@@ -107,7 +107,7 @@ class _Candidates:
         return [self._number(self.beams[beam], token) for beam, token in pairs]
 
     def rank_of(self, rank: int, other: _Candidates, tolerance: float) -> int:
-        """The rank here of the other's sequence at ``rank``, if it ties with the one at ``rank`` here; else ``rank``."""
+        """The rank here of the other's sequence at ``rank``, if the two at ``rank`` tie; else ``rank``."""
         wanted = other.ids[rank]
         if self.ids[rank] == wanted or wanted not in self.ids:
             return rank
