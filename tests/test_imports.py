@@ -20,6 +20,7 @@ LAYERS = [
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules"},
+    {"language_model"},
     {"generation"},
     {"task"},
     {"checkpoints"},
