@@ -25,10 +25,9 @@ class BlockDataset:
     Args:
         store: the ids of each line, without end-of-sentence.
         eos: id of end-of-sentence.
-        break_mode: ``"none"``: blocks of equal size, whatever the lines; ``"complete"``: as many whole lines as fit into
-            a block; ``"complete_doc"``: the same, and an empty line, which separates documents, ends a block;
-            ``"eos"``: one line is one example, empty lines are skipped. Lines of more than ``block_size`` tokens are
-            split.
+        break_mode: ``"none"``: blocks of equal size, whatever the lines; ``"complete"``: blocks of as many whole lines
+            as fit; ``"complete_doc"``: the same, and an empty line, which separates documents, ends a block; ``"eos"``:
+            one line is one example, and empty lines are skipped. Lines of more than ``block_size`` tokens are split.
         block_size: most tokens of an example.
         name: the split's name, for messages.
 
