@@ -1,19 +1,20 @@
-"""Decoding speed of seqgen beside other toolkits that decode the same weights with the same outcome.
+"""Decoding speed of seqgen, compared with other toolkits that decode the same weights and give the same outputs.
 
-    python -m benchmarks.decode a|b|c|d [--rounds 3] [--threads 2] [--huggingface PYTHON] [--ctranslate2 PYTHON]
-        [--formats float32 bfloat16 int8] [--json FILE] [--plot FOLDER]
+    python -m benchmarks.decode a|b|c|d [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
+        [--huggingface PYTHON] [--ctranslate2 PYTHON] [--seqgen-before FOLDER] [--json FILE] [--plot FOLDER]
 
-a: a T5 of the shape of t5-small with random weights, source 32, exactly 64 tokens: 1 sentence greedy; 1, 8, 32 and 128
-   sentences with beam 5. Beside it stands the time of the matrix products alone.
+a: a T5 of the shape of t5-small with random weights, sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence
+   greedy; 1, 8, 32 and 128 sentences with beam 5. The matrix products alone are measured too.
 b: the shapes of fairseq's fconv_iwslt_de_en and transformer_iwslt_de_en, and ensembles of two: vocabulary 8,000, 200
    sentences of natural lengths, exactly 41 steps, beam 5, batches of 1, 16 and 64 (ensembles: 16).
-c: trained models by the commands, text in and text out: the 1,000 sentences of Multi30k test_2016_flickr by a T5
-   (--t5) and by the fairseq checkpoints of the shared folder.
-d: growth with the length of the output, the beam and the length of the source, for T5 and transformer, beside seqgen's
-   own plain path.
+c: whole commands with trained models, from text to text: the 1,000 sentences of Multi30k test_2016_flickr, with a T5
+   (--t5) and with the fairseq checkpoints of the shared folder.
+d: outputs of 16 to 1,024 tokens, beams of 1 to 50, sources of 16 to 1,024 tokens, for T5 and transformer, compared
+   with seqgen without its optimizations.
 
-A toolkit is given by the Python of an environment that has it; see docs/benchmarks.md. All do a work by turns, so that
-a slow moment of the machine meets all alike. In float32 their outputs must be the same up to ties.
+Another toolkit is given by the Python of its environment, and an older seqgen by a folder with a checkout of it; see
+docs/benchmarks.md. In each round, all toolkits run one workload before the next begins, so that slow phases of the
+machine affect all of them. In float32, their outputs must be the same up to ties.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from benchmarks.decoding.models import save_random_t5
 from benchmarks.decoding.plots import plot
 from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.texts import measure_texts
-from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
 from benchmarks.decoding.workers import Workers
+from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 
 FAIRSEQ = {
     ("transformer", 1): 106.0,
@@ -47,144 +48,172 @@ FAIRSEQ = {
     ("transformer + transformer", 16): 189.0,
     ("fconv + fconv", 16): 734.0,
 }
-"""Tokens a second of work b by fairseq on another machine: 2 cores of a Xeon with 315 GFLOP/s in float32."""
+"""Tokens per second of fairseq in benchmark b, on another machine: 2 cores of a Xeon, 315 GFLOP/s in float32."""
 
 PLAIN = {"beam_table": "off", "skip_log_softmax": False, "lazy_compaction": False}
-"""Switches of ``SequenceGenerator`` that turn off what makes it fast, but for the cache."""
+"""Fields of ``DebugConfig`` that turn off optimizations, except the cache."""
 
 Outcome: TypeAlias = tuple[list[Measured], list[str]]
-"""Figures, and sentences on outputs that are not the same."""
+"""Figures, and messages on outputs that differ."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the user wants measured."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=("a", "b", "c", "d"))
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median is taken")
+    parser.add_argument("kind", metavar="a|b|c|d", choices=("a", "b", "c", "d"), help="the benchmark; see above")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each workload; the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--formats", nargs="+", default=["float32"], help="float32 first; bfloat16, float16, int8")
-    parser.add_argument("--huggingface", metavar="PYTHON", help="an environment with torch and transformers")
-    parser.add_argument("--ctranslate2", metavar="PYTHON", help="one with ctranslate2, torch and transformers")
+    parser.add_argument("--huggingface", metavar="PYTHON", help="Python of an environment with torch and transformers")
+    parser.add_argument(
+        "--ctranslate2", metavar="PYTHON", help="Python of one with ctranslate2, torch and transformers"
+    )
+    parser.add_argument(
+        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d: root of another checkout of seqgen"
+    )
     parser.add_argument("--t5", metavar="PATH", help="c: a run or a Hugging Face folder")
-    parser.add_argument("--prefix", default="", help="c: what the T5 wants before every line")
-    parser.add_argument("--quick", action="store_true", help="d: part of the grid, for a few minutes")
-    parser.add_argument("--tiny", action="store_true", help="a, b, d: small models, to see whether everything works")
-    parser.add_argument("--inside", action="store_true", help="seqgen in this process, for profilers")
+    parser.add_argument("--prefix", default="", help="c: text that the T5 expects before each line")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a, b, d: a few of the workloads, in a few minutes")
+    size.add_argument("--tiny", action="store_true", help="a, b, d: small models, to test the benchmark itself")
+    parser.add_argument("--inside", action="store_true", help="a, b, d: seqgen runs in this process, for profilers")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--plot", type=Path, help="folder to write plots to; needs matplotlib")
     options = parser.parse_args(argv)
-    if options.formats[0] != "float32" or options.rounds < 1:
-        parser.error("--formats begins with float32, which the others are compared with, and --rounds is at least 1")
-    if options.plot and options.work == "c":
-        parser.error("--plot is for a, b and d; in c nothing varies")
-    if options.plot and not (options.json and importlib.util.find_spec("matplotlib")):
-        parser.error(
-            "--plot needs --json FILE and matplotlib; without it here, make the plots afterwards where it is, by "
-            "python -m benchmarks.decoding.plots FILE FOLDER"
-        )
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
+    if problem := problem_of(options):
+        parser.error(problem)
     return options
 
 
-def outcome(contest: Contest, rounds: int) -> Outcome:
-    """Run a contest."""
-    return contest.run(rounds), contest.disagreements
+def problem_of(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options as a sentence; ``None`` if nothing is."""
+    without = ("t5", "prefix") if options.kind != "c" else ("quick", "tiny", "inside", "seqgen_before", "plot")
+    if unused := [name for name in without if getattr(options, name)]:
+        return f"benchmark {options.kind} does not use --{unused[0].replace('_', '-')}; leave it out"
+    if options.formats[0] != "float32" or options.rounds < 1:
+        return "--formats must begin with float32, which the others are compared with, and --rounds must be at least 1"
+    if options.plot and not (options.json and importlib.util.find_spec("matplotlib")):
+        return (
+            "--plot needs --json FILE and matplotlib; where matplotlib is installed, make the plots with "
+            "python -m benchmarks.decoding.plots FILE FOLDER"
+        )
+    if options.json and not options.json.parent.is_dir():
+        return f"--json: there is no folder {options.json.parent}"
+    if (before := options.seqgen_before) is None:
+        return None
+    if options.inside:
+        return "--seqgen-before compares two processes; leave out --inside"
+    if not (before / "benchmarks" / "decoding" / "seqgen_worker.py").is_file():
+        return f"--seqgen-before: {before} is not the root of a checkout with benchmarks/decoding/seqgen_worker.py"
+    return None
+
+
+def outcome(comparison: Comparison, rounds: int) -> Outcome:
+    """Run a comparison."""
+    return comparison.run(rounds), comparison.disagreements
 
 
 def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """T5 with random weights."""
+    """Measure a T5 with random weights."""
     preset, vocabulary = ("t5_tiny", 200) if options.tiny else ("t5_small", 32128)
     t5 = folder / preset
     save_random_t5(preset, vocabulary, t5)
-    sizes = (
-        [(2, 1, 1), (2, 1, 5), (4, 4, 5)]
-        if options.tiny
-        else [(4, 1, 1), (4, 1, 5), *((n, n, 5) for n in (8, 32, 128))]
-    )
+    if options.tiny:
+        sizes = [(2, 1, 1), (2, 1, 5), (4, 4, 5)]
+    elif options.quick:
+        sizes = [(2, 1, 1), (2, 1, 5), (8, 8, 5), (32, 32, 5)]
+    else:
+        sizes = [(4, 1, 1), (4, 1, 5), (8, 8, 5), (32, 32, 5), (128, 128, 5)]
     source, length = (6, 5) if options.tiny else (32, 64)
-    works = [Work(preset, *size, source, length, "huggingface") for size in sizes]
+    workloads = [Workload(preset, *size, source, length, "huggingface") for size in sizes]
     with Workers(options) as workers:
-        toolkits = [*workers.seqgen([str(t5)]), *workers.peers(t5), *workers.limits(t5)]
-        yield outcome(Contest(works, toolkits, vocabulary), options.rounds)
+        toolkits = [*workers.seqgen([str(t5)]), *workers.others(t5)]
+        toolkits += [] if options.quick else workers.limits(t5)
+        yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
 def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """The shapes that fairseq was measured with."""
+    """Measure the model shapes for which there are figures of fairseq."""
     ending, vocabulary = ("tiny", 200) if options.tiny else ("iwslt_de_en", 8000)
-    count, length, batches = (4, 5, [1, 4]) if options.tiny else (200, 41, [1, 16, 64])
+    # sentences and size of each batch
+    sizes = (
+        [(4, 1), (4, 4)] if options.tiny else [(8, 1), (32, 16)] if options.quick else [(200, 1), (200, 16), (200, 64)]
+    )
+    length = 5 if options.tiny else 41
     ensembles = [["transformer"] * 2, ["fconv"] * 2, ["fconv", "transformer"]]
     for names in (["transformer"], ["fconv"], *ensembles):
         name = " + ".join(names)
-        sizes = batches if len(names) == 1 else batches[1:2]
-        works = [Work(name, count, size, 5, 0, length, "fairseq") for size in sizes]
+        used = sizes if len(names) == 1 else sizes[1:2]
+        workloads = [Workload(name, count, batch, 5, 0, length, "fairseq") for count, batch in used]
         with Workers(options) as workers:
             toolkits = workers.seqgen([f"{part}_{ending}" for part in names], vocabulary)
-            measured, disagreements = outcome(Contest(works, toolkits, vocabulary), options.rounds)
-        known = {} if options.tiny else {work: FAIRSEQ.get((name, work.batch)) for work in works}
+            measured, disagreements = outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
+        known = {} if options.tiny or options.quick else {load: FAIRSEQ.get((name, load.batch)) for load in workloads}
         elsewhere = [
-            Measured(work, "fairseq, elsewhere", "float32", elsewhere=speed) for work, speed in known.items() if speed
+            Measured(load, "fairseq, elsewhere", "float32", elsewhere=speed) for load, speed in known.items() if speed
         ]
-        yield sorted([*measured, *elsewhere], key=lambda one: one.work.batch), disagreements
+        yield sorted([*measured, *elsewhere], key=lambda one: one.workload.batch), disagreements
 
 
 def measure_d(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """Growth."""
+    """Measure how speed depends on the beam and on the lengths of source and output."""
     for preset, semantics in (("t5_small", "huggingface"), ("transformer_iwslt_de_en", "fairseq")):
         vocabulary = 200 if options.tiny else 32128 if semantics == "huggingface" else 8000
         model = ("t5_tiny" if semantics == "huggingface" else "transformer_tiny") if options.tiny else preset
-        works = [Work(model, 1, 1, *size, semantics) for size in grid(options)]
+        workloads = [Workload(model, 1, 1, *size, semantics) for size in grid(options)]
         with Workers(options) as workers:
             if semantics == "huggingface":
                 save_random_t5(model, vocabulary, folder / model)
-                toolkits = [*workers.seqgen([str(folder / model)]), *workers.peers(folder / model)]
+                toolkits = [*workers.seqgen([str(folder / model)]), *workers.others(folder / model)]
             else:
                 toolkits = workers.seqgen([model], vocabulary)
             toolkits.append(Toolkit("seqgen, plain", "float32", toolkits[0].worker, {"switches": PLAIN}))
-            yield outcome(Contest(works, toolkits, vocabulary), options.rounds)
+            yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
 def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
-    """Beams, sources and lengths of outputs, the shortest work first; a transformer takes no more than 1,024 tokens."""
-    beams = [2, 5] if options.tiny else [1, 5, 20] if options.quick else [1, 2, 5, 10, 20, 50]
+    """Beams, source lengths and output lengths, short ones first; the transformer has at most 1,024 positions."""
+    if options.quick:
+        return [(1, 32, 64), (5, 32, 64), (20, 32, 64), (5, 32, 128), (5, 32, 256), (5, 256, 64), (5, 1024, 64)]
+    beams = [2, 5] if options.tiny else [1, 2, 5, 10, 20, 50]
     lengths = [2, 4] if options.tiny else [16, 32, 64, 128, 256, 512, 1024]
     source, length = (4, 4) if options.tiny else (32, 64)
-    works = [(beam, source, steps) for steps in lengths for beam in beams]
-    if options.quick:
-        works = [(beam, source, steps) for beam, source, steps in works if steps <= 256 or beam == 5]
-    return works + [(5, width, length) for width in lengths if width != source]
+    workloads = [(beam, source, steps) for steps in lengths for beam in beams]
+    return workloads + [(5, width, length) for width in lengths if width != source]
 
 
-def measure_works(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Works a, b and d."""
-    outcomes = list({"a": measure_a, "b": measure_b, "d": measure_d}[options.work](options, folder))
+def measure_workloads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run benchmark a, b or d, and print its table."""
+    outcomes = list({"a": measure_a, "b": measure_b, "d": measure_d}[options.kind](options, folder))
     measured = [one for figures, _ in outcomes for one in figures]
     print(report.table(measured))
-    if options.work == "d":
+    if options.kind == "d":
         print("\n" + report.growth(measured))
+    if options.seqgen_before:
+        print("\n" + report.now_to_before(measured))
     return {"rows": report.records(measured), "disagreements": [line for _, lines in outcomes for line in lines]}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write it as JSON and plot it."""
+    """Measure, print a table, write it as JSON and plot it; exit code 1 if outputs differ by more than ties."""
     options = arguments(argv)
     torch.set_num_threads(options.threads)
     machine = report.machine(options.threads)
     speeds = ", ".join(f"{speed:.0f} GFLOP/s in {name}" for name, speed in machine["gflops"].items())
     print(f"{machine['machine']}, {options.threads} threads, {speeds}; fairseq's machine: 315 in float32\n")
-    measure = measure_texts if options.work == "c" else measure_works
+    measure = measure_texts if options.kind == "c" else measure_workloads
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = measure(options, Path(folder))
     except WorkerError as error:
         sys.exit(str(error))
     if options.json:
-        options.json.write_text(json.dumps({"work": options.work, **machine, **results}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"work": options.kind, **machine, **results}, indent=1) + "\n")
     if options.plot:
         print(*plot(options.json, options.plot), sep="\n")
     if results["disagreements"]:
-        sys.exit("\n".join(["not the same work, so that its figures do not compare:", *results["disagreements"]]))
+        sys.exit("\n".join(["outputs differ, so that these figures cannot be compared:", *results["disagreements"]]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Training steps of the T5-small shape, seqgen's and those of transformers by turns.
+"""Training steps of a T5 of the shape of t5-small: those of seqgen and of transformers, alternating.
 
-32 rows of 32 source and 32 target tokens, vocabulary 32,128, AdamW in one fused pass, clipping to norm 1, dropout 0.1:
-what the training commands of both do with their defaults. The rows are always the same, so that nothing is loaded.
+32 rows of 32 source and 32 target tokens, vocabulary 32,128, fused AdamW, clipping to norm 1, dropout 0.1: the defaults
+of both training commands. All steps use the same rows, so that no time is spent on loading data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = ["model=t5_small", "criterion=cross_entropy", "optimizer=adamw", "lr_s
 
 
 class Vocabulary:
-    """As many ids as T5's embedding has rows."""
+    """A vocabulary of the size of T5's embedding."""
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -47,7 +47,7 @@ class Vocabulary:
 
 
 class Steps(SimpleNamespace):
-    """A task that gives the dictionaries and calls the criterion."""
+    """A task that has dictionaries and calls the criterion."""
 
     source_dictionary = target_dictionary = Vocabulary()
 
@@ -57,14 +57,14 @@ class Steps(SimpleNamespace):
 
 @dataclass
 class Speed:
-    """Target tokens a second, the median of all steps, and that of the processor's time alone."""
+    """Target tokens per second of wall time and of CPU time; medians over all steps."""
 
     wall: float
     processor: float
 
 
 def batch() -> Batch:
-    """Random rows, all of the same length."""
+    """A batch of random rows, all of the same length."""
     generator = torch.Generator().manual_seed(1)
 
     def row() -> torch.Tensor:
@@ -75,7 +75,7 @@ def batch() -> Batch:
 
 
 def seqgen_step(bf16: bool) -> Callable[[], None]:
-    """A training step of seqgen, ready to be called."""
+    """A function that makes one training step of seqgen."""
     cfg = compose(TrainConfig, [*OPTIONS, "optimization.lr=[1e-3]", f"common.bf16={str(bf16).lower()}"])
     task: Any = Steps()
     model = MODELS.of(cfg.model).component.build_model(cfg.model, task)  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def seqgen_step(bf16: bool) -> Callable[[], None]:
 
 
 def transformers_step(bf16: bool) -> Callable[[], None]:
-    """The same of transformers, as its ``Trainer`` does it."""
+    """A function that makes one training step of transformers, like its ``Trainer``."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     model = T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, decoder_start_token_id=PAD)).train()
@@ -108,16 +108,19 @@ def transformers_step(bf16: bool) -> Callable[[], None]:
 
 
 def has_transformers() -> bool:
-    """Whether transformers can be compared with."""
+    """Whether transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 
 def alternate(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, Speed]:
-    """Time steps by turns.
+    """Time training steps, alternating.
 
     Args:
-        steps: what to time, by name.
-        seconds: how long for each.
+        steps: functions that make a step, by name.
+        seconds: how long to measure each.
+
+    Returns:
+        The speeds by name.
     """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for step in steps.values():
@@ -139,23 +142,23 @@ def compare(seconds: float, with_profile: bool) -> dict[str, Any]:
     """Measure float32 and bfloat16 autocast; print a table and return it.
 
     Args:
-        seconds: how long for each toolkit and dtype.
-        with_profile: whether to print what seqgen's time goes to.
+        seconds: how long to measure each toolkit and dtype.
+        with_profile: whether to print a profile of a step of seqgen.
     """
     results: dict[str, Any] = {}
     if not has_transformers():
-        print("transformers is not installed, so that seqgen is measured alone (pip install transformers==4.53.3)")
+        print("transformers is not installed; only seqgen is measured (pip install transformers==4.53.3)")
     print(f"\n{'T5-small, target tokens/s':26} {'seqgen':>9} {'transformers':>13} {'ratio':>6} {'by CPU time':>12}")
     for name, bf16 in (("float32", False), ("bfloat16 autocast", True)):
         steps = {"seqgen": seqgen_step(bf16)} | (
             {"transformers": transformers_step(bf16)} if has_transformers() else {}
         )
         speeds = alternate(steps, seconds)
-        ours, peer = speeds["seqgen"], speeds.get("transformers")
-        beside = (
-            f"{peer.wall:13,.0f} {ours.wall / peer.wall:6.2f} {ours.processor / peer.processor:12.2f}" if peer else ""
-        )
-        print(f"{name:26} {ours.wall:9,.0f} {beside}", flush=True)
+        ours, other = speeds["seqgen"], speeds.get("transformers")
+        ratios = ""
+        if other:
+            ratios = f"{other.wall:13,.0f} {ours.wall / other.wall:6.2f} {ours.processor / other.processor:12.2f}"
+        print(f"{name:26} {ours.wall:9,.0f} {ratios}", flush=True)
         results[name] = {toolkit: vars(speed) for toolkit, speed in speeds.items()}
         if with_profile:
             with profile(activities=[ProfilerActivity.CPU]) as recorded:

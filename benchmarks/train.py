@@ -1,12 +1,12 @@
-"""Training speed: target tokens a second for fairseq's iwslt_de_en shapes, data loading included, and for T5-small.
+"""Training speed: target tokens per second for fairseq's iwslt_de_en shapes, including data loading, and for T5-small.
 
     python -m benchmarks.train [--models fconv_iwslt_de_en ...] [--seconds 40] [--threads 2] [--bf16] [--profile]
-    python -m benchmarks.train --models t5_small      # float32 and bfloat16, by turns with transformers
+    python -m benchmarks.train --models t5_small      # float32 and bfloat16, alternating with transformers
 
-Trains on Multi30k en-de where it is found (``$SEQGEN_SHARED/data/multi30k``, else ``../shared/data/multi30k``), with a
-joint SentencePiece vocabulary of 8,000, otherwise on random words of like lengths; float32, batches of 4,096 tokens.
-fairseq's figures were measured on another machine (2 cores of a Xeon with AVX-512), so beside them stands what this
-machine gives: its matrix-product speed, and the share of it that the model's products alone use.
+Trains on Multi30k en-de if it is found (``$SEQGEN_SHARED/data/multi30k`` or ``../shared/data/multi30k``), with a joint
+SentencePiece vocabulary of 8,000, otherwise on random words with similar lengths; float32, batches of 4,096 tokens.
+fairseq's figures were measured on another machine (2 cores of a Xeon with AVX-512). For comparison, the speed of matrix
+products on this machine is printed, and the share of an update that the model's products would take at this speed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from seqgen.compose import compose
 from seqgen.config import TrainConfig
 from seqgen.registry import TASKS
 from seqgen.structures import Batch
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
@@ -50,7 +50,7 @@ KINDS = {
 
 
 def data_options(folder: Path) -> list[str]:
-    """Where to train: Multi30k, or random words."""
+    """The keys of the task and its data: Multi30k, or random words."""
     shared = os.environ.get("SEQGEN_SHARED", str(Path(__file__).parents[2] / "shared"))
     multi30k = Path(shared) / "data" / "multi30k"
     languages = ["task=translation", "task.source_lang=en", "task.target_lang=de"]
@@ -66,7 +66,7 @@ def data_options(folder: Path) -> list[str]:
 
 
 def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingRun:
-    """Make a run ready to be stepped through."""
+    """Make a run whose trainer can be called update by update."""
     cfg = compose(
         TrainConfig,
         [
@@ -82,17 +82,17 @@ def prepare(model: str, folder: Path, cache: Path, bf16: bool) -> TrainingRun:
     )
     folder.mkdir()
     task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)
-    return TrainingRun(cfg, task, folder, torch.device("cpu"), Peers(), StopSignals())
+    return TrainingRun(cfg, task, folder, torch.device("cpu"), ProcessGroup(), StopSignals())
 
 
 def batches(run: TrainingRun) -> Iterator[Batch]:
-    """Batches without end."""
+    """The batches of all epochs, without end."""
     while True:
         yield from run.iterator
 
 
 def measure(run: TrainingRun, seconds: float) -> dict[str, float]:
-    """Train for a while; return speeds."""
+    """Train for some seconds; return speeds by name."""
     source = batches(run)
     for batch in itertools.islice(source, 2):
         run.trainer.train_update([batch], 1)
@@ -115,14 +115,14 @@ def measure(run: TrainingRun, seconds: float) -> dict[str, float]:
 
 
 def product_share(run: TrainingRun, seconds_per_update: float, gflops: float) -> float:
-    """The share of an update that its matrix products would take at this machine's full speed."""
+    """The share of an update's time that its matrix products would take at the speed of large products."""
     with FlopCounterMode(display=False) as counter:
         run.trainer.train_update([next(batches(run))], 1)
     return counter.get_total_flops() / (gflops * 1e9) / seconds_per_update
 
 
 def matrix_speed(bf16: bool, size: int = 2048, repeats: int = 8) -> float:
-    """GFLOP/s of large matrix products, the best of several."""
+    """GFLOP/s of large matrix products; the best of several measurements."""
     a, b = (torch.randn(size, size, dtype=torch.bfloat16 if bf16 else torch.float32) for _ in range(2))
     times = []
     for _ in range(repeats):
@@ -133,7 +133,7 @@ def matrix_speed(bf16: bool, size: int = 2048, repeats: int = 8) -> float:
 
 
 def shares(run: TrainingRun, updates: int = 3) -> dict[str, float]:
-    """What the time of an update goes to."""
+    """Profile some updates; return the share of CPU time of each kind of operation, largest first."""
     source = batches(run)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         for batch in itertools.islice(source, updates):
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="how long to measure each model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 autocast")
-    parser.add_argument("--profile", action="store_true", help="also show what the time goes to")
+    parser.add_argument("--profile", action="store_true", help="also print a profile")
     parser.add_argument("--output", default="train_speed.json", help="JSON file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -173,9 +173,9 @@ def main() -> None:
             row = measure(run, arguments.seconds)
             row["product_share"] = product_share(run, row["seconds_per_update"], gflops)
             row["fairseq_tokens_per_second"] = FAIRSEQ.get(model, 0)
-            speed, peer = row["tokens_per_second"], row["fairseq_tokens_per_second"]
-            ratio = f"{speed / peer:6.2f}" if peer else f"{'':6}"
-            print(f"{model:26} {speed:9,.0f} {peer:8,} {ratio} {row['padding']:8.1%} {row['product_share']:9.1%}")
+            speed, fairseq = row["tokens_per_second"], row["fairseq_tokens_per_second"]
+            ratio = f"{speed / fairseq:6.2f}" if fairseq else f"{'':6}"
+            print(f"{model:26} {speed:9,.0f} {fairseq:8,} {ratio} {row['padding']:8.1%} {row['product_share']:9.1%}")
             if arguments.profile:
                 row["shares"] = shares(run)
                 print("".join(f"    {share:6.1%}  {name}\n" for name, share in row["shares"].items()))

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from seqgen.arguments import given_values
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.diff_report import Report
-from seqgen.compose import DECODING_COMPONENTS, compose, given_values
+from seqgen.compose import compose
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
@@ -23,6 +24,7 @@ from seqgen.inspection.cause import Decode, Explanation, explain
 from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
+from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.text_decoding import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,

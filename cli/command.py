@@ -15,9 +15,10 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
+from seqgen.arguments import text_list, text_values
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
 from seqgen.cli.help import help_text
-from seqgen.compose import compose, text_list, text_values
+from seqgen.compose import compose
 from seqgen.config import CommonConfig
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError

@@ -11,13 +11,15 @@ from typing import Any
 
 import yaml
 
-from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, load_model, reader_of
+from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
-from seqgen.compose import compose, from_dict, known_keys, to_dict
+from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
+from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config_keys import known_keys
 from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder, write_atomically
@@ -78,7 +80,7 @@ def convert(cfg: ConvertConfig) -> int:
         raise ConfigError(f"{key}={folder} already exists; give the name of a new folder")
     if cfg.huggingface_dir:
         check_output("huggingface_dir", cfg.huggingface_dir)
-    if cfg.run_dir and path.exists() and reader_of(path) is None:
+    if cfg.run_dir and path.exists() and checkpoint_loader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seqgen.arguments import given_values
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.formats import FORMATS, wanted_details
 from seqgen.cli.notes import summary
 from seqgen.cli.output import check_output, open_output
-from seqgen.compose import given_values, to_dict
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.config_dicts import to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.memory import memory_errors

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from seqgen.compose import DECODING_COMPONENTS, GROUPS, decodes, known_keys
+from seqgen.component_keys import decodes
 from seqgen.config import SINGLE_COMPONENTS
-from seqgen.registry import Registry
+from seqgen.config_keys import known_keys
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 
 def help_text(schema: type, program: str, description: str) -> str:

@@ -12,8 +12,8 @@ from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
 from seqgen.checkpoints.resume import check_resumable
 from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
-from seqgen.compose import to_dict
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import to_dict
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task

@@ -1,4 +1,4 @@
-"""``seqgen-train``: train a model into a run folder, resume a run, or sweep over several configurations."""
+"""``seqgen-train``: train a model, resume a run, or train one run for each of several configurations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import torch
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
-from seqgen.compose import chosen_components, compose, expand_sweep
+from seqgen.compose import chosen_components, compose
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.processes import end_with
-from seqgen.training.distributed import Peers, join, leave, peers_from_environment
+from seqgen.sweep import expand_sweep
+from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
-"""How long processes under ``torchrun`` wait for the first one to encode the text."""
+"""How long the other ranks under ``torchrun`` wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, the built-in example.
-Training again into a run folder resumes the run. With -m, several values of a key (model=a,b common.seed=1,2) train
-their product, a run folder each."""
+If the run folder contains a run, training resumes it. With -m, keys can have several values, such as
+model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,13 +41,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def default_folder(overrides: Sequence[str]) -> Path:
-    """Where a run goes that names no folder: ``runs/TASK-MODEL``."""
+    """The run folder if ``run_dir`` is not set: ``runs/TASK-MODEL``.
+
+    Args:
+        overrides: the ``key=value`` arguments.
+    """
     chosen = chosen_components(TrainConfig, overrides)
     return Path("runs") / f"{chosen['task']}-{chosen['model']}"
 
 
 def train_sweep(overrides: list[str]) -> int:
-    """Train one run after the other, for each combination of the values given."""
+    """Train one run after the other, for each combination of values.
+
+    Args:
+        overrides: the ``key=value`` arguments, with several values separated by commas.
+
+    Returns:
+        The exit code: 0, or that of the first run that did not end as configured.
+    """
     run_dir = [override.partition("=")[2] for override in overrides if override.startswith("run_dir=")]
     base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
     jobs = list(expand_sweep(TrainConfig, overrides))
@@ -59,46 +71,46 @@ def train_sweep(overrides: list[str]) -> int:
 
 
 def train_run(cfg: TrainConfig, folder: Path) -> int:
-    """Train into a run folder, or continue the run in it.
+    """Train a model into a run folder, or resume the run in it.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder.
 
     Returns:
-        The exit code: 0 when training ended as configured, else that of the signal that stopped it.
+        The exit code: 0 if training ended as configured, else that of the signal that stopped it.
     """
     device = set_up_device(cfg.common)
-    peers = peers_from_environment()
-    if peers.world_size > 1:
-        return _train_with_peers(cfg, folder, device, peers)
+    group = group_from_environment()
+    if group.world_size > 1:
+        return _train_under_torchrun(cfg, folder, device, group)
     with run_lock(folder) as lock:
         return train(cfg, open_run(cfg, folder), folder, device, lock)
 
 
-def _train_with_peers(cfg: TrainConfig, folder: Path, device: torch.device, peers: Peers) -> int:
-    """Train together with the other processes that ``torchrun`` started; the first of them prepares the folder."""
+def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, group: ProcessGroup) -> int:
+    """Train as one rank of the process group that ``torchrun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     asked = cfg.distributed_training.distributed_world_size
-    if asked not in (1, peers.world_size):
+    if asked not in (1, group.world_size):
         raise ConfigError(
-            f"distributed_training.distributed_world_size={asked}, but torchrun has started {peers.world_size} "
+            f"distributed_training.distributed_world_size={asked}, but torchrun has started {group.world_size} "
             "processes; remove the key"
         )
-    cfg.distributed_training.distributed_world_size = peers.world_size  # for those who resume the run
-    join(peers, cfg.distributed_training, device)
+    cfg.distributed_training.distributed_world_size = group.world_size  # for config.yaml
+    join(group, cfg.distributed_training, device)
     with ExitStack() as held:
         task, problem = None, ""
-        if peers.is_main:
+        if group.is_main:
             try:
                 held.enter_context(run_lock(folder))
                 task = open_run(cfg, folder)
             except UserError as error:
                 problem = str(error)
-        problem = peers.gather(problem, PREPARATION)[0]  # the others wait here until the folder is ready
+        problem = group.gather(problem, PREPARATION)[0]  # the other ranks wait here until the folder is ready
         if problem:
             leave()
             raise UserError(problem)

@@ -1,7 +1,8 @@
-"""A task of one's own: dates in words to dates in digits, letter by letter, in one file.
+"""A task in one file: dates in words to dates in digits, with a tokenizer of characters.
 
-"the 3rd of March 1987" becomes "1987-03-03". Train it with
-``seqgen-train common.user_dir=examples/dates.py task=dates model=transformer_tiny``.
+The source "the 3rd of March 1987" has the target "1987-03-03". The task generates its text::
+
+    seqgen-train common.user_dir=examples/dates.py task=dates model=transformer_tiny run_dir=runs/dates
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from seqgen.data.parallel_text import ParallelFiles
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
 from seqgen.files import new_folder
 from seqgen.registry import register_task
-from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask, cache_folder, check_split
+from seqgen.tasks.text_files import cache_folder, check_split
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 SIZES = {"train": 8000, "valid": 500, "test": 500}
+"""Number of pairs in each split."""
 
 
 @register_tokenizer("letters")
@@ -29,19 +32,19 @@ class LetterTokenizer(Tokenizer):
     """Each character is a token, spaces included."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the letters."""
+        """Turn text into ids, without end-of-sentence."""
         return [self.dictionary.index(letter) for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The letters of ids."""
+        """Turn ids into text."""
         return "".join(self.dictionary.symbol(index) for index in ids)
 
     def fingerprint(self) -> str:
-        """Changes when the letters change."""
+        """A hash that changes whenever ``encode`` would give other ids."""
         return f"letters:{self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
-        """Write what ``load`` needs."""
+        """Write what ``load`` reads, and the registered name, by which the class is found again."""
         write_settings(folder, {"tokenizer": "letters"})
         self.dictionary.save(folder / "dictionary.json")
 
@@ -53,7 +56,7 @@ class LetterTokenizer(Tokenizer):
 
 @dataclass
 class DatesConfig(ParallelTextConfig):
-    """Which dates."""
+    """Configuration of the task; its fields are the keys ``task.FIELD``."""
 
     first_year: int = option(1900, "first year of the dates", minimum=1, maximum=9999)
     last_year: int = option(2099, "last year of the dates", minimum=1, maximum=9999)
@@ -66,7 +69,12 @@ class DatesTask(ParallelTextTask):
 
     @classmethod
     def setup_task(cls, cfg: DatesConfig, folder: Path) -> Self:
-        """Make the tokenizer, or read it from the run folder."""
+        """Make the tokenizer, or read it from the run folder.
+
+        Args:
+            cfg: the configuration.
+            folder: the run folder; a resumed or finished run has the tokenizer in it.
+        """
         home = folder / "tokenizer"
         if not home.is_dir():
             letters = Dictionary()
@@ -78,7 +86,13 @@ class DatesTask(ParallelTextTask):
 
     @classmethod
     def find_files(cls, cfg: DatesConfig, folder: Path, split: str) -> ParallelFiles:
-        """Write the text of a split, unless it is there already."""
+        """Write the text of a split into the cache folder, unless it exists.
+
+        Args:
+            cfg: the configuration.
+            folder: the run folder.
+            split: ``train``, ``valid`` or ``test``.
+        """
         check_split(split)
         home = cache_folder(cfg, folder) / f"dates-{split}-{cfg.first_year}-{cfg.last_year}"
         if not home.is_dir():
@@ -90,7 +104,7 @@ class DatesTask(ParallelTextTask):
 
 
 def _days(cfg: DatesConfig, split: str) -> list[datetime.date]:
-    """The days of a split, in an order that depends on nothing else."""
+    """The days of a split: the same in every run, and in no other split."""
     first = datetime.date(cfg.first_year, 1, 1)
     numbers = list(range((datetime.date(cfg.last_year, 12, 31) - first).days + 1))
     random.Random("dates").shuffle(numbers)

@@ -1,6 +1,6 @@
 """The demo: train three models on the built-in example, decode with each and with all together, print the scores.
 
-It types the commands that a user would type; ``make demo`` runs it.
+It runs the seqgen commands and prints each of them; ``make demo`` or ``python -m examples.demo [FOLDER]`` starts it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECIPE = (
     "optimization.ema_decay=0.99",
     "dataset.validate_interval=2",
 )
-"""Enough for this example; without it and the options below, training takes the defaults and longer."""
+"""Enough for this example; the defaults, which these keys and the options below replace, train longer."""
 OPTIONS = {
     "fconv_tiny": ("optimization.lr=[2e-3]", "optimization.max_update=700"),
     "transformer_tiny": (
@@ -49,19 +49,19 @@ GOAL = 95.0
 
 
 def run(command: str, *arguments: str) -> str:
-    """Show a command, run it, and return what it wrote to standard output.
+    """Print a command, run it, and return its standard output.
 
-    The command has a session of its own, so that Ctrl-C does not reach it from the terminal too: what stops the demo is
-    passed on once as SIGTERM, upon which training saves, and the demo waits for that.
+    The command runs in its own session, so that Ctrl-C at the terminal does not reach it directly. A signal that stops
+    the demo is passed on once, as SIGTERM. Training then saves a checkpoint, and the demo waits for its end.
 
     Raises:
-        SystemExit: the command failed or was stopped; it has said why.
+        SystemExit: the command failed or was stopped; the command has printed the reason.
     """
     print(f"\n$ {command} {' '.join(arguments)}", flush=True)
     module = [sys.executable, "-m", COMMANDS[command]]
     with _passing_signals() as started:
         process = subprocess.Popen([*module, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True)
-        output = started(process)
+        output: str = started(process)
     if process.returncode:
         sys.exit(f"demo: {command} ended with exit code {process.returncode}")
     return output
@@ -69,7 +69,7 @@ def run(command: str, *arguments: str) -> str:
 
 @contextmanager
 def _passing_signals() -> Iterator[Any]:
-    """Pass the signals that stop the demo on to a process, wait for its end, and then stop."""
+    """Pass signals that stop the demo on to the process that runs, wait for its end, then stop."""
     received: list[int] = []
     running: list[subprocess.Popen[str]] = []
 
@@ -80,7 +80,7 @@ def _passing_signals() -> Iterator[Any]:
 
     def wait(process: subprocess.Popen[str]) -> str:
         running.append(process)
-        for _ in received:  # what came while the process was started
+        for _ in received:  # signals received while the process was started
             process.terminate()
         return process.communicate()[0]
 
@@ -98,14 +98,14 @@ def _passing_signals() -> Iterator[Any]:
 
 def _stop(number: int) -> NoReturn:
     with suppress(OSError):  # after SIGHUP there may be no terminal
-        print("demo: stopped; the same command continues where it was", file=sys.stderr)
+        print("demo: stopped; run the same command again to resume", file=sys.stderr)
     sys.exit(128 + number)
 
 
 def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str]:
-    """Decode the test split; return the scores and the speed that the commands report.
+    """Decode the test split; return the scores and the speed that the commands print, by name.
 
-    Most names are one word, for which BLEU is 0 by definition: it counts sequences of four. So characters are counted.
+    BLEU is computed on characters: most names are one word, and BLEU of words is 0 for outputs shorter than four words.
     """
     report = run("seqgen-generate", f"path={path}", f"output={output}", "generation.beam=5")
     print(report, end="")
@@ -117,7 +117,7 @@ def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str
 
 
 def main() -> None:
-    """Run the demo; exit with 1 where a model does not reach the goal."""
+    """Run the demo; exit with code 1 if a model does not reach ``GOAL``."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/demo")
     reference = folder / "fconv_tiny" / "cache" / "number_names-test-en-de" / "test.de"
     rows, seconds = [], {}
@@ -129,7 +129,7 @@ def main() -> None:
     members = ",".join(str(folder / model) for model in OPTIONS)
     rows.append(decode("ensemble of all", f"[{members}]", folder / "ensemble.txt", reference))
 
-    table = Table(title="number_names, English to German, 1,000 numbers that no model has seen, beam 5")
+    table = Table(title="number_names, English to German, 1,000 numbers that are not in the training text, beam 5")
     for column in ("model", "trained in", "exact match", "BLEU (characters)", "sentences/s", "run folder"):
         table.add_column(column, justify="left" if column in ("model", "run folder") else "right")
     for row in rows:
@@ -140,7 +140,7 @@ def main() -> None:
     Console(width=110).print(table)
     print(f"TensorBoard: tensorboard --logdir {folder}")
     if any(float(row["exact_match"]) < GOAL for row in rows):
-        sys.exit(f"a model stayed below {GOAL} % exact match")
+        sys.exit(f"a model has less than {GOAL} % exact match")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,20 @@
-"""A model of one's own: a recurrent encoder-decoder with attention (Luong et al. 2015), in one file.
+"""A model in one file: a recurrent encoder-decoder with attention (Luong et al. 2015).
 
-Train it with ``seqgen-train common.user_dir=examples/lstm.py model=lstm_tiny``. Nothing in it is about beam search: the
-decoder keeps its state in tensors whose first dimension is the row, and the base class does the rest.
+::
+
+    seqgen-train common.user_dir=examples/lstm.py model=lstm_tiny run_dir=runs/lstm
+    seqgen-generate common.user_dir=examples/lstm.py path=runs/lstm input=- output=-
+
+The file has no code for beam search: the decoder stores tensors in the decoding state whose first dimension is the row,
+and the base class reorders them.
+
+Letters: ``N`` rows, ``S`` source positions, ``T`` target positions, ``C`` hidden size, ``E`` embedding dimension.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +23,18 @@ from seqgen.config import option
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
-
-if TYPE_CHECKING:
-    from seqgen.task import Task
 
 
 @dataclass
 class LSTMConfig:
-    """Configuration of the recurrent model."""
+    """Configuration of the recurrent model; its fields are the keys ``model.FIELD``."""
 
     embed_dim: int = option(256, "dimension of the embeddings", minimum=1)
     hidden_size: int = option(
-        512, "channels of the decoder's state; the encoder has half of them a direction", minimum=2
+        512, "hidden size of the decoder; each direction of the encoder has half of it", minimum=2
     )
     layers: int = option(1, "number of layers of the encoder, and of the decoder", minimum=1)
     dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
@@ -39,11 +43,11 @@ class LSTMConfig:
 
 @dataclass(frozen=True)
 class LSTMEncoderOut(EncoderOut):
-    """The encoder's output.
+    """The features ``(N, S, C)`` and padding mask ``(N, S)`` of ``EncoderOut``, and the last states of both directions.
 
     Attributes:
-        hidden: ``(N, layers, C)`` hidden state at the sentence's ends.
-        cell: ``(N, layers, C)`` likewise, the cell.
+        hidden: ``(N, layers, C)`` last hidden states, forward and backward concatenated.
+        cell: ``(N, layers, C)`` last cell states, likewise.
     """
 
     hidden: Tensor = field(kw_only=True)
@@ -51,7 +55,7 @@ class LSTMEncoderOut(EncoderOut):
 
 
 class LSTMEncoder(Encoder):
-    """Reads the source in both directions."""
+    """A bidirectional LSTM."""
 
     def __init__(self, cfg: LSTMConfig, vocab_size: int, pad: int):
         super().__init__()
@@ -61,9 +65,14 @@ class LSTMEncoder(Encoder):
         self.lstm = nn.LSTM(cfg.embed_dim, cfg.hidden_size // 2, cfg.layers, batch_first=True, bidirectional=True)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> LSTMEncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward``."""
+        """Encode a batch of sentences.
+
+        Args:
+            src_tokens: ``(N, S)`` int64, padded on the right.
+            src_lengths: ``(N,)`` int64 lengths, end-of-sentence included.
+        """
         embedded = self.dropout(self.embed_tokens(src_tokens))
-        # packed, so that the backward direction begins at each sentence's own end
+        # packed, so that the backward direction starts at the last token of each sentence, not at padding
         packed = nn.utils.rnn.pack_padded_sequence(embedded, src_lengths.cpu(), batch_first=True, enforce_sorted=False)
         output, (hidden, cell) = self.lstm(packed)
         features, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True, total_length=src_tokens.size(1))
@@ -73,7 +82,8 @@ class LSTMEncoder(Encoder):
 
     def _join(self, state: Tensor) -> Tensor:
         # (layers * 2, N, C / 2) -> (layers, 2, N, C / 2) -> (N, layers, 2, C / 2) -> (N, layers, C)
-        return state.unflatten(0, (self.cfg.layers, 2)).permute(2, 0, 1, 3).flatten(2)
+        joined: Tensor = state.unflatten(0, (self.cfg.layers, 2)).permute(2, 0, 1, 3).flatten(2)
+        return joined
 
     def max_positions(self) -> int:
         """The longest source, in tokens with end-of-sentence."""
@@ -81,7 +91,7 @@ class LSTMEncoder(Encoder):
 
 
 class LSTMDecoder(IncrementalDecoder):
-    """Writes the target, attending to the source with its last layer's output."""
+    """An LSTM whose output attends to the source; it starts from the last states of the encoder."""
 
     def __init__(self, cfg: LSTMConfig, vocab_size: int, pad: int):
         super().__init__()
@@ -99,16 +109,26 @@ class LSTMDecoder(IncrementalDecoder):
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute features of the positions that the state has not seen; see ``IncrementalDecoder.forward``."""
+        """Compute the features of the positions that the state has not seen.
+
+        Args:
+            prev_output_tokens: ``(N, T)`` int64, all positions so far.
+            encoder_out: the encoder's output, one row for each row of ``prev_output_tokens``.
+            incremental_state: the decoding state; ``None`` in training, where all positions are computed.
+            need_attention: whether the attention weights are returned.
+
+        Returns:
+            Features ``(N, new positions, E)``, and attention weights ``(N, new positions, S)`` or ``None``.
+        """
         start = self.positions_seen(incremental_state)
         before = self.get_state(incremental_state) or {"hidden": encoder_out.hidden, "cell": encoder_out.cell}
         embedded = self.dropout(self.embed_tokens(prev_output_tokens[:, start:]))
-        # the state is kept rows first; torch's LSTM wants layers first
+        # the row is the first dimension in the state; the LSTM of PyTorch has layers first: (layers, N, C)
         initial = tuple(before[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         output, (hidden, cell) = self.lstm(embedded, initial)
         self.set_state(incremental_state, {"hidden": hidden.transpose(0, 1), "cell": cell.transpose(0, 1)})
 
-        scores = self.attention(output) @ encoder_out.encoder_out.transpose(1, 2)  # (N, T, S)
+        scores = self.attention(output) @ encoder_out.encoder_out.transpose(1, 2)  # (N, new positions, S)
         if encoder_out.encoder_padding_mask is not None:
             scores = scores.masked_fill(encoder_out.encoder_padding_mask.unsqueeze(1), -torch.inf)
         weights = scores.softmax(-1)
@@ -118,7 +138,7 @@ class LSTMDecoder(IncrementalDecoder):
         return features, weights if need_attention else None
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Project to the vocabulary, with the embedding as the matrix."""
+        """Project features ``(..., E)`` to logits ``(..., V)`` with the embedding matrix."""
         return nn.functional.linear(features, self.embed_tokens.weight)
 
     def max_positions(self) -> int:
@@ -131,7 +151,7 @@ class LSTMModel(EncoderDecoderModel):
     """A recurrent encoder-decoder with attention."""
 
     @classmethod
-    def build_model(cls, cfg: Any, task: Task) -> Self:
+    def build_model(cls, cfg: Any, task: Vocabularies) -> Self:
         """Build the model for a task's vocabularies."""
         source, target = task.source_dictionary, task.target_dictionary
         return cls(LSTMEncoder(cfg, len(source), source.pad()), LSTMDecoder(cfg, len(target), target.pad()))

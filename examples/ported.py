@@ -1,13 +1,16 @@
-"""A model that was written for fairseq, ported: what came before is seen through its mean (Zhang et al. 2018).
+"""A model ported from fairseq: the decoder sees the mean of the previous tokens (average attention, Zhang et al. 2018).
 
-``docs/from-fairseq.md`` shows what the file looked like there and what changed. Train it with
-``seqgen-train common.user_dir=examples/ported.py model=average``.
+``docs/from-fairseq.md`` shows the original file and each change. ::
+
+    seqgen-train common.user_dir=examples/ported.py model=average run_dir=runs/average
+
+Letters: ``N`` rows, ``S`` source positions, ``T`` target positions, ``C`` dimension of the embeddings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,26 +20,23 @@ from seqgen.config import option
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel
+from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.modules import LearnedPositions
 from seqgen.registry import register_model
 from seqgen.structures import DecoderOut, EncoderOut
 
-if TYPE_CHECKING:
-    from seqgen.task import Task
-
 
 @dataclass
 class AverageConfig:
-    """Configuration of the averaging model."""
+    """Configuration of the averaging model; its fields are the keys ``model.FIELD``."""
 
-    embed_dim: int = option(128, "channels", minimum=1)
+    embed_dim: int = option(128, "dimension of the embeddings and features", minimum=1)
     dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
     max_positions: int = option(512, "maximum source and target length, in tokens with end-of-sentence", minimum=1)
 
 
 class AverageEncoder(Encoder):
-    """Gives each source word its embedding, its position and a layer."""
+    """Embeddings, learned positions and one layer."""
 
     def __init__(self, cfg: AverageConfig, dictionary: Any):
         super().__init__()
@@ -47,7 +47,7 @@ class AverageEncoder(Encoder):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
-        """Encode a batch of sentences; see ``Encoder.forward``."""
+        """Encode ``(N, S)`` tokens to features ``(N, S, C)``; see ``Encoder.forward``."""
         padding_mask = src_tokens.eq(self.pad)
         positions = self.embed_positions.of_source(src_tokens.size(1), padding_mask)
         x = self.dropout(self.embed_tokens(src_tokens) + positions)
@@ -59,7 +59,10 @@ class AverageEncoder(Encoder):
 
 
 class AverageDecoder(IncrementalDecoder):
-    """Sees the tokens before through the mean of their embeddings, and attends to the source."""
+    """Attends to the source from each token and the mean of the embeddings up to it.
+
+    The decoding state has the sum of the embeddings, ``(N, C)``.
+    """
 
     def __init__(self, cfg: AverageConfig, dictionary: Any):
         super().__init__()
@@ -76,7 +79,17 @@ class AverageDecoder(IncrementalDecoder):
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> DecoderOut:
-        """Score the next token at each position that the state has not seen; see ``IncrementalDecoder.forward``."""
+        """Score the next token at each position that the state has not seen.
+
+        Args:
+            prev_output_tokens: ``(N, T)`` int64, all positions so far.
+            encoder_out: the encoder's output, one row for each row of ``prev_output_tokens``.
+            incremental_state: the decoding state; ``None`` in training, where all positions are computed.
+            need_attention: whether the attention weights are returned.
+
+        Returns:
+            Logits ``(N, new positions, V)``, and attention weights ``(N, new positions, S)`` or ``None``.
+        """
         seen = self.positions_seen(incremental_state)
         x = self.dropout(self.embed_tokens(prev_output_tokens[:, seen:]))
         total = x.cumsum(1)
@@ -88,7 +101,7 @@ class AverageDecoder(IncrementalDecoder):
 
         count = torch.arange(seen + 1, seen + 1 + x.size(1), device=x.device).unsqueeze(1)
         x = torch.tanh(self.history(torch.cat([x, total / count], dim=-1)))
-        scores = x @ encoder_out.encoder_out.transpose(1, 2)  # (N, T, S)
+        scores = x @ encoder_out.encoder_out.transpose(1, 2)  # (N, new positions, S)
         if encoder_out.encoder_padding_mask is not None:
             scores = scores.masked_fill(encoder_out.encoder_padding_mask.unsqueeze(1), -torch.inf)
         weights = scores.softmax(-1)
@@ -102,9 +115,9 @@ class AverageDecoder(IncrementalDecoder):
 
 @register_model("average", config=AverageConfig, presets={"average_tiny": AverageConfig(embed_dim=64)})
 class AverageModel(EncoderDecoderModel):
-    """The averaging model."""
+    """An encoder-decoder whose decoder averages the previous tokens."""
 
     @classmethod
-    def build_model(cls, cfg: AverageConfig, task: Task) -> Self:
+    def build_model(cls, cfg: AverageConfig, task: Vocabularies) -> Self:
         """Build the model for a task's vocabularies."""
         return cls(AverageEncoder(cfg, task.source_dictionary), AverageDecoder(cfg, task.target_dictionary))

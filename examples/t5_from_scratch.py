@@ -1,11 +1,13 @@
-"""A T5 from nothing but text: pretrain, fine-tune on two tasks at once, decode, score; then without pretraining.
+"""A T5 (Raffel et al. 2020) from raw text: pretrain, fine-tune on two tasks at once, decode and score.
+
+For comparison, a second model is trained on the two tasks without pretraining.
 
     python -m examples.t5_from_scratch                          # the names of numbers, into runs/t5_from_scratch
     python -m examples.t5_from_scratch --data DATA/multi30k --train train --valid val --test test_2016_flickr
 
-It types the commands that a user would type. ``--data`` names a folder of parallel text, such as ``train.en`` and
-``train.de``, plain or ``.gz``: its two sides are the raw text that the model is pretrained on, and ``--pairs`` of its
-pairs are what it is fine-tuned on, in both directions.
+The script runs the seqgen commands and prints each of them. ``--data`` names a folder of parallel text, such as
+``train.en`` and ``train.de``, plain or ``.gz``. The model is pretrained on both sides as raw text. It is fine-tuned on
+the first ``--pairs`` pairs, in both directions.
 """
 
 from __future__ import annotations
@@ -38,24 +40,24 @@ RECIPE = (
     "optimization.lr=[1.0]",
     "common.log_interval=100",
 )
-"""T5's own, but for the number of updates with a constant rate."""
+"""T5's settings, except for the number of updates with a constant learning rate."""
 
 
 def command(name: str, *arguments: str) -> str:
-    """Show a command, run it, and return what it wrote to standard output."""
+    """Print a command, run it, and return its standard output."""
     print(f"\n$ seqgen-{name} {' '.join(arguments)}", flush=True)
     module = [sys.executable, "-m", f"seqgen.cli.{name}", *arguments]
     return subprocess.run(module, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file, a line for each text."""
+    """Write a text file with one text on each line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def parallel_files(arguments: argparse.Namespace) -> dict[str, ParallelFiles]:
-    """The files of each split, written anew for the names of numbers."""
+    """The files of each split; without ``--data``, the names of numbers are written first."""
     if arguments.data:
         prefixes = {split: f"{arguments.data}/{getattr(arguments, split)}" for split in SPLITS}
     else:
@@ -85,7 +87,7 @@ def prepare_text(arguments: argparse.Namespace) -> None:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Span corruption on the raw text; the tokenizer is made on the way."""
+    """Train on span corruption of the raw text; this run also makes the tokenizer."""
     command(
         "train",
         f"run_dir={arguments.folder}/pretrained",
@@ -103,7 +105,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
 
 def finetune(arguments: argparse.Namespace, name: str, *further: str) -> None:
-    """Both directions at once, after the prefix that says which, with the pretrained model's tokenizer."""
+    """Train on both directions, each with its own prefix of the source, with the pretrained model's tokenizer."""
     command(
         "train",
         f"run_dir={arguments.folder}/{name}",
@@ -120,7 +122,7 @@ def finetune(arguments: argparse.Namespace, name: str, *further: str) -> None:
 
 
 def decode(arguments: argparse.Namespace, name: str, target: str) -> dict[str, str]:
-    """Decode the test split of one direction; return the scores that the command reports."""
+    """Decode the test split of one direction; return the scores that the command prints, by name."""
     report = command(
         "generate",
         f"path={arguments.folder}/{name}",
@@ -135,7 +137,7 @@ def decode(arguments: argparse.Namespace, name: str, target: str) -> dict[str, s
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the arguments."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="runs/t5_from_scratch", help="folder for text and runs")
     parser.add_argument("--data", default="", help="folder of parallel text; empty for the names of numbers")
@@ -154,7 +156,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, decode, and print a table."""
+    """Train, decode and print a table."""
     arguments = parse(argv)
     prepare_text(arguments)
     start = time.perf_counter()

@@ -1,6 +1,6 @@
 """The built-in models; each file registers one, and is imported when one of its names is asked for."""
 
-from seqgen.checkpoints.loading import declare_reader
+from seqgen.checkpoints.loading import declare_checkpoint_loader
 from seqgen.registry import MODELS
 
 if __name__ != "seqgen.models":
@@ -12,9 +12,9 @@ MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
     MODELS.declare(_prefix, "seqgen.models.t5")
 
-declare_reader(
+declare_checkpoint_loader(
     "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq_checkpoint"
 )
-declare_reader(
+declare_checkpoint_loader(
     "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface_checkpoint"
 )

@@ -1,10 +1,10 @@
-"""Reading checkpoints of fairseq: the file ``checkpoint_best.pt`` and what lies beside it.
+"""Reading checkpoints of fairseq: ``checkpoint_best.pt`` and the files in its folder.
 
 ::
 
     checkpoint_best.pt       weights and options
     dict.en.txt dict.de.txt  the dictionaries of source and target, or one dict.txt for both
-    sentencepiece.bpe.model  a SentencePiece model, or spm.model; without one, text is taken as tokenized already
+    sentencepiece.bpe.model  a SentencePiece model, or spm.model; without one, text is read as tokenized
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
@@ -30,7 +30,7 @@ from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
 from seqgen.models.transformer import TransformerConfig
 
-# Objects of these become inert: options (in some versions) and the averages of training.
+# Objects of these packages become inert: options (in some versions) and training meters.
 _PACKAGES = ("omegaconf.", "fairseq.")
 _MAX_POSITIONS = 1_000_000
 _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
@@ -38,26 +38,26 @@ _SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.m
 
 @dataclass(frozen=True)
 class _Side:
-    """The files that one language is read with; ``sentencepiece`` is ``None`` for text that is tokenized already."""
+    """The files of one language; ``sentencepiece`` is ``None`` for tokenized text."""
 
     dictionary: Path
     sentencepiece: Path | None
 
 
-@register_reader("fairseq checkpoint")
+@register_checkpoint_loader("fairseq checkpoint")
 def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a checkpoint of fairseq's convolutional model or transformer.
 
     Args:
         path: the checkpoint.
-        reading: files that are not beside it, and what it does not say.
+        reading: files that are not in its folder, and values that are not in its options.
         placement: ignored; such checkpoints are small.
 
     Returns:
         The model, with a task that decodes.
 
     Raises:
-        CheckpointError: the file is damaged, holds code, or holds a model that seqgen does not have.
+        CheckpointError: the file is damaged, contains code, or contains a model that seqgen does not support.
         DataError: a dictionary or SentencePiece model is missing, damaged, or belongs to another model.
     """
     content = read_torch_file(path, _PACKAGES)
@@ -88,7 +88,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
 
 
 def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
-    """Build the model; before it takes memory, check that the checkpoint has weights of its sizes."""
+    """Build the model, after checking on the ``meta`` device that the checkpoint has weights of its sizes."""
     if isinstance(config, TransformerConfig):
         _check_counts(config, weights, path)
     try:
@@ -101,7 +101,7 @@ def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Pa
 
 
 def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse more layers than there are weights of, and tables of sinusoids of any size, which have no weights."""
+    """Refuse more layers than there are weights for, and too large sinusoidal tables, which have no weights."""
     for side in ("encoder", "decoder"):
         layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
         wanted = getattr(config, f"{side}_layers")
@@ -117,7 +117,7 @@ def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: P
 
 
 def _ties(config: Any) -> dict[str, str]:
-    """Names of weights that are one and the same."""
+    """The names of tied weights."""
     embedding = "decoder.embed_tokens.weight"
     if isinstance(config, FConvConfig):
         return {"decoder.fc3.weight": embedding} if config.share_input_output_embed else {}
@@ -130,7 +130,7 @@ def _ties(config: Any) -> dict[str, str]:
 
 
 def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingConfig) -> _Side:
-    """Find the files of one language: those given, or else those beside the checkpoint."""
+    """Find the files of one language: those that the user gives, else those in the folder of the checkpoint."""
     language = getattr(options, f"{side}_lang")
     names = [f"dict.{language}.txt"] * bool(language) + ["dict.txt"]
     given = getattr(reading, f"{side}_dictionary") or reading.dictionary
@@ -171,7 +171,7 @@ def _tokenizer(side: _Side) -> Tokenizer:
 def _task_values(
     options: FairseqOptions, joined: bool, sentencepiece: bool, model: EncoderDecoderModel
 ) -> dict[str, Any]:
-    """The task of a run made from the checkpoint; its tokenizers lie in the run's folder."""
+    """The task values of a run that is made from the checkpoint; its tokenizers are in the run's folder."""
     longest_source, longest_target = model.max_positions()
     return {
         "_name": "translation",

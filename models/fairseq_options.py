@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import from_dict
+from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, nearest
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig

@@ -1,4 +1,4 @@
-"""From the names and layouts of fairseq's weights to those of seqgen's models."""
+"""Conversion of the names and layouts of fairseq's weights to seqgen's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqgen.errors import CheckpointError
 
-# No weights: version numbers, a marker of the device, and sinusoids that old versions saved.
+# Not weights: version numbers, a buffer that marks the device, and sinusoids that old versions saved.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor|embed_positions\.weights)")
 
 _RENAMED = [
@@ -40,7 +40,7 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
         Weights by seqgen's names, in float32.
 
     Raises:
-        CheckpointError: something is no tensor, or weights that should be the same differ.
+        CheckpointError: a value is not a tensor, or tied weights differ.
     """
     result: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -59,15 +59,16 @@ def convert_weights(weights: Mapping[str, Tensor], path: Path, ties: Mapping[str
 
 
 def _fuse_projections(weights: dict[str, Tensor]) -> None:
-    """Join the matrices of queries, keys and values, which newer versions of fairseq keep apart.
+    """Concatenate the matrices of queries, keys and values, which newer versions of fairseq save separately.
 
-    Self-attention has one matrix for all three; attention to the source has one for queries and one for the others.
+    Self-attention has one matrix for all three; encoder-decoder attention has one for queries and one for keys and
+    values.
     """
     for name in [name for name in weights if re.search(r"\.k_proj\.(weight|bias)$", name)]:
         prefix, _, kind = name.rpartition("k_proj.")
         whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
         parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
-        if all(part in weights for part in parts):  # else fitting the weights to the model says what is missing
+        if all(part in weights for part in parts):  # otherwise a later check reports what is missing
             weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
     for name in [name for name in weights if name.endswith((".in_proj_weight", ".in_proj_bias"))]:
         prefix, _, kind = name.rpartition("in_proj_")
@@ -80,9 +81,9 @@ def _fuse_projections(weights: dict[str, Tensor]) -> None:
 
 
 def _normalize_over_outputs(weights: dict[str, Tensor]) -> None:
-    """Express convolutions whose weight an old version normalized over time by norms of output channels.
+    """Convert convolutions that an old version weight-normalized over time to norms of each output dimension.
 
-    There ``weight_g`` is ``(k, 1, 1)``; here it is ``(1, 1, out)``, the norm over time and input channels.
+    There ``weight_g`` is ``(k, 1, 1)``; here it is ``(1, 1, out)``, the norm over time and input dimension.
     """
     for name in [name for name in weights if ".convolutions." in name and name.endswith("weight.original0")]:
         direction = name.removesuffix("0") + "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,6 @@ from seqgen.modules.multi_step_attention import MultiStepAttention, scaled_sum
 from seqgen.modules.positions import LearnedPositions
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut
-
-if TYPE_CHECKING:
-    pass
 
 _EMBEDDING_STD = 0.1
 
@@ -72,8 +69,8 @@ class FConvEncoderOut(EncoderOut):
     """The convolutional encoder's output.
 
     Attributes:
-        values: ``(N, S, C)`` what attention averages: features plus input embedding, times the square root of the
-            sentence's length, while scores are computed from ``encoder_out``.
+        values: ``(N, S, C)``, the values of attention: features plus input embeddings, multiplied by the square root of
+            the sentence's length. The keys are ``encoder_out``.
     """
 
     values: Tensor = field(kw_only=True)
@@ -87,7 +84,7 @@ class FConvEncoder(Encoder):
         layers: the convolutions.
         dropout: probability of dropping a feature.
         max_positions: rows of the position table.
-        num_attention_layers: decoder layers that attend, by which the gradient is scaled down.
+        num_attention_layers: number of decoder layers with attention; the gradient is divided by twice this number.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class FConvEncoder(Encoder):
         self.projections = _projections(layers)
         self.convolutions = nn.ModuleList(
             weight_norm_conv(ConvTBC(inputs, 2 * layer.channels, layer.kernel_width), dropout)
-            for inputs, layer in zip(_input_channels(layers), layers, strict=True)
+            for inputs, layer in zip(_input_dims(layers), layers, strict=True)
         )
         self.fc2 = weight_norm_linear(layers[-1].channels, dim)
 
@@ -129,7 +126,7 @@ class FConvEncoder(Encoder):
             history.append(x)
         x = _zero(self.fc2(x), padding_mask)
 
-        # Attention layers add up their gradients here, each by two ways (Gehring et al. 2017, section 3.5).
+        # Each attention layer adds two gradients here, of keys and of values (Gehring et al. 2017, section 3.4).
         x = scale_gradient(x, 1 / (2 * self.num_attention_layers))
         return FConvEncoderOut(x, padding_mask, values=scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
 
@@ -139,13 +136,13 @@ class FConvEncoder(Encoder):
 
 
 class FConvDecoder(IncrementalDecoder):
-    """Convolutional decoder: gated causal convolutions, with attention to the source in chosen layers.
+    """Convolutional decoder: gated causal convolutions, with attention to the source in some layers.
 
     Args:
         embed_tokens: embedding of the target vocabulary.
         layers: the convolutions.
         attention: for each of them, whether it attends to the source.
-        out_embed_dim: channels before the output projection.
+        out_embed_dim: dimension of the features before the output projection.
         dropout: probability of dropping a feature.
         max_positions: rows of the position table.
         share_input_output_embed: whether the output projection is the embedding.
@@ -178,7 +175,7 @@ class FConvDecoder(IncrementalDecoder):
         self.projections = _projections(layers)
         self.convolutions = nn.ModuleList(
             weight_norm_conv(LinearizedConvolution(inputs, 2 * layer.channels, layer.kernel_width), dropout)
-            for inputs, layer in zip(_input_channels(layers), layers, strict=True)
+            for inputs, layer in zip(_input_dims(layers), layers, strict=True)
         )
         self.attention = nn.ModuleList(
             MultiStepAttention(layer.channels, dim) if attends else None  # type: ignore[misc]  # a ModuleList may have gaps
@@ -191,20 +188,23 @@ class FConvDecoder(IncrementalDecoder):
         else:
             self.fc3 = weight_norm_linear(out_embed_dim, embed_tokens.num_embeddings, dropout)
 
-    def extract_features(  # type: ignore[override]  # reads only what its own encoder gives
+    def extract_features(  # type: ignore[override]  # needs the output of its own encoder
         self,
         prev_output_tokens: Tensor,
         encoder_out: FConvEncoderOut,
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is the mean over the layers that attend."""
+        """Compute the last hidden features; the attention is the mean over the layers with attention.
+
+        See ``IncrementalDecoder.extract_features``.
+        """
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
         start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
         positions = self.embed_positions.of_target(seen, tokens.size(1), start_offsets)
         embedded = self.dropout(self.embed_tokens(tokens) + positions)
-        not_begun = _not_begun(seen, tokens.size(1), start_offsets)
+        before_start = _before_start(seen, tokens.size(1), start_offsets)
 
         x = self.fc1(embedded)
         history = [x]
@@ -213,7 +213,7 @@ class FConvDecoder(IncrementalDecoder):
             self.convolutions, self.attention, self.projections, self.residuals, strict=True
         ):
             residual = projection(history[-back]) if back > 0 else None
-            x = F.glu(convolution(_zero(self.dropout(x), not_begun), incremental_state), dim=-1)
+            x = F.glu(convolution(_zero(self.dropout(x), before_start), incremental_state), dim=-1)
             if attention is not None:
                 x, weights = attention(
                     x,
@@ -245,20 +245,20 @@ def _positions(num_rows: int, embed_tokens: nn.Embedding) -> LearnedPositions:
     return LearnedPositions(num_rows, embed_tokens.embedding_dim, padding_idx, std=_EMBEDDING_STD)
 
 
-def _input_channels(layers: list[ConvolutionSpec]) -> list[int]:
-    """Channels of the input of each layer; the first has as many as its output."""
+def _input_dims(layers: list[ConvolutionSpec]) -> list[int]:
+    """The dimension of the input of each layer; that of the first is the dimension of its output."""
     return [layers[0].channels, *(layer.channels for layer in layers[:-1])]
 
 
 def _projections(layers: list[ConvolutionSpec]) -> nn.ModuleList:
-    """What brings the residual of each layer to the channels of its output.
+    """Projections of the residual of each layer to the dimension of the layer's output.
 
-    With layers of 512, 512 and 1024 channels, whose residuals are their inputs, only the third needs a projection.
+    With layers of dimension 512, 512 and 1024, whose residuals are their inputs, only the third needs a projection.
     """
-    channels = _input_channels(layers)
+    dims = _input_dims(layers)
     modules: list[nn.Module] = []
     for i, layer in enumerate(layers):
-        inputs = channels[i + 1 - layer.residual] if layer.residual > 0 else layer.channels
+        inputs = dims[i + 1 - layer.residual] if layer.residual > 0 else layer.channels
         modules.append(nn.Identity() if inputs == layer.channels else weight_norm_linear(inputs, layer.channels))
     return nn.ModuleList(modules)
 
@@ -271,22 +271,22 @@ def _zero(x: Tensor, mask: Tensor | None) -> Tensor:
 def _sqrt_lengths(x: Tensor, padding_mask: Tensor | None) -> Tensor | float:
     """The square root of each sentence's length, ``(N, 1, 1)``.
 
-    A mean over m vectors of equal variance has a standard deviation smaller by the square root of m (section 3.5).
+    A mean of m vectors of equal variance has a standard deviation smaller by a factor of sqrt(m) (section 3.4).
     """
     if padding_mask is None:
         return math.sqrt(x.size(1))
     return (~padding_mask).sum(1).to(x.dtype).sqrt().view(-1, 1, 1)
 
 
-def _not_begun(seen: int, new: int, start_offsets: Tensor | None) -> Tensor | None:
-    """``(N, new)`` true at new positions before a row's start, which convolutions must see as zeros."""
+def _before_start(seen: int, new: int, start_offsets: Tensor | None) -> Tensor | None:
+    """``(N, new)`` bool, true at new positions before a row's start offset, which are zeros for convolutions."""
     if start_offsets is None:
         return None
     return torch.arange(seen, seen + new, device=start_offsets.device) < start_offsets.unsqueeze(1)
 
 
 def _sized(embed_dim: int, out_embed_dim: int, encoder: str, decoder: str | None = None) -> FConvConfig:
-    """A configuration with equal embeddings on both sides and, by default, equal layers."""
+    """A configuration with equal embedding dimensions of encoder and decoder and, by default, equal layers."""
     return FConvConfig(
         encoder_embed_dim=embed_dim,
         encoder_layers=encoder,
@@ -320,7 +320,7 @@ class FConvModel(EncoderDecoderModel):
             task: gives the dictionaries.
 
         Raises:
-            ConfigError: the configuration contradicts itself.
+            ConfigError: values of the configuration exclude each other.
         """
         encoder_layers = parse_convolutions("model.encoder_layers", cfg.encoder_layers)
         decoder_layers = parse_convolutions("model.decoder_layers", cfg.decoder_layers)

@@ -1,10 +1,10 @@
-"""Folders in Hugging Face's layout: reading models from them and writing models as such.
+"""Reading and writing folders in Hugging Face's layout.
 
 ::
 
     config.json              the architecture and its sizes
     model.safetensors        the weights; see huggingface_weights
-    generation_config.json   how to decode, where the user does not say
+    generation_config.json   decoding settings, for keys that the user does not set
     tokenizer_config.json    and spiece.model or tokenizer.json: the tokenizer
 """
 
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_reader
+from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
 from seqgen.checkpoints.serialization import write_json
-from seqgen.compose import to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config_dicts import to_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError
@@ -93,7 +93,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     return architecture
 
 
-@register_reader("Hugging Face folder")
+@register_checkpoint_loader("Hugging Face folder")
 def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
     """Read a model from a folder in Hugging Face's layout.
 
@@ -166,7 +166,7 @@ def _check_size(cfg: Any, path: Path) -> None:
 def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
     """Set the first decoder input from ``generation_config.json``, or else from ``config.json``.
 
-    In each of them ``bos_token_id`` stands in where there is no ``decoder_start_token_id``.
+    In each file, ``bos_token_id`` is used if there is no ``decoder_start_token_id``.
     """
     starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
     if (path / GENERATION_FILE).is_file():
@@ -190,21 +190,21 @@ def save_pretrained(
     generation: GenerationConfig | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
-    """Write a model in Hugging Face's layout, from which transformers gives the same logits.
+    """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
         model: a model of an architecture that this layout has, such as T5.
-        folder: the folder to write, whole or not at all; there must be none yet.
-        tokenizer: its tokenizer, which is then written as well.
+        folder: the folder to write; it must not exist, and is not written if an error occurs.
+        tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
         shard_bytes: weights of more bytes are written in several files.
 
     Returns:
-        What the user should know of the folder.
+        Notes for the user about the folder.
 
     Raises:
-        ConfigError: there is no such layout for the model, or the folder is there already.
-        DataError: there is no such layout for the tokenizer.
+        ConfigError: the layout does not support the model, or the folder exists already.
+        DataError: the layout does not support the tokenizer.
     """
     folder = Path(folder)
     architecture = _architecture_of_model(model)

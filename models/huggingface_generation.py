@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import from_dict
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.generation.rules import HUGGINGFACE
@@ -79,7 +79,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
         tokenizer: turns ids into tokens and texts.
 
     Returns:
-        Values by the names of ``GenerationConfig``'s fields, and what the user should know.
+        Values by the names of ``GenerationConfig``'s fields, and notes for the user.
 
     Raises:
         CheckpointError: a value is of the wrong type, or an id is outside the vocabulary.
@@ -121,7 +121,7 @@ class _Reader:
         return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
 
     def lengths(self) -> dict[str, Any]:
-        """Limits of the length, which there count the start token unless they speak of new tokens."""
+        """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
         longest = self.config.integer("max_length", 20, minimum=1)
         # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
@@ -199,7 +199,7 @@ class _Reader:
         return values
 
     def _pair(self, name: str, value: Any) -> tuple[Any, float]:
-        """Something, and a number."""
+        """A pair of any value and a number."""
         number = value[1] if isinstance(value, list) and len(value) == 2 else None
         if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) > sys.float_info.max):
             raise CheckpointError(
@@ -208,7 +208,7 @@ class _Reader:
         return value[0], float(number)
 
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
-        """The texts of sequences of ids; one that is not what the tokenizer makes of its text is left out."""
+        """The texts of sequences of ids; a sequence is left out if its text is encoded as other ids."""
         texts = []
         size = len(self.tokenizer.dictionary)
         for ids in sequences:
@@ -249,17 +249,20 @@ class _Reader:
 
 
 def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What a ``generation_config.json`` says of how to decode.
+    """The content of a ``generation_config.json``.
 
     Args:
-        cfg: how to decode; what has no counterpart there is left out.
-        tokenizer: turns tokens and texts into ids; without one, these settings are not written.
+        cfg: the decoding settings; those without a counterpart in the file are left out.
+        tokenizer: turns tokens and texts into ids; without one, settings with tokens or texts are left out.
+
+    Returns:
+        Values by key.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
     values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
     if cfg.min_len:
-        values["min_length"] = cfg.min_len + 1  # which there counts the start token
+        values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
     if cfg.early_stopping != "false":
         values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping
     if cfg.sampling:

@@ -31,7 +31,7 @@ SHARD_BYTES = 5_000_000_000
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a tensor of a folder stands in the model: in some rows of a parameter, or all of it.
+    """The place of a tensor of a folder in the model: some rows of a parameter, or all of it.
 
     Attributes:
         parameter: name of the model's parameter.
@@ -48,14 +48,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the weights of an architecture are called in a folder.
+    """The names of the weights of an architecture in a folder.
 
     Attributes:
-        pieces: for each name in a folder the place in the model.
-        aliases: further names of the same tensors, by the name in ``pieces``; one of them stands in where that lacks.
-        ignored: names that some folders have but that nothing is computed with.
-        tied: names that some folders have although the model's configuration says that these tensors are others, by the
-            name in ``pieces``; see ``fill``.
+        pieces: the place in the model of each name in a folder.
+        aliases: further names of the same tensors, by the name in ``pieces``; an alias is used if that name is missing.
+        ignored: names in some folders whose tensors are not used.
+        tied: names in some folders for tensors that the model's configuration ties to a name in ``pieces``; see
+            ``fill``.
     """
 
     pieces: Mapping[str, Piece]
@@ -132,28 +132,28 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
-    """Give a model memory for its parameters and stream a folder's weights into it.
+    """Allocate a model's parameters and stream a folder's weights into them.
 
-    At no time is more in memory than the model and one file, or one tensor of a ``safetensors`` file.
+    Besides the model, at most one file is in memory, or one tensor of a ``safetensors`` file.
 
     Args:
         model: a model on the ``meta`` device, in the wanted dtype.
-        layout: what the weights are called.
+        layout: the names of the weights.
         folder: the folder.
         device: where to put the model.
 
     Returns:
-        The tensors of ``layout.tied`` that are not the same as those that they should be, by their names.
+        The tensors of ``layout.tied`` that differ from those to which they should be tied, by name.
 
     Raises:
-        CheckpointError: weights are missing, unknown, of another shape, damaged, or differ from what is one and the
-            same tensor in the model; all names are listed.
+        CheckpointError: weights are missing, unknown, of another shape or damaged, or differ although the model ties
+            them; all names are listed.
     """
     files = weight_files(folder)
     materialize(model, device)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
-    filled: dict[str, str] = {}  # for each name in layout.pieces the one whose tensor is there
+    filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
     different: dict[str, Tensor] = {}
     unknown: list[str] = []
     misshapen: list[str] = []
@@ -172,7 +172,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
                 place.copy_(tensor)
             elif name != target and not _same(tensor, place):
                 different[name] = tensor.to(place)
-            elif name == target and not _same(tensor, place):  # it overrules what stood in for it
+            elif name == target and not _same(tensor, place):  # it replaces the alias that was used before
                 different[filled[name]] = place.clone()
                 place.copy_(tensor)
             if name == target or target not in filled:
@@ -199,7 +199,7 @@ def _same(tensor: Tensor, place: Tensor) -> bool:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Replace parameters that have no memory by uninitialized ones; parameters that are one and the same stay one.
+    """Replace parameters on the ``meta`` device by uninitialized ones; tied parameters stay tied.
 
     Args:
         model: a model whose parameters are on the ``meta`` device.
@@ -227,17 +227,17 @@ def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
 
     Args:
         model: the model.
-        layout: what the weights are called.
+        layout: the names of the weights.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return {name: piece.of(parameters[piece.parameter]).detach() for name, piece in layout.pieces.items()}
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write weights as a folder has them.
+    """Write weights in the layout of a folder.
 
     Args:
-        weights: the weights by their names there.
+        weights: the weights by their names in the folder.
         folder: where to write.
         shard_bytes: largest size of a file; a single tensor may be larger.
     """

@@ -1,12 +1,12 @@
-"""How much work a pickle asks for, found without doing any of it.
+"""An upper bound on the work of loading a pickle, computed without loading it.
 
-Objects are shared in a pickle, so that a few bytes can stand for a billion objects::
+Objects in a pickle can be shared, so that a few bytes can describe a billion objects::
 
     t0 = (); t1 = (t0, t0); t2 = (t1, t1); ... t40        41 tuples, and 2 ** 40 steps to hash the last of them
 
-Making and sharing objects takes time in proportion to the file. What does not is to hash one, as a key of a dict, and
-to call a function with one, which may copy it. So the instructions are followed with objects that know only what they
-are made of, and the objects of every key and of every call are counted as often as they are referred to.
+Creating and sharing objects takes time in proportion to the file. Two operations can take longer: hashing an object,
+as a key of a dict, and calling a function with one, which may copy it. The instructions are therefore simulated with
+objects that store only their parts, and the objects in every key and every call are counted once for each reference.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from seqgen.errors import CheckpointError
 
 MAX_OPCODES = 5_000_000
-"""Most instructions of a file's pickles together; a checkpoint has some 50 for each tensor."""
+"""The largest number of instructions in all pickles of a file; a checkpoint has about 50 for each tensor."""
 MAX_WORK = 4_000_000
-"""Most objects, and bytes of text, that are hashed or given to functions."""
+"""The largest number of objects and bytes of text that are hashed or passed to functions."""
 
 _MARK = -1
 _CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST"})
@@ -29,10 +29,10 @@ _KEYS = frozenset({"SETITEM", "SETITEMS", "DICT"})
 
 
 class Objects:
-    """Follows the instructions of the pickles of one file.
+    """Simulates the instructions of the pickles of one file.
 
-    On its stack, an object is the number of bytes of a text, 1 for another value, a tuple for a tuple, and for all that
-    can be filled further, a list of what it holds.
+    On its stack, a text is represented by its number of bytes, another value by 1, a tuple by a tuple, and an object
+    that can be changed by a list of its parts.
 
     Args:
         path: the file, for messages.
@@ -50,15 +50,15 @@ class Objects:
         self.memo: dict[int, Any] = {}
 
     def follow(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Do with shapes what an instruction does with objects.
+        """Simulate one instruction.
 
         Args:
             opcode: the instruction.
             argument: its argument.
 
         Raises:
-            CheckpointError: the file asks for too much.
-            IndexError: it takes something from an empty stack.
+            CheckpointError: the file exceeds a limit.
+            IndexError: the instruction pops from an empty stack.
         """
         self.opcodes += 1
         if self.opcodes > MAX_OPCODES:
@@ -86,7 +86,7 @@ class Objects:
             self._make(opcode, argument)
 
     def _make(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Take what an instruction takes from the stack, and put there what it makes of it."""
+        """Pop the operands of an instruction and push its result."""
         name, items = opcode.name, self._pop(opcode)
         if name in _CALLS:
             items = self._held(items[1:])
@@ -109,7 +109,7 @@ class Objects:
             self.stack.append(len(argument) if isinstance(argument, str | bytes) and "GLOBAL" not in name else 1)
 
     def _pop(self, opcode: pickletools.OpcodeInfo) -> list[Any]:
-        """What an instruction takes: all down to the last mark, or a fixed number; not the object that it fills."""
+        """Pop the operands of an instruction: all down to the last mark, or a fixed number; not the object it fills."""
         before = [item.name for item in opcode.stack_before]
         if opcode.name in _INTO:
             before = before[1:]
@@ -128,12 +128,12 @@ class Objects:
 
     @staticmethod
     def _held(items: list[Any]) -> list[Any]:
-        """What the arguments of a call hold, which it may copy; the arguments are a tuple, or a dict of names."""
+        """The parts of the arguments of a call, which it may copy; the arguments are a tuple, or a dict by name."""
         arguments = [below for item in items for below in (item if isinstance(item, tuple) else [item])]
         return [below for item in arguments for below in (item if isinstance(item, list) else [item])]
 
     def _count(self, items: Any) -> None:
-        """Count objects as hashing them does, which goes into tuples and reads texts."""
+        """Count objects as hashing visits them: the parts of tuples and the bytes of texts."""
         todo = [iter(items)]
         while todo:
             item = next(todo[-1], None)

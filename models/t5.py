@@ -1,12 +1,12 @@
 """T5 (Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text transformer").
 
-One class covers all variants: T5 1.0, 1.1 and Flan-T5, mT5, ByT5 and umT5 differ only in their configurations.
+One class implements all variants: T5 1.0 and 1.1, Flan-T5, mT5, ByT5 and umT5 differ only in their configurations.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,13 @@ from seqgen.modules.segments import segment_mask
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
 
-if TYPE_CHECKING:
-    pass
-
 
 class T5Encoder(Encoder):
     """T5 encoder: layers of self-attention with relative position biases.
 
     Args:
         cfg: the configuration.
-        embed_tokens: the embedding, which the decoder has as well.
+        embed_tokens: the embedding, shared with the decoder.
         padding_idx: id of padding.
     """
 
@@ -62,11 +59,14 @@ class T5Encoder(Encoder):
         return EncoderOut(self.dropout(self.layer_norm(x)), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
-        """What is added to the scores of self-attention in one layer, ``(1 or N, H, S, S)``; padding is hidden by it.
+        """The position bias and mask of self-attention in one layer.
 
         Args:
             queries: the positions of the source.
             layer: index of the layer.
+
+        Returns:
+            ``(1 or N, H, S, S)``, added to the scores; it hides padding.
         """
         return _biased(self.position_biases, queries, layer)
 
@@ -76,13 +76,13 @@ class T5Encoder(Encoder):
 
 
 class T5Decoder(IncrementalDecoder):
-    """Writes the target by layers of causal self-attention and attention to the source.
+    """T5 decoder: layers of causal self-attention and encoder-decoder attention.
 
-    Padding among the target tokens is a token like any other, since outputs start from it.
+    Padding among the target tokens is not masked, since padding is the start token.
 
     Args:
         cfg: the configuration.
-        embed_tokens: the embedding, which the encoder has as well.
+        embed_tokens: the embedding, shared with the encoder.
     """
 
     shares_encoder_output = True
@@ -112,7 +112,10 @@ class T5Decoder(IncrementalDecoder):
         need_attention: bool = False,
         segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
+        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
+
+        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
+        """
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
@@ -132,11 +135,14 @@ class T5Decoder(IncrementalDecoder):
         return self.dropout(self.layer_norm(x)), attention
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor:
-        """What is added to the scores of self-attention in one layer, ``(1 or N, H, new, K)``, causality included.
+        """The position bias and causal mask of self-attention in one layer.
 
         Args:
             queries: the new positions.
             layer: index of the layer.
+
+        Returns:
+            ``(1 or N, H, new, K)``, added to the scores.
         """
         return _biased(self.position_biases, queries, layer)
 
@@ -146,11 +152,11 @@ class T5Decoder(IncrementalDecoder):
         return logits
 
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as features and a weight; see ``Decoder.output_product``."""
+        """The scaled features and the weight of the output projection; see ``Decoder.output_product``."""
         return self._scaled(features), self.output_projection.matrix()
 
     def _scaled(self, features: Tensor) -> Tensor:
-        # The rows of the tied embedding have variance one; without the scale, the variance of logits would be d_model.
+        # The tied embedding has values of variance 1; without the scale, logits would have variance d_model.
         return features * self.cfg.d_model**-0.5 if self.cfg.scales_outputs else features
 
     def max_positions(self) -> int:
@@ -163,8 +169,8 @@ class T5Model(EncoderDecoderModel):
     """T5.
 
     Args:
-        cfg: the configuration, its vocabulary's size given.
-        padding_idx: id of padding, from which outputs start unless the configuration says otherwise.
+        cfg: the configuration, with ``vocab_size`` set.
+        padding_idx: id of padding, which is the start token unless ``decoder_start_token_id`` is set.
     """
 
     supports_packing = True
@@ -187,7 +193,7 @@ class T5Model(EncoderDecoderModel):
             task: gives the dictionary, the same one for source and target.
 
         Raises:
-            ConfigError: the configuration contradicts itself or does not fit the dictionary.
+            ConfigError: values of the configuration exclude each other, or do not fit the dictionary.
         """
         cfg.check()
         source, target = task.source_dictionary, task.target_dictionary
@@ -209,18 +215,21 @@ class T5Model(EncoderDecoderModel):
         return cls(replace(cfg, vocab_size=cfg.vocab_size or len(target)), target.pad())
 
     def start_token(self, task_eos: int) -> int:
-        """The id that ``prev_output_tokens`` begins with: that of padding unless the configuration says otherwise."""
+        """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or padding if that is not set."""
         return self.padding_idx if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
 
     @torch.no_grad()
     def resize_token_embeddings(self, num_embeddings: int) -> None:
-        """Give the model a larger or smaller vocabulary.
+        """Change the size of the vocabulary.
 
-        Ids keep their rows; new rows are initialized as in a new model. An optimizer made before still holds the old
-        parameters.
+        Ids keep their embeddings; new rows are initialized as in a new model. An optimizer that was created before has
+        the old parameters and must be created again.
 
         Args:
-            num_embeddings: rows of the embedding, and of the output projection.
+            num_embeddings: rows of the embedding and of the output projection.
+
+        Raises:
+            ValueError: the id of padding or of the start token would be outside the vocabulary.
         """
         highest = max(self.padding_idx, self.cfg.decoder_start_token_id)
         if num_embeddings <= highest:
@@ -236,15 +245,18 @@ class T5Model(EncoderDecoderModel):
         self.cfg = replace(self.cfg, vocab_size=num_embeddings)
 
     def flops_per_token(self, source_length: int, target_length: int, training: bool = False) -> float:
-        """Estimate the floating-point operations that a pair of texts takes, for each of its target tokens.
+        """Estimate the floating-point operations of a source and target, divided by the number of target tokens.
 
-        Multiplications and additions of matrix products are counted, of the encoder as well; a backward pass takes
-        twice as many as a forward pass, and activations that are not kept are computed twice.
+        Multiplications and additions of matrix products are counted, those of the encoder included. A backward pass
+        takes twice as many as a forward pass; with ``checkpoint_activations`` the forward pass counts twice.
 
         Args:
-            source_length: source tokens.
-            target_length: target tokens.
+            source_length: number of source tokens.
+            target_length: number of target tokens.
             training: whether to count the backward pass as well.
+
+        Returns:
+            Operations for each target token.
         """
         cfg = self.cfg
         attention = 4 * cfg.d_model * cfg.inner_dim  # the four projections of one position
@@ -259,7 +271,7 @@ class T5Model(EncoderDecoderModel):
 
 
 def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.ModuleList:
-    """A bias for the first layer, which the others share, or one for each layer."""
+    """One bias that all layers share, or one for each layer."""
     buckets, distance = cfg.relative_attention_num_buckets, cfg.relative_attention_max_distance
     biases = [
         RelativePositionBias(cfg.num_heads, buckets, distance, bidirectional)
@@ -271,7 +283,7 @@ def _position_biases(cfg: T5Config, layers: int, bidirectional: bool) -> nn.Modu
 
 
 def _resized(weight: Tensor, rows: int) -> nn.Parameter:
-    """The first rows of a weight, and random ones behind them where there are more."""
+    """The first ``rows`` rows of a weight; further rows are random."""
     resized = torch.randn(rows, weight.size(1), device=weight.device).to(weight.dtype)
     kept = min(rows, weight.size(0))
     resized[:kept] = weight[:kept]
@@ -286,7 +298,7 @@ def _residual(embedded: Tensor) -> Tensor:
 def _biased(biases: nn.ModuleList, queries: QueryPositions, layer: int) -> Tensor:
     """The relative position bias of a layer, with a large negative number where attention is not allowed.
 
-    Distances depend neither on the start offset of a row nor on where in a row an example of several stands.
+    Distances do not depend on the start offset of a row or on the place of an example in its row.
     """
     bias = biases[min(layer, len(biases) - 1)]
     return queries.once(bias, lambda: queries.restrict(bias(queries.seen, queries.new, queries.seen + queries.new)))

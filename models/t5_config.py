@@ -24,7 +24,7 @@ FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "gated-gelu": _GELU_TANH,  # the tanh approximation, as in T5 1.1, which calls it so
     "gated-silu": F.silu,
 }
-"""Activations of the feed-forward part; with ``gated-``, what is activated gates a second, linear projection."""
+"""Activations of the feed-forward network; with ``gated-``, the activation multiplies a second projection."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class T5Config:
     """Configuration of T5, with the names of Hugging Face's ``config.json``; the defaults are those of t5-small."""
 
     vocab_size: int = option(0, "rows of the embedding; 0 for the size of the vocabulary", minimum=0)
-    d_model: int = option(512, "channels", minimum=1)
+    d_model: int = option(512, "hidden size", minimum=1)
     d_kv: int = option(64, "dimension of an attention head", minimum=1)
     d_ff: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
     num_layers: int = option(6, "number of encoder layers", minimum=1)
@@ -63,17 +63,17 @@ class T5Config:
 
     @property
     def decoder_layers(self) -> int:
-        """How many layers the decoder has."""
+        """The number of decoder layers."""
         return self.num_decoder_layers or self.num_layers
 
     @property
     def inner_dim(self) -> int:
-        """Channels of all attention heads together."""
+        """The dimension of all attention heads together."""
         return self.num_heads * self.d_kv
 
     @property
     def is_gated(self) -> bool:
-        """Whether the feed-forward part has a gate."""
+        """Whether the feed-forward network has a gate."""
         return self.feed_forward_proj.startswith("gated-")
 
     @property
@@ -83,12 +83,12 @@ class T5Config:
 
     @property
     def total_layers(self) -> int:
-        """Layers of encoder and decoder."""
+        """The number of encoder and decoder layers together."""
         return self.num_layers + self.decoder_layers
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers the weight matrices of the model have; its norms, few, are not counted."""
+        """The number of parameters in weight matrices; those of norms, which are few, are not counted."""
         attention = 4 * self.d_model * self.inner_dim
         feed_forward = (3 if self.is_gated else 2) * self.d_model * self.d_ff
         bias = (self.total_layers if self.per_layer_bias else 2) * self.relative_attention_num_buckets * self.num_heads
@@ -96,10 +96,10 @@ class T5Config:
         return embeddings + bias + self.total_layers * (attention + feed_forward) + self.decoder_layers * attention
 
     def check(self) -> None:
-        """Refuse what contradicts itself.
+        """Check the values.
 
         Raises:
-            ConfigError: a value is not one of its choices, or values do not fit each other.
+            ConfigError: a value is not one of its choices, or values exclude each other.
         """
         known = ", ".join(FEED_FORWARDS)
         if self.feed_forward_proj not in FEED_FORWARDS:
@@ -119,7 +119,7 @@ def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> 
 
 
 def _second(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
-    """A model of T5 1.1 or later: gated, and with an output projection of its own."""
+    """A model of T5 1.1 or later: gated, with an untied output projection."""
     return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **further)
 
 

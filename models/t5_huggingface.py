@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.compose import from_dict
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_weights import Layout, Piece, weights_of
@@ -40,7 +40,7 @@ def read_config(config: JSONConfig) -> T5Config:
         config: its content.
 
     Raises:
-        CheckpointError: a value is of the wrong type, or the model is none that T5 can be.
+        CheckpointError: a value is of the wrong type, or seqgen does not support such a T5.
     """
     kind = config.string("model_type")
     defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
@@ -75,10 +75,10 @@ def read_config(config: JSONConfig) -> T5Config:
 
 
 def _scales(config: JSONConfig, kind: str) -> bool | None:
-    """Whether features are scaled before the output projection, where that is not what ``tie_word_embeddings`` says.
+    """Whether features are scaled before the output projection; ``None`` if ``tie_word_embeddings`` determines it.
 
-    Version 5 of transformers writes ``"tie_word_embeddings": true`` whatever the weights are. There a T5 has a key of
-    its own for the scale, and an mT5 is never scaled. Version 4 scales an mT5 with a tied embedding.
+    Version 5 of transformers always writes ``"tie_word_embeddings": true``. It has a separate key for the scale of a
+    T5, and never scales an mT5. Version 4 scales an mT5 with a tied embedding.
     """
     if kind == "mt5":
         return None if config.string("transformers_version").startswith("4.") else False
@@ -87,7 +87,7 @@ def _scales(config: JSONConfig, kind: str) -> bool | None:
 
 
 def _feed_forward(config: JSONConfig, default: str) -> str:
-    """The feed-forward part, whose activation and gate a file may name besides, and then overrides."""
+    """The value of ``feed_forward_proj``; the keys ``dense_act_fn`` and ``is_gated_act`` override its parts."""
     projection = config.string("feed_forward_proj", default)
     activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
     activation = config.string("dense_act_fn", activation)
@@ -103,10 +103,13 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
 
 
 def write_config(model: T5Model) -> dict[str, Any]:
-    """What a ``config.json`` says of a model.
+    """The content of a model's ``config.json``.
 
     Args:
         model: the model.
+
+    Returns:
+        Values by key.
     """
     cfg = model.cfg
     kind = "umt5" if cfg.per_layer_bias else "t5"
@@ -136,17 +139,21 @@ def write_config(model: T5Model) -> dict[str, Any]:
 
 
 def _is_plain_tie(cfg: T5Config) -> bool:
-    """Whether the embedding is the projection and is scaled, which every version of transformers takes a tie for."""
+    """Whether the projection is tied and scaled, which all versions of transformers read as a tied embedding."""
     return cfg.tie_word_embeddings and cfg.scales_outputs
 
 
 def weights(model: T5Model) -> dict[str, Tensor]:
-    """The weights of a model by their names in a folder, so that its config.json need not say what only one version of
-    transformers understands: a projection that is tied but not scaled is written as one of its own, and a scale of one
-    that is not tied is multiplied into it.
+    """The weights of a model by their names in a folder.
+
+    Versions 4 and 5 of transformers compute the same from them: a tied projection without scale is written as an untied
+    one, and the scale of an untied projection is multiplied into its weight.
 
     Args:
         model: the model.
+
+    Returns:
+        Tensors by name.
     """
     cfg = model.cfg
     tensors = weights_of(model, layout(replace(cfg, tie_word_embeddings=_is_plain_tie(cfg))))
@@ -158,7 +165,7 @@ def weights(model: T5Model) -> dict[str, Tensor]:
 
 
 def notes(model: T5Model) -> list[str]:
-    """What the user should know of a folder written from a model.
+    """Notes for the user about a folder written from a model.
 
     Args:
         model: the model.
@@ -193,7 +200,7 @@ def layout(cfg: T5Config) -> Layout:
 
 
 def untie(model: T5Model, weights: Mapping[str, Tensor]) -> None:
-    """Give a model with a tied embedding an output projection of its own; whether features are scaled stays as it is.
+    """Untie a model's output projection; whether features are scaled does not change.
 
     Args:
         model: the model.

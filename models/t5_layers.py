@@ -17,11 +17,14 @@ from seqgen.modules.rms_norm import RMSNorm
 
 
 def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAttention:
-    """Attention whose scores are not scaled, since the initial weights of the queries are small instead.
+    """T5's attention: scores are not scaled; the query projection has smaller initial weights instead.
 
     Args:
         cfg: the configuration.
         encoder_decoder: whether it attends to the encoder's output.
+
+    Returns:
+        The attention module.
     """
     attention = MultiheadAttention(
         cfg.d_model,
@@ -44,9 +47,13 @@ def t5_attention(cfg: T5Config, encoder_decoder: bool = False) -> MultiheadAtten
 
 
 class WideLinear(Linear):
-    """A linear layer without bias that stays in float32 where the model around it becomes float16.
+    """A linear layer without bias that stays in float32 when the model is converted to float16.
 
-    The published models' last projection of the feed-forward part gives numbers beyond float16's largest, 65,504.
+    In the published models, the output of the last feed-forward projection exceeds the largest float16, 65,504.
+
+    Args:
+        in_features: dimension of the input.
+        out_features: dimension of the output.
     """
 
     def __init__(self, in_features: int, out_features: int):
@@ -69,9 +76,9 @@ class WideLinear(Linear):
 
 
 class T5FeedForward(nn.Module):
-    """Two projections with an activation, and in later versions a gate, between them (Shazeer 2020, "GLU variants").
+    """Feed-forward network with two projections and, in later versions, a gate (Shazeer 2020, "GLU variants").
 
-    The gate's projection and the linear one are one matrix, the gate's rows first.
+    The projections of the gate and of the gated values are one matrix, the gate's rows first.
 
     Args:
         cfg: the configuration.
@@ -90,7 +97,7 @@ class T5FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of ``(..., C)``."""
         hidden = self.wi(x)
-        if hidden.dtype == torch.float16:  # the product of gate and input may be beyond its range as well
+        if hidden.dtype == torch.float16:  # the product of gate and values may exceed its range as well
             hidden = hidden.float()
         if self.is_gated:
             gate, linear = hidden.chunk(2, dim=-1)
@@ -102,7 +109,7 @@ class T5FeedForward(nn.Module):
 
 
 class T5EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward part, each normalized before and added to what came in.
+    """Self-attention and a feed-forward network, each with normalization before it and a residual connection.
 
     Args:
         cfg: the configuration.
@@ -121,7 +128,7 @@ class T5EncoderLayer(nn.Module):
 
         Args:
             x: ``(N, S, C)``.
-            bias: what is added to the scores, broadcastable to ``(N, H, S, S)``.
+            bias: position bias and mask, added to the scores; broadcastable to ``(N, H, S, S)``.
 
         Returns:
             ``(N, S, C)``; values at padded positions are undefined.
@@ -133,7 +140,7 @@ class T5EncoderLayer(nn.Module):
 
 
 class T5DecoderLayer(nn.Module):
-    """Self-attention, attention to the encoder's output, and a feed-forward part.
+    """Causal self-attention, encoder-decoder attention and a feed-forward network; see ``T5EncoderLayer``.
 
     Args:
         cfg: the configuration.
@@ -163,12 +170,12 @@ class T5DecoderLayer(nn.Module):
 
         Args:
             x: ``(N, T, C)``.
-            bias: what is added to the scores of self-attention, broadcastable to ``(N, H, T, K)``.
+            bias: position bias and mask, added to the scores of self-attention; broadcastable to ``(N, H, T, K)``.
             encoder_out: ``(N or sentences, S, C)``.
-            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
-            incremental_state: the state of earlier positions.
+            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
             need_weights: whether the weights over the source are wanted.
-            encoder_attn_mask: which source positions each may attend to, see ``MultiheadAttention``.
+            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
 
         Returns:
             ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
@@ -188,7 +195,7 @@ class T5DecoderLayer(nn.Module):
 
 
 def checkpointed(layer: nn.Module, *args: Any) -> Any:
-    """Run a layer without keeping its activations; the backward pass computes them again."""
+    """Run a layer without storing its activations; the backward pass computes them again (gradient checkpointing)."""
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(layer, *args, use_reentrant=False)

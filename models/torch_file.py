@@ -1,9 +1,9 @@
-"""Reading what ``torch.save`` wrote, without running anything that it asks for.
+"""Reading files of ``torch.save`` without executing code from them.
 
-Such a file holds a pickle, and a pickle is a program: it names functions and classes and calls them. Here only
-PyTorch's own reader for weights runs, which calls nothing but the makers of tensors. Objects of some further packages,
-such as the options that a toolkit saves beside its weights, are allowed, but what is made in their place is inert: it
-remembers what it was made of and does nothing.
+Such a file contains a pickle, and a pickle is a program: it names functions and classes and calls them. Only PyTorch's
+reader for weights is used, which calls nothing but constructors of tensors. Objects of some further packages are
+allowed, such as the options that a toolkit saves with its weights; they become ``Inert`` objects, which store their
+arguments and do nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _LEGACY_PICKLES = 5
 
 
 _MAX_VALUES = 100_000
-"""Most values of a checkpoint's options, counted as often as they are referred to."""
+"""The largest number of values in a checkpoint's options, each counted once for each reference."""
 
 
 class Inert:
-    """Stands in for an object of another package: it remembers what it was made of and does nothing.
+    """Replaces an object of another package: it stores the arguments and does nothing.
 
     Attributes:
-        origin: full name of the class or function that the file names.
-        args: what that would have been called with.
-        state: what the object's attributes would have been.
+        origin: full name of the class or function in the file.
+        args: arguments of the call.
+        state: attributes of the object.
     """
 
     origin = ""
@@ -80,7 +80,7 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
         The content, tensors on the CPU.
 
     Raises:
-        CheckpointError: the file is damaged, or holds something that would have to be run.
+        CheckpointError: the file is damaged, or contains something that would have to be executed.
     """
     try:
         # Each name is checked when it is found, so that code is detected even in a truncated file.
@@ -112,7 +112,7 @@ def plain(value: Any) -> Any:
             and lists of these.
 
     Raises:
-        ValueError: they contain themselves, or are more than any options, what is shared counted each time.
+        ValueError: they contain themselves, or expand to more values than any options have.
     """
     try:
         return _plain(value, itertools.count(1))
@@ -189,7 +189,7 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
 
 
 def _names_in_pickle(file: IO[bytes], objects: Objects) -> Iterator[str]:
-    """Read one pickle's instructions up to its end and say what it imports."""
+    """Read the instructions of one pickle and yield the names that it imports."""
     recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
     memo: list[str] = []
     objects.begin()

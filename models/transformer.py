@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,6 @@ from seqgen.modules.transformer_layer import (
 )
 from seqgen.registry import register_model
 from seqgen.structures import EncoderOut, Segments
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -79,7 +76,7 @@ class TransformerConfig:
     max_target_positions: int = option(1024, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
     def encoder_options(self) -> TransformerLayerOptions:
-        """What the encoder's layers have in common."""
+        """The options of the encoder's layers."""
         return TransformerLayerOptions(
             embed_dim=self.encoder_embed_dim,
             ffn_embed_dim=self.encoder_ffn_embed_dim,
@@ -92,7 +89,7 @@ class TransformerConfig:
         )
 
     def decoder_options(self) -> TransformerLayerOptions:
-        """What the decoder's layers have in common."""
+        """The options of the decoder's layers."""
         return TransformerLayerOptions(
             embed_dim=self.decoder_embed_dim,
             ffn_embed_dim=self.decoder_ffn_embed_dim,
@@ -142,7 +139,7 @@ class TransformerEncoder(Encoder):
         return EncoderOut(self.layer_norm(x), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer, apart from padding, which is always hidden.
+        """The mask of self-attention in one layer, in addition to padding, which is always hidden.
 
         Args:
             queries: the positions of the source.
@@ -150,7 +147,7 @@ class TransformerEncoder(Encoder):
 
         Returns:
             Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H, S,
-            S)``; ``None`` where each position sees all others.
+            S)``; ``None`` if each position attends to all others.
         """
         return queries.allowed
 
@@ -160,12 +157,12 @@ class TransformerEncoder(Encoder):
 
 
 class TransformerDecoder(IncrementalDecoder):
-    """Writes the target by layers of causal self-attention and attention to the source.
+    """Transformer decoder: layers of causal self-attention and encoder-decoder attention.
 
     Args:
         cfg: the configuration.
         embed_tokens: embedding of the target vocabulary.
-        encoder_dim: channels of the encoder's output.
+        encoder_dim: dimension of the encoder's output.
     """
 
     shares_encoder_output = True
@@ -200,7 +197,10 @@ class TransformerDecoder(IncrementalDecoder):
         need_attention: bool = False,
         segments: Segments | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads."""
+        """Compute the last hidden features; the attention is that of the last layer, averaged over its heads.
+
+        See ``IncrementalDecoder.extract_features`` and, for ``segments``, ``EncoderDecoderModel.supports_packing``.
+        """
         seen = self.positions_seen(incremental_state)
         tokens = prev_output_tokens[:, seen:]
         queries = QueryPositions.of_target(tokens, seen, incremental_state, segments)
@@ -229,7 +229,7 @@ class TransformerDecoder(IncrementalDecoder):
         return self.layer_norm(x), attention
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
-        """The mask of self-attention in one layer; a subclass overrides it for another one.
+        """The mask of self-attention in one layer; a subclass can override this method.
 
         Args:
             queries: the new positions.
@@ -237,8 +237,7 @@ class TransformerDecoder(IncrementalDecoder):
 
         Returns:
             Bool, true where attention is allowed, or a float that is added to the scores, broadcastable to ``(N, H,
-            new, K)`` where ``K`` counts the positions seen before too; ``None`` where each position sees all those up
-            to itself.
+            new, K)`` where ``K`` includes the positions seen before; ``None`` for a plain causal mask.
         """
         return None if queries.is_plain_causal else queries.allowed
 
@@ -248,7 +247,7 @@ class TransformerDecoder(IncrementalDecoder):
         return logits
 
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as features and a weight; see ``Decoder.output_product``."""
+        """The features and the weight of the output projection; see ``Decoder.output_product``."""
         return features, self.output_projection.matrix()
 
     def max_positions(self) -> int:
@@ -266,7 +265,7 @@ def _positions(max_positions: int, dim: int, embed_tokens: nn.Embedding, learned
 
 
 def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
-    """A configuration whose encoder and decoder are of the same size."""
+    """A configuration with an encoder and a decoder of the same size."""
     return TransformerConfig(
         encoder_embed_dim=dim,
         encoder_ffn_embed_dim=ffn_dim,
@@ -304,7 +303,7 @@ class TransformerModel(EncoderDecoderModel):
             task: gives the dictionaries.
 
         Raises:
-            ConfigError: the configuration contradicts itself or does not fit the dictionaries.
+            ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
         _check(cfg)
         source, target = task.source_dictionary, task.target_dictionary

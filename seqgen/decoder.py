@@ -40,7 +40,7 @@ class Decoder(nn.Module):
             need_attention: whether the attention weights are wanted.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)`` where wanted and there is such a thing.
+            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not wanted or not available.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
         return DecoderOut(self.output_layer(features), attention)
@@ -72,16 +72,16 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The output layer as a matrix product, if it is one; training can then compute the loss with less memory.
+        """The output layer as a matrix product, if it is one; training then computes the loss with less memory.
 
-        Where a class overrides ``output_layer``, what it inherits of this does not count.
+        An inherited ``output_product`` is not used if a subclass overrides ``output_layer``.
 
         Args:
             features: ``(..., C)``.
 
         Returns:
-            Features ``(..., C)`` and a weight ``(V, C)`` whose product ``output_layer`` gives; ``None`` where it is
-            something else.
+            Features ``(..., C)`` and weight ``(V, C)`` whose product is ``output_layer(features)``; ``None`` if the
+            output layer is not such a product.
         """
         return None
 
@@ -99,11 +99,11 @@ class Decoder(nn.Module):
         return logits.log_softmax(-1, dtype=dtype) if log_probs else logits.softmax(-1, dtype=dtype)
 
     def max_positions(self) -> int:
-        """The longest target that can be written, in tokens with end-of-sentence."""
+        """The length of the longest target, in tokens with end-of-sentence."""
         raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Bring weights saved by an older version up to date, in place, before they are loaded.
+        """Convert weights that an older version saved, in place, before they are loaded.
 
         Args:
             state_dict: the whole model's weights by name.
@@ -119,10 +119,10 @@ _MOVING = (
 
 
 class PositionCounter(StatefulModule):
-    """Counts the positions that a decoder has seen, so that the decoder's own state holds its tensors only."""
+    """Counts the positions that a decoder has seen, apart from the tensors that the decoder itself stores."""
 
     def count(self, incremental_state: StateDict | None) -> int:
-        """Positions so far; 0 without a state."""
+        """The number of positions so far; 0 without a state."""
         module_state = self.get_state(incremental_state)
         return 0 if module_state is None else int(module_state["positions"])
 
@@ -131,43 +131,43 @@ class PositionCounter(StatefulModule):
         self.set_state(incremental_state, {"positions": self.count(incremental_state) + positions})
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
-        """Keep the count, which all rows have in common."""
+        """Return the count unchanged: all rows share it."""
         return module_state
 
     def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
-        """Keep the count."""
+        """Return the count unchanged."""
         return module_state
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
-        """Keep the count."""
+        """Return the count unchanged."""
         return module_state
 
     def roll_back_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Count the positions down."""
+        """Subtract the removed positions."""
         return {"positions": module_state["positions"] - positions}
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Count the positions down."""
+        """Subtract the removed positions."""
         return {"positions": module_state["positions"] - positions}
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-        """Count from the earlier start."""
+        """The larger count, since positions are aligned at the last one."""
         return {"positions": max(module_state["positions"], other["positions"])}
 
 
 class IncrementalDecoder(StatefulModule, Decoder):
     """A decoder that can continue from a state.
 
-    Without a state ``forward`` is the parallel, teacher-forced pass. With one it computes only the positions that the
-    state has not seen yet, and gives for them exactly what the parallel pass gives. A subclass asks ``positions_seen``
-    where to begin and calls ``advance`` when it is done::
+    Without a state, ``forward`` is the parallel, teacher-forced pass. With a state, it computes only the positions that
+    the state has not seen, and returns the same values for them as the parallel pass. A subclass begins at
+    ``positions_seen`` and calls ``advance`` at the end::
 
         start = self.positions_seen(incremental_state)
         new_tokens = prev_output_tokens[:, start:]
         ...
         self.advance(incremental_state, new_tokens.size(1))
 
-    The verbs that move rows work on every slot in the state, whichever module below this one owns it.
+    The methods that reorder rows go through all module states in the decoding state, also those of submodules.
     """
 
     flags: ClassVar[Flags] = {
@@ -179,11 +179,11 @@ class IncrementalDecoder(StatefulModule, Decoder):
     }
 
     shares_encoder_output: bool = False
-    """Whether ``encoder_out`` may have one row for each sentence while the decoder's rows are sentences times beam."""
+    """Whether ``encoder_out`` may have one row for each sentence when the decoder has one for each beam."""
 
     reads_history: bool = True
-    """Whether columns of ``prev_output_tokens`` that the state has seen are read again. If not, the generator does not
-    put them together, and they may hold anything."""
+    """Whether ``forward`` reads columns of ``prev_output_tokens`` that the state has seen. If not, the generator does
+    not build them, and their values are undefined."""
 
     can_roll_back: bool = False
     """Whether ``roll_back`` works: every module with a state overrides ``roll_back_state``."""
@@ -209,7 +209,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             prev_output_tokens: ``(N, T)`` int64 all target tokens so far, after the model's start token. With a state,
                 the columns that it has seen are not read again.
             encoder_out: what the encoder returned.
-            incremental_state: what was seen so far, updated in place; ``None`` for the parallel pass.
+            incremental_state: the state, updated in place; ``None`` for the parallel pass.
             need_attention: whether the attention weights are wanted.
 
         Returns:
@@ -225,7 +225,17 @@ class IncrementalDecoder(StatefulModule, Decoder):
         incremental_state: StateDict | None = None,
         need_attention: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute the last hidden features of the positions that the state has not seen; see ``forward``."""
+        """Compute the last hidden features of the positions that the state has not seen.
+
+        Args:
+            prev_output_tokens: see ``forward``.
+            encoder_out: see ``forward``.
+            incremental_state: see ``forward``.
+            need_attention: see ``forward``.
+
+        Returns:
+            Features ``(N, new positions, C)``, and attention ``(N, new positions, S)`` or ``None``.
+        """
         raise NotImplementedError
 
     def new_incremental_state(
@@ -236,7 +246,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         Args:
             num_sentences: sentences in the batch.
             beam_size: rows of each sentence.
-            device: where the state's own tensors live.
+            device: where the start offsets are stored.
         """
         return IncrementalState(num_sentences, beam_size, device)
 
@@ -245,16 +255,15 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return self.position_counter.count(incremental_state)
 
     def advance(self, incremental_state: StateDict | None, new_positions: int) -> None:
-        """Note that ``new_positions`` more positions have been seen; does nothing without a state."""
+        """Add ``new_positions`` to the positions seen; does nothing without a state."""
         self.position_counter.add(incremental_state, new_positions)
 
     def reorder_incremental_state(self, incremental_state: StateDict, new_order: Tensor) -> None:
-        """Put the rows of a state into a new order, in place.
+        """Reorder the rows of a state, in place.
 
         Args:
             incremental_state: the state of this decoder.
-            new_order: ``(rows,)`` int64, the old row that each new row continues: any order, any number of rows,
-                repeats and drops allowed.
+            new_order: ``(rows,)`` int64, the old row that each new row continues; any number of rows, with repeats.
         """
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
@@ -262,7 +271,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
             incremental_state[key] = _owner(key).reorder_state(module_state, new_order)
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
-        """Put rows into a new order that stays within each sentence, in place.
+        """Reorder rows within each sentence, in place.
 
         Args:
             incremental_state: the state of this decoder.
@@ -275,7 +284,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
-        """Keep the rows of some sentences and forget the others, in place.
+        """Keep the rows of some sentences and drop the others, in place.
 
         Args:
             incremental_state: the state of this decoder.
@@ -294,20 +303,20 @@ class IncrementalDecoder(StatefulModule, Decoder):
             )  # whether an overriding method moved them or not
 
     def roll_back(self, incremental_state: StateDict, positions: int) -> None:
-        """Roll back the last positions of all rows, in place, as if they had not been computed.
+        """Roll back the last positions of all rows, in place.
 
         Args:
             incremental_state: the state of this decoder.
-            positions: how many. Decoders whose modules drop old inputs roll back positions of the last step only, at
-                most the ``IncrementalState.max_roll_back`` that was set before it.
+            positions: how many. If modules of the decoder drop old inputs, at most ``max_roll_back`` of the state, as
+                it was set before the last step, and only positions of that step.
 
         Raises:
-            DecodingError: the decoder cannot roll back, or old inputs so far back have been dropped.
+            DecodingError: the decoder cannot roll back, or a module has dropped inputs that it would need.
         """
         _check_can(self, self.can_roll_back, "roll back positions", "can_roll_back")
         seen = self.positions_seen(incremental_state)
         if not 0 <= positions <= seen:
-            raise ValueError(f"of {seen} positions that were seen, {positions} cannot be rolled back")
+            raise ValueError(f"{positions} of {seen} positions cannot be rolled back")
         if isinstance(incremental_state, IncrementalState) and incremental_state.has_start_offsets:
             latest = int(incremental_state.start_offsets.max())
             if seen - positions < latest:
@@ -351,26 +360,26 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return positions
 
     def merge(self, incremental_state: IncrementalState, other: IncrementalState) -> IncrementalState:
-        """Make one state of two in the middle of decoding: the sentences of ``other`` behind those of the first.
+        """Append the sentences of another state during decoding.
 
         Positions are aligned at the last one. With 5 positions here and 2 there, the merged state has seen 5, and the
         start offsets of the sentences of ``other`` increase by 3.
 
         Args:
-            incremental_state: a state of this decoder; neither it nor ``other`` is to be used any more.
-            other: another one, of the same beam size.
+            incremental_state: a state of this decoder; neither it nor ``other`` may be used afterwards.
+            other: another state of this decoder, with the same beam size.
 
         Returns:
-            The state of all sentences.
+            The state of all sentences, those of ``other`` last.
 
         Raises:
             DecodingError: the decoder cannot merge.
         """
         _check_can(self, self.can_merge, "merge batches", "can_merge")
         if incremental_state.beam_size != other.beam_size:
-            raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be joined")
+            raise ValueError(f"batches of {incremental_state.beam_size} and {other.beam_size} beams cannot be merged")
         if set(incremental_state) != set(other):
-            raise ValueError("batches can be joined once both have been decoded for a step, by the same model")
+            raise ValueError("batches can be merged only after both have decoded a step, with the same model")
         merged = copy.copy(incremental_state)
         merged.shared = {}
         seen = [self.positions_seen(state) for state in (incremental_state, other)]
@@ -383,13 +392,13 @@ class IncrementalDecoder(StatefulModule, Decoder):
         return merged
 
     def set_beam_size(self, beam_size: int) -> None:
-        """A hint, before a search, of how many rows each sentence will have; the built-in models need none."""
+        """Called before a search with the number of rows of each sentence; the built-in models ignore it."""
 
 
 def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
     if not can:
         raise DecodingError(
-            f"{type(decoder).__name__} cannot {what} in the middle of decoding; if all of its modules can, set "
+            f"{type(decoder).__name__} cannot {what} during decoding; if all of its modules can, set "
             f"{attribute} = True in the class"
         )
 
@@ -397,6 +406,6 @@ def _check_can(decoder: Decoder, can: bool, what: str, attribute: str) -> None:
 def _owner(key: Any) -> StatefulModule:
     owner = key.owner
     if owner is None:
-        raise RuntimeError("a decoding state holds the state of a module that no longer exists; begin with a new state")
+        raise RuntimeError("a decoding state holds the state of a module that no longer exists; start with a new state")
     module: StatefulModule = owner
     return module

@@ -8,25 +8,28 @@ from seqgen.errors import ConfigError
 
 
 def present_devices() -> list[str]:
-    """The devices that there are, the fastest first."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    return [name for name, present in there.items() if present]
+    """The types of the available devices, the fastest first; ``"cpu"`` is always among them."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    return [name for name, is_available in available.items() if is_available]
 
 
 def find_device(device: torch.device | str, key: str = "device") -> torch.device:
     """Find a device, and check that a tensor can be created on it.
 
     Args:
-        device: its name, such as ``"cuda:1"``.
-        key: what the user calls it, for the message.
+        device: the device or its name, such as ``"cuda:1"``.
+        key: the key or parameter by which the user chose it, for the message.
+
+    Returns:
+        The device.
 
     Raises:
-        ConfigError: it is not available.
+        ConfigError: the device is not available.
     """
     try:
         found = torch.device(device)
         torch.empty(1, device=found)
-    except Exception:  # which one depends on the device and on how PyTorch was built
+    except Exception:  # its class depends on the device and on the build of PyTorch
         raise ConfigError(
             f"{key}={device} is not available; available devices: {', '.join(present_devices())}"
         ) from None

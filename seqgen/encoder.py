@@ -10,10 +10,10 @@ from seqgen.structures import EncoderOut
 
 
 class Encoder(nn.Module):
-    """Reads a source sentence.
+    """Encodes source sentences.
 
-    A subclass implements ``forward`` and ``max_positions``. Every tensor in its ``EncoderOut`` must have the row
-    dimension first; then the inherited ``reorder_encoder_out`` is correct.
+    A subclass implements ``forward`` and ``max_positions``. The first dimension of every tensor in its ``EncoderOut``
+    must be the row; then the inherited ``reorder_encoder_out`` is correct.
     """
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> EncoderOut:
@@ -29,23 +29,23 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
-        """Pick rows of an encoder's output.
+        """Select rows of an encoder's output.
 
         Args:
-            encoder_out: what ``forward`` returned; it is not changed.
+            encoder_out: the output of ``forward``; it is not changed.
             new_order: ``(rows,)`` int64 indices of rows; a row may occur several times or not at all.
 
         Returns:
-            A new value with the rows asked for.
+            A new value with these rows.
         """
         return encoder_out.index_select(new_order)
 
     def merge_encoder_outs(self, encoder_out: EncoderOut, other: EncoderOut) -> EncoderOut:
-        """Put the rows of another output behind those of this one, the shorter sources padded on the right.
+        """Append the rows of another output; shorter sources are padded on the right.
 
         Args:
-            encoder_out: what ``forward`` returned for some sentences; it is not changed.
-            other: what it returned for others; likewise.
+            encoder_out: the output of ``forward`` for some sentences; it is not changed.
+            other: its output for further sentences; it is not changed.
 
         Returns:
             A new value with the rows of both.
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         return encoder_out.merge(other)
 
     def max_positions(self) -> int:
-        """The longest source that can be read, in tokens with end-of-sentence."""
+        """The length of the longest source, in tokens with end-of-sentence."""
         raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:

@@ -1,13 +1,13 @@
-"""The decoding state: a dict that the caller owns, in which each stateful module keeps tensors under a key of its own.
+"""The decoding state: a dict that the caller owns, in which each stateful module stores tensors under its own key.
 
-A module itself keeps nothing between two steps of decoding; everything that the next step needs is in the
-``incremental_state`` that the caller passes to ``forward``. So any number of decodes may run with one model at once.
+A module stores nothing on itself between two decoding steps. Everything that the next step needs is in the
+``incremental_state`` that the caller passes to ``forward``, so that one model can run several decodes at once.
 
 ::
 
-    incremental_state                         a plain {} works: every row is then a sentence of its own
+    incremental_state                         a plain {} works: each row is then one sentence
     └── key of one module                     a StateKey; a copy of the module has another one
-        └── slots                             {"hidden": (N, C), ...}, or {"cache": a key/value cache}
+        └── module state                      {"hidden": (N, C), ...}, or {"cache": a key/value cache}
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from seqgen.renamed import former_names, keep_former_members
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 ModuleState: TypeAlias = dict[str, Any]
-"""The state of one module: named tensors with the row dimension first; a value that is no tensor is kept as it is."""
+"""The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
 
 StateDict: TypeAlias = MutableMapping["StateKey", ModuleState]
 
 
 class StateKey:
-    """The key under which one module finds its slots.
+    """The key of one module's state.
 
-    It compares by identity and belongs to one module, so that a copied or unpickled module gets a key of its own and
-    two copies never share a slot.
+    Keys are compared by identity. A copied or unpickled module makes a new key, so that two copies never share state.
+
+    Args:
+        owner: the module.
     """
 
     def __init__(self, owner: StatefulModule | None = None):
@@ -43,11 +45,11 @@ class StateKey:
 
     @property
     def owner(self) -> StatefulModule | None:
-        """The module that the key belongs to; ``None`` once that is gone."""
+        """The module that the key belongs to; ``None`` if it no longer exists."""
         return self._owner() if self._owner is not None else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateKey:
-        return self  # a copied state still belongs to the same module; a copied module notices that it is no owner
+        return self  # a copied state belongs to the same module; a copied module finds that it is not the owner
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return StateKey, ()
@@ -55,17 +57,22 @@ class StateKey:
 
 @keep_former_members
 class IncrementalState(dict[StateKey, ModuleState]):
-    """A decoding state that also knows how its rows group into sentences.
+    """A decoding state that also stores how its rows group into sentences.
+
+    Args:
+        num_sentences: sentences in the batch.
+        beam_size: rows of each sentence.
+        device: where the start offsets are stored.
 
     Attributes:
         beam_size: rows of each sentence; rows are sentence-major.
         start_offsets: ``(sentences,)`` int64, the step at which each sentence entered the batch. The rows of a sentence
             do not attend to positions before it, and their positions count from it.
-        beam_table: whether self-attention keeps keys and values in place, with an indirection table; ``None`` for as
-            long as that is faster. See ``modules/kv_cache/choice.py``.
-        max_roll_back: how many positions of a step will be rolled back at most; modules that drop old inputs keep so
-            many more.
-        shared: what modules have in common, by name.
+        beam_table: whether self-attention uses an indirection table, with which keys and values stay in place; with
+            ``None``, while that is faster. See ``modules/kv_cache/choice.py``.
+        max_roll_back: the largest number of positions that will be rolled back at once; modules that drop old inputs
+            keep this many more.
+        shared: values that several modules share, by name.
     """
 
     max_roll_back: int = 0
@@ -80,7 +87,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
 
     @property
     def start_offsets(self) -> Tensor:
-        """See the class."""
+        """Start offset of each sentence, ``(sentences,)`` int64; see the class."""
         return self._start_offsets
 
     @start_offsets.setter
@@ -89,7 +96,7 @@ class IncrementalState(dict[StateKey, ModuleState]):
 
     @property
     def has_start_offsets(self) -> bool:
-        """Whether any sentence started late; the device is asked once after ``start_offsets`` has changed."""
+        """Whether any start offset is above 0; read from the device once after each change."""
         if self._late is None:
             self._late = bool(self._start_offsets.any())
         return self._late
@@ -97,14 +104,14 @@ class IncrementalState(dict[StateKey, ModuleState]):
     def reorder_start_offsets(self, new_order: Tensor) -> None:
         """Reorder the start offsets with the rows.
 
-        With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences that start
-        at 3, 3, 0.
+        With two beams and start offsets ``[0, 3]``, the rows ``[2, 3, 3, 2, 0, 1]`` are three sentences with start
+        offsets ``[3, 3, 0]``.
 
         Args:
             new_order: ``(rows,)`` int64, the old row that each new row continues.
 
         Raises:
-            ValueError: rows that would be beams of one sentence come from sentences that start at different steps.
+            ValueError: the beams of a new sentence would come from sentences with different start offsets.
         """
         sentences = -(-len(new_order) // self.beam_size)
         if not self.has_start_offsets:
@@ -127,13 +134,13 @@ def beam_size_of(incremental_state: StateDict) -> int:
 
 
 class StatefulModule(nn.Module, Flagged):
-    """A module that remembers tensors between two steps of decoding, in slots of the caller's state.
+    """A module that stores tensors in the caller's state between two decoding steps.
 
-    An author calls ``get_state`` and ``set_state`` and, as long as every tensor has the row dimension first, needs
-    nothing else: the verbs below reorder rows by ``index_select(0)``. A module that keeps tensors in another layout
-    overrides ``reorder_state``; one that can do less work than moving rows overrides the narrower verbs as well. Where
-    a subclass overrides ``reorder_state`` alone, narrower verbs that it inherits are replaced by the defaults, which
-    call it.
+    A subclass calls ``get_state`` and ``set_state``. If the first dimension of every tensor is the row, it overrides
+    nothing: the methods below reorder rows by ``index_select(0)``. A module with another layout overrides
+    ``reorder_state``. It overrides ``reorder_state_within_beams`` and ``select_state`` too if these can do less work
+    than moving rows. A subclass that overrides only ``reorder_state`` does not inherit the other two: it gets their
+    defaults, which call ``reorder_state``.
     """
 
     flags: ClassVar[Flags] = {"reorder_state_within_beams": ("reorder_state",), "select_state": ("reorder_state",)}
@@ -142,8 +149,8 @@ class StatefulModule(nn.Module, Flagged):
         super().__init_subclass__(**kwargs)
         if "reorder_incremental_state" in cls.__dict__ and not hasattr(cls, "new_incremental_state"):
             raise TypeError(
-                f"{cls.__name__} overrides reorder_incremental_state, which belongs to decoders and would never be "
-                "called: delete it where it only selects rows, else override reorder_state(module_state, new_order)"
+                f"{cls.__name__} overrides reorder_incremental_state, which is called for decoders only: delete the "
+                "method if it only selects rows; otherwise override reorder_state(module_state, new_order)"
             )
 
     @property
@@ -155,11 +162,23 @@ class StatefulModule(nn.Module, Flagged):
         return key
 
     def get_state(self, incremental_state: StateDict | None) -> ModuleState | None:
-        """What this module remembers, or ``None`` where there is no state or it has remembered nothing yet."""
+        """Read this module's state.
+
+        Args:
+            incremental_state: the decoding state; ``None`` for the parallel pass.
+
+        Returns:
+            The module state; ``None`` without a decoding state, or if this module has not stored anything yet.
+        """
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
     def set_state(self, incremental_state: StateDict | None, module_state: ModuleState) -> None:
-        """Remember ``slots`` in place of those of the same names; does nothing without a state."""
+        """Store values in this module's state; those of other names stay.
+
+        Args:
+            incremental_state: the decoding state, changed in place; with ``None`` nothing is stored.
+            module_state: values by name.
+        """
         if incremental_state is not None:
             incremental_state[self.state_key] = {**incremental_state.get(self.state_key, {}), **module_state}
 
@@ -167,7 +186,7 @@ class StatefulModule(nn.Module, Flagged):
         """Put rows into a new order.
 
         Args:
-            module_state: what this module remembers.
+            module_state: this module's state.
             new_order: ``(rows,)`` int64, the old row that each new row continues: any number, with repeats and drops.
 
         Returns:
@@ -182,7 +201,7 @@ class StatefulModule(nn.Module, Flagged):
         """Put rows into a new order that stays within each sentence.
 
         Args:
-            module_state: what this module remembers.
+            module_state: this module's state.
             parents: ``(sentences, beam)`` int64, the beam of the same sentence that each new row continues.
 
         Returns:
@@ -194,12 +213,12 @@ class StatefulModule(nn.Module, Flagged):
         """Keep the rows of some sentences.
 
         Args:
-            module_state: what this module remembers.
+            module_state: this module's state.
             keep: ``(kept,)`` int64 indices of the sentences to keep.
             beam_size: rows of each sentence.
 
         Returns:
-            The module state of the rows that stay.
+            The module state of the rows that are kept.
         """
         return self.reorder_state(module_state, rows_of_sentences(keep, beam_size))
 
@@ -207,14 +226,14 @@ class StatefulModule(nn.Module, Flagged):
         """Roll back the last positions of all rows.
 
         Args:
-            module_state: what this module remembers.
+            module_state: this module's state.
             positions: how many.
 
         Returns:
-            The module state as they were before those positions.
+            The module state before these positions were computed.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
         raise self._cannot("roll back positions", "roll_back_state")
 
@@ -222,35 +241,35 @@ class StatefulModule(nn.Module, Flagged):
         """Crop all rows on the left: remove the first positions, which no row sees.
 
         Args:
-            module_state: what this module remembers.
+            module_state: this module's state.
             positions: how many.
 
         Returns:
             The module state without those positions.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
         raise self._cannot("crop positions on the left", "crop_state")
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-        """Put the rows of another state behind those of this one, their positions aligned at the last one.
+        """Append the rows of another state, aligned at the last position.
 
         Args:
-            module_state: what this module remembers.
-            other: what it remembers in the other state, perhaps of fewer or more positions.
+            module_state: this module's state.
+            other: this module's state in the other decoding state; it may have fewer or more positions.
 
         Returns:
-            The module state of all rows; positions before the start offset of a row may hold any finite number.
+            The module state of all rows; at positions before a row's start offset the values are undefined but finite.
 
         Raises:
-            DecodingError: the module does not know how; it overrides this method if it does.
+            DecodingError: the module does not implement this.
         """
         raise self._cannot("merge batches", "merge_states")
 
     def _cannot(self, what: str, method: str) -> DecodingError:
         return DecodingError(
-            f"{type(self).__name__} cannot {what} in the middle of decoding; override its {method}, or decode without"
+            f"{type(self).__name__} cannot {what} during decoding; override its {method}, or decode without this"
         )
 
 

@@ -16,14 +16,14 @@ _PHRASES = (
     "Invalid buffer size",
     "ALLOC_FAILED",
 )
-"""What PyTorch's allocators say on CPU, CUDA and MPS; the class is often a plain ``RuntimeError``."""
+"""Parts of the messages of PyTorch's allocators on CPU, CUDA and MPS, which often raise a plain ``RuntimeError``."""
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out.
 
     Args:
-        error: what was raised.
+        error: the exception that was raised.
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -35,8 +35,8 @@ def memory_errors(rest: Callable[[], str]) -> Iterator[None]:
     """Turn an out-of-memory error into an error message for the user.
 
     Args:
-        rest: gives what follows "memory ran out": when, and what takes less, such as ``"in update 7; choose a smaller
-            dataset.max_tokens"``.
+        rest: returns the rest of the message "memory ran out ...": when, and which settings need less memory, such as
+            ``"in update 7; choose a smaller dataset.max_tokens"``.
 
     Raises:
         ResourceError: in place of the allocator's error.

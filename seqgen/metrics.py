@@ -1,4 +1,4 @@
-"""Scores of decoded text against references, by sacreBLEU."""
+"""Scores of decoded text against references: BLEU and chrF by sacreBLEU, and exact match."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextScore:
-    """A score.
+    """The score of a text.
 
     Attributes:
-        value: the score; larger is better, 100 is best.
-        signature: what exactly was computed, as sacreBLEU states it; empty where it has none.
+        value: the score, from 0 to 100; larger is better.
+        signature: sacreBLEU's signature, which names the metric's settings; empty for other metrics.
     """
 
     value: float
@@ -25,18 +25,18 @@ def text_scores(
     """Score text (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
 
     Args:
-        hypotheses: one output for each sentence, detokenized.
-        references: the reference outputs, in the same order and number.
-        lowercase: whether upper and lower case count as equal.
-        tokenize: sacreBLEU's tokenizer for BLEU; its default (``13a``) if not given.
+        hypotheses: one detokenized output for each sentence.
+        references: one reference for each sentence, in the same order.
+        lowercase: whether BLEU and chrF ignore case.
+        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default, ``13a``.
 
     Returns:
         ``bleu``, ``chrf``, and ``exact_match``: the percentage of outputs that equal their reference.
 
     Raises:
-        ValueError: the numbers differ, or there are none.
+        ValueError: the numbers of hypotheses and references differ, or there are none.
     """
-    from sacrebleu.metrics import BLEU, CHRF  # takes a third of a second, which --help need not wait for
+    from sacrebleu.metrics import BLEU, CHRF  # slow to import; not needed for --help
 
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses cannot be scored against {len(references)} references")
@@ -50,5 +50,5 @@ def text_scores(
 
 
 def signatures() -> dict[str, str]:
-    """What ``text_scores`` computes, as sacreBLEU states it, by name."""
+    """sacreBLEU's signatures of the scores of ``text_scores``, by name."""
     return {name: score.signature for name, score in text_scores(["a"], ["a"]).items() if score.signature}

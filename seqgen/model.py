@@ -10,12 +10,11 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
-from seqgen.renamed import RenamedMethods
 from seqgen.structures import DecoderOut
 
 
 class Vocabularies(Protocol):
-    """What a model is built for; every ``Task`` has it."""
+    """The vocabularies that a model is built for; every ``Task`` has them."""
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -28,12 +27,12 @@ class Vocabularies(Protocol):
         ...
 
 
-class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_symbol": "start_token"}):
-    """An encoder and a decoder, and what their inputs look like.
+class EncoderDecoderModel(nn.Module, Flagged):
+    """An encoder-decoder model.
 
     Args:
-        encoder: reads the source.
-        decoder: writes the target.
+        encoder: encodes the source.
+        decoder: predicts the target.
     """
 
     flags: ClassVar[Flags] = {"supports_packing": ("build_model", "forward")}
@@ -42,8 +41,8 @@ class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_sy
     """Whether shorter sources are padded on the left rather than on the right."""
 
     supports_packing: bool = False
-    """Whether several examples may share a row: its encoder's ``forward`` and its decoder's ``extract_features`` then
-    take ``segments`` (see ``seqgen.structures.Segments``) and keep the examples apart."""
+    """Whether several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
+    have an argument ``segments`` (see ``seqgen.structures.Segments``), and examples do not attend to each other."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()
@@ -56,7 +55,10 @@ class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_sy
 
         Args:
             cfg: an instance of the configuration class that the model is registered with.
-            task: gives the dictionaries.
+            task: has the dictionaries.
+
+        Returns:
+            The model.
         """
         raise NotImplementedError
 
@@ -91,11 +93,11 @@ class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_sy
         return self.decoder.get_normalized_probs(logits, log_probs)
 
     def adjust_logits_during_generation(self, logits: Tensor, step: int) -> Tensor:
-        """Change this model's own scores of the next token while it decodes; by default they stay as they are.
+        """Change this model's logits during decoding; by default they are returned unchanged.
 
         Args:
             logits: ``(rows, V)``.
-            step: how many tokens each row has.
+            step: number of tokens of each row.
 
         Returns:
             ``(rows, V)``.
@@ -118,6 +120,10 @@ class EncoderDecoderModel(RenamedMethods, nn.Module, Flagged, renamed={"start_sy
         return None
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Convert weights that an older version saved, in place, before they are loaded."""
+        """Convert weights that an older version saved, in place, before they are loaded.
+
+        Args:
+            state_dict: the weights by name.
+        """
         self.encoder.upgrade_state_dict(state_dict, "encoder.")
         self.decoder.upgrade_state_dict(state_dict, "decoder.")

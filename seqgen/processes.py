@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""Child processes that end when their parent ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-"""What Linux calls the signal that a process gets when its parent dies (``prctl(2)``)."""
+"""Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
 
 
 def end_with(parent: int) -> None:
-    """End this process as soon as its parent has ended, also where that one was killed and could not end it.
+    """End this process as soon as its parent has ended, even if the parent was killed.
 
-    A thread watches the parent. On Linux the kernel also kills this process, which works where it hangs.
+    A thread polls for the parent. On Linux, the kernel also kills this process, which works even if the process hangs.
 
     Args:
-        parent: the process identifier of the parent; it may have ended already.
+        parent: process ID of the parent, which may have ended already.
     """
     if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

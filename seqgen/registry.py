@@ -206,6 +206,20 @@ STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
 
+GROUPS: dict[str, Registry] = {
+    registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
+}
+"""The registries whose components are configuration groups: ``model=NAME``, ``model.KEY``."""
+DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
+    "search": (SEARCHES, "search"),
+    "combination": (COMBINATIONS, "combination"),
+    "utility": (UTILITIES, "mbr"),
+    "processor": (LOGITS_PROCESSORS, "processors"),
+    "stopping": (STOPPING_RULES, "stopping_rules"),
+    "observer": (OBSERVERS, "observers"),
+}
+"""The prefix of the keys of decoding components, their registry, and the key of ``generation`` that names them."""
+
 register_model = MODELS.register
 register_task = TASKS.register
 register_criterion = CRITERIA.register
@@ -233,6 +247,10 @@ SEARCHES.declare("contrastive", "seqgen.generation.search.contrastive")
 SEARCHES.declare("exact", "seqgen.generation.search.exact")
 for _prefix, _module in {
     "": "base",
+    **dict.fromkeys(("forbid", "unknown"), "tokens"),
+    **dict.fromkeys(("minimum", "force", "exponential"), "length"),
+    **dict.fromkeys(("sequence_bias", "bad_words"), "bias"),
+    "prefix_trie": "prefix_trie",
     **dict.fromkeys(("no_repeat", "repetition", "encoder"), "repetition"),
     **dict.fromkeys(("temperature", "renormalize", "remove_invalid"), "scaling"),
     **dict.fromkeys(("top_", "min_p", "typical", "epsilon", "eta"), "warpers"),

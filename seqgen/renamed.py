@@ -1,6 +1,6 @@
-"""Modules, public names and members of classes that were renamed.
+"""Modules, public names and members of classes that were renamed or removed.
 
-Their old names work for one version, with a ``DeprecationWarning``.
+An old name works for one version, with a ``DeprecationWarning``. The error for a removed name says what to use instead.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from itertools import chain
 from types import ModuleType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+C = TypeVar("C", bound=type)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -77,22 +78,32 @@ MODULES: dict[str, str] = {
     "seqgen.text_decoding": "seqgen.text.text_decoding",
     "seqgen.training.averaging": "seqgen.checkpoints.averaging",
     "seqgen.training.checkpoints": "seqgen.checkpoints.run_checkpoints",
+    "seqgen.training.milestones": "seqgen.training.triggers",
     "seqgen.training.resume": "seqgen.checkpoints.resume",
     "seqgen.training.run_lock": "seqgen.checkpoints.run_lock",
     "seqgen.training.serialization": "seqgen.checkpoints.serialization",
     "seqgen.translation": "seqgen.text.results",
     "seqgen.translator": "seqgen.text.translator",
 }
-"""Old names of modules, and the modules that now have what was in them or most of it."""
+"""Old names of modules, and the modules that now have most of their contents."""
 
 PACKAGES: dict[str, str] = {
     "seqgen.generation.ensemble": "seqgen.generation.ensemble.ensemble",
     "seqgen.generation.search": "seqgen.generation.search.base",
     "seqgen.generation.speculative": "seqgen.generation.speculative.verification",
 }
-"""Packages that have the names of former modules, and the modules that now have most of what was in those."""
+"""Packages with the names of former modules, and the modules that now have most of the contents of those."""
 
 SPLIT: dict[str, tuple[str, ...]] = {
+    "seqgen.compose": (
+        "seqgen.arguments",
+        "seqgen.component_keys",
+        "seqgen.config_dicts",
+        "seqgen.config_keys",
+        "seqgen.config_values",
+        "seqgen.registry",
+        "seqgen.sweep",
+    ),
     "seqgen.generation.decoding": ("seqgen.generation.setup",),
     "seqgen.generation.ensemble": ("seqgen.generation.ensemble.member",),
     "seqgen.generation.logits_processors": (
@@ -102,34 +113,49 @@ SPLIT: dict[str, tuple[str, ...]] = {
         "seqgen.generation.processors.repetition",
         "seqgen.generation.processors.prefix",
     ),
+    "seqgen.generation.processor_setup": ("seqgen.generation.rules.fairseq", "seqgen.generation.rules.huggingface"),
     "seqgen.generation.sampling": ("seqgen.generation.search.stochastic_beam", "seqgen.generation.search.beam"),
     "seqgen.generation.search": (
         "seqgen.generation.component",
         "seqgen.generation.search.beam",
         "seqgen.generation.options",
     ),
+    "seqgen.modules.key_value_cache": ("seqgen.modules.kv_cache.static",),
     "seqgen.training.training_loop": ("seqgen.training.train",),
 }
-"""Further modules that have something of what was in a module."""
+"""Further modules that have some of the contents of a module."""
 
 NAMES: dict[str, str] = {
+    "BeamTable": "IndirectionTable",
     "ConstrainedBeamSearch": "HuggingFaceConstrainedBeam",
     "ContrastiveDecoding": "ContrastiveSession",
+    "Cutoff": "Warper",
     "Decoding": "Session",
     "DecodingContext": "StepContext",
     "EndSymbols": "EndTokens",
     "ExactDecoding": "ExactSession",
+    "FAIRSEQ_ORDER": "OVERRULED_BY_PREFIX",
     "GroupBeamSearch": "HuggingFaceDiverseBeam",
+    "HUGGINGFACE_ORDER": "ORDER",
     "History": "BackPointers",
+    "LookedUp": "NgramDraft",
+    "Milestones": "Triggers",
     "NUMBER_FORMATS": "DTYPES",
     "NoiseSymbols": "NoiseTokens",
+    "Peers": "ProcessGroup",
+    "Reader": "CheckpointLoader",
     "RollingDecoding": "ContinuousBatching",
     "SearchBatch": "BatchInfo",
     "Slots": "ModuleState",
+    "Speculation": "SpeculativeSession",
     "SpeculativeDecoding": "SpeculativeSearch",
     "check_combinations": "check_compatible",
+    "declare_reader": "declare_checkpoint_loader",
     "end_symbols_from_config": "end_tokens_from_config",
     "log_normalizer": "log_sum_exp",
+    "peers_from_environment": "group_from_environment",
+    "reader_of": "checkpoint_loader_of",
+    "register_reader": "register_checkpoint_loader",
     "starts_of_rows": "start_offsets_of_rows",
     "to_number_format": "to_dtype",
 }
@@ -148,7 +174,9 @@ MEMBERS: dict[str, str] = {
     "reorder_starts": "reorder_start_offsets",
     "select_slots": "select_state",
     "set_slots": "set_state",
+    "start_symbol": "start_token",
     "starts": "start_offsets",
+    "symbols": "noise_tokens",
     "trim": "crop_left",
     "trim_slots": "crop_state",
     "truncate": "roll_back",
@@ -156,12 +184,31 @@ MEMBERS: dict[str, str] = {
 }
 """Old and new names of methods and attributes, in classes that have the new one."""
 
+REMOVED: dict[str, str] = {
+    "Asked": "call processors_from_config of seqgen.generation.processor_options, which takes a Rules object",
+    "BLEU_ORDER": "set BleuConfig.max_ngram_order of seqgen.text.mbr",
+    "BeamTableCache": "use IndirectionCache of seqgen.modules.kv_cache.indirection, itself a layer's state",
+    "FeaturesMember": "call Member.next_output(tokens, need_features=True) of seqgen.generation.ensemble.member",
+    "Procedure": "subclass Search of seqgen.generation.search.base, and set session_class if it needs its own loop",
+    "bleu_of_pairs": "call Bleu()(texts) of seqgen.text.mbr",
+    "chrf_of_pairs": "call Chrf()(texts) of seqgen.text.mbr",
+    "guide": "use the combination Guidance of seqgen.generation.ensemble.combinations",
+    "of_a_user": "read Entry.is_user_own of seqgen.registry.SEARCHES.entry(NAME)",
+    "speculation_from_config": "call SequenceGenerator.from_config with draft=MODEL",
+    "warpers_from_config": "call processors_from_config of seqgen.generation.processor_options, for warpers too",
+}
+"""Names that were removed, and what to do instead."""
+
 
 def former_names(module: str) -> Callable[[str], Any]:
-    """A module's ``__getattr__``, which finds what was in the former module of this name.
+    """Make a module's ``__getattr__``, which finds the former names of its contents.
 
     Args:
         module: the name of the module, or its former one.
+
+    Returns:
+        A function from a name to the class or function that now has it. It raises an ``ImportError`` for a removed
+        name and an ``AttributeError`` for an unknown one.
     """
     homes = ({**MODULES, **PACKAGES}.get(module, module), *SPLIT.get(module, ()))
 
@@ -177,9 +224,16 @@ def former_names(module: str) -> Callable[[str], Any]:
                     if module not in MODULES or now != name:  # the import of a former module has warned
                         _warn(f"{module}.{name}", f"{home}.{now}")
                     return found
+        if name in REMOVED:  # no AttributeError: ``from module import name`` would replace its message
+            raise ImportError(f"{module}.{name} was removed; {REMOVED[name]}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return find
+
+
+def _warn(old: str, new: str) -> None:
+    """Warn about the line that uses an old name: that of the caller's caller."""
+    warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
 
 
 def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -207,45 +261,6 @@ def renamed_parameters(**names: str) -> Callable[[Callable[P, T]], Callable[P, T
     return decorate
 
 
-class RenamedMethods:
-    """A base of classes that have new names for some methods.
-
-    The old names can be called, and a subclass that overrides a method by its old name overrides the new one::
-
-        class Model(RenamedMethods, renamed={"start_symbol": "start_token"}): ...
-    """
-
-    _renamed: ClassVar[Mapping[str, str]] = {}
-
-    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        for old, new in (renamed or {}).items():
-            setattr(cls, old, _forward(old, new))
-        for old, new in cls._renamed.items():
-            override = vars(cls).get(old)
-            if override is not None and new not in vars(cls):
-                _warn(f"{cls.__qualname__}.{old}", new)
-                setattr(cls, new, override)
-        cls._renamed = {**cls._renamed, **(renamed or {})}
-        super().__init_subclass__(**kwargs)
-
-
-def _forward(old: str, new: str) -> Callable[..., Any]:
-    """A method that calls the nearest definition under the new name that is not itself an override by the old name."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _warn(f"{type(self).__qualname__}.{old}", new)
-        classes = [vars(cls) for cls in type(self).__mro__ if new in vars(cls)]
-        method = next(own[new] for own in classes if own[new] is not own.get(old))
-        return method.__get__(self)(*args, **kwargs)
-
-    return forward
-
-
-def _warn(old: str, new: str) -> None:
-    """Warn about the line that uses an old name: it called the caller of this function."""
-    warnings.warn(f"{old} is now {new}; the next version has only the new name", DeprecationWarning, stacklevel=3)
-
-
 class _FormerMember:
     """The old name of a member, which reads and sets the member of the new name.
 
@@ -268,9 +283,6 @@ class _FormerMember:
         setattr(instance, self.new, value)
 
 
-C = TypeVar("C", bound=type)
-
-
 def keep_former_members(cls: C) -> C:
     """Let the members that a class defines be used by their old names; a class decorator."""
     for old, new in MEMBERS.items():
@@ -279,23 +291,38 @@ def keep_former_members(cls: C) -> C:
     return cls
 
 
-def accept_former_members(cls: type) -> None:
-    """Let a class override members by their old names, in its body, in that of a mixin, or in its table of flags."""
-    found = []
-    for old, new in MEMBERS.items():
-        home = next((one for one in cls.__mro__ if new in vars(one) or _defines(one, old)), None)
-        if home is not None and new not in vars(home) and hasattr(cls, new):
-            setattr(cls, new, vars(home)[old])
-            found.append(f"{old} is now {new}")
-            if home is cls:
-                delattr(cls, old)
-    flags = vars(cls).get("flags", {})
-    if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
-        now = {MEMBERS.get(flag, flag): tuple(MEMBERS.get(one, one) for one in about) for flag, about in flags.items()}
-        cls.flags = now  # type: ignore[attr-defined]
-    if found:
-        text = f"{cls.__name__} uses former names: {', '.join(found)}; the next version has only the new names"
-        warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+class RenamedMembers:
+    """A base class whose subclasses may use the former names of ``MEMBERS``.
+
+    Old names can be read, set and called. A subclass that defines one, in its body, in that of a mixin or in its table
+    of flags, defines the member of the new name.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        found = [(old, new) for old, new in MEMBERS.items() if hasattr(cls, new) and _adopt(cls, old, new)]
+        flags = vars(cls).get("flags", {})
+        if isinstance(flags, Mapping) and not MEMBERS.keys().isdisjoint({*flags, *chain(*flags.values())}):
+            cls.flags = {  # type: ignore[attr-defined]
+                MEMBERS.get(flag, flag): tuple(MEMBERS.get(method, method) for method in methods)
+                for flag, methods in flags.items()
+            }
+        if found:
+            names = ", ".join(f"{cls.__name__}.{old} is now {new}" for old, new in found)
+            text = f"{names}; the next version has only the new name{'s' if len(found) > 1 else ''}"
+            warnings.warn(text, DeprecationWarning, stacklevel=_levels_of_class_body())
+        super().__init_subclass__(**kwargs)
+        keep_former_members(cls)
+
+
+def _adopt(cls: type, old: str, new: str) -> bool:
+    """Define a member by what is the nearest definition, if that has the old name; whether it has."""
+    home = next(one for one in cls.__mro__ if new in vars(one) or _defines(one, old))
+    if new in vars(home):
+        return False
+    setattr(cls, new, vars(home)[old])
+    if home is cls:
+        delattr(cls, old)
+    return True
 
 
 def _defines(cls: type, old: str) -> bool:
@@ -303,15 +330,15 @@ def _defines(cls: type, old: str) -> bool:
 
 
 def _levels_of_class_body() -> int:
-    """The ``stacklevel`` of the ``class`` statement, for the function that ``__init_subclass__`` calls."""
-    frame, level = sys._getframe(2), 2
+    """The ``stacklevel`` of the ``class`` statement, for an ``__init_subclass__`` that calls this."""
+    frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_name == "__init_subclass__":
         frame, level = frame.f_back, level + 1
     return level
 
 
 class _Renamed:
-    """Finds and loads modules by their old names; each stands for what is now elsewhere."""
+    """Finds and loads modules by their old names; each gives the contents of the new module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

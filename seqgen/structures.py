@@ -1,4 +1,4 @@
-"""Small typed results that travel between the parts of the engine.
+"""Typed values that the parts of the engine pass to each other.
 
 Shape letters, here and everywhere: ``N`` rows, ``S`` source length, ``T`` target length, ``C`` hidden size, ``V``
 vocabulary size. A row is one hypothesis of one sentence; rows are sentence-major, so row ``i`` is beam ``i % beam`` of
@@ -16,7 +16,15 @@ from torch import Tensor
 
 
 def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """Apply ``fn`` to each tensor in nested dataclasses, dicts, lists and tuples, leaving everything else as it is."""
+    """Apply a function to each tensor in nested dataclasses, dicts, lists and tuples.
+
+    Args:
+        value: any value; those that are none of these types are returned unchanged.
+        fn: the function.
+
+    Returns:
+        A new value of the same structure.
+    """
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, dict):
@@ -32,13 +40,13 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class EncoderOut:
-    """What an encoder hands to its decoder; every tensor in it has the row dimension first.
+    """What an encoder returns to its decoder; the first dimension of every tensor is the row.
 
-    A model that needs more subclasses it and adds fields; reordering, moving and selecting work on all of them.
+    A model that needs further tensors adds fields in a subclass; the methods below apply to all of them.
 
     Attributes:
         encoder_out: ``(N, S, C)`` features of each source position.
-        encoder_padding_mask: ``(N, S)`` bool, true where a position is padding; ``None`` where no row has any.
+        encoder_padding_mask: ``(N, S)`` bool, true where a position is padding; ``None`` if there is no padding.
     """
 
     encoder_out: Tensor
@@ -46,21 +54,30 @@ class EncoderOut:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the tensors have."""
+        """The number of rows."""
         return self.encoder_out.size(0)
 
     def index_select(self, new_order: Tensor) -> Self:
-        """Pick rows, in any order and number, into a new value.
+        """Select rows.
 
         Args:
-            new_order: ``(rows,)`` int64 indices of rows.
+            new_order: ``(rows,)`` int64 indices of rows, in any order and number.
+
+        Returns:
+            A new value with these rows.
         """
         return self.map(lambda tensor: tensor.index_select(0, new_order))
 
     def merge(self, other: Self) -> Self:
-        """Put the rows of ``other`` behind these in a new value.
+        """Append the rows of another value.
 
-        Tensors whose second dimension is the source's are padded to the longer source, with zeros.
+        Tensors whose second dimension is the source length are padded with zeros to the longer source.
+
+        Args:
+            other: a value of the same class.
+
+        Returns:
+            A new value with the rows of both.
         """
         widths = self.encoder_out.size(1), other.encoder_out.size(1)
 
@@ -78,13 +95,13 @@ class EncoderOut:
         return first.map(lambda tensor: merge_tensors(tensor, next(theirs)))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Apply ``fn`` to every tensor, giving a new value."""
+        """Apply ``fn`` to every tensor and return a new value."""
         mapped: Self = map_tensors(self, fn)
         return mapped
 
 
 def _tensors_of(value: EncoderOut) -> list[Tensor]:
-    """The tensors of an encoder's output, in the order in which ``map`` comes to them."""
+    """The tensors of an encoder's output, in the order of ``map``."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -96,13 +113,13 @@ def _tensors_of(value: EncoderOut) -> list[Tensor]:
 
 
 def _padded(tensor: Tensor, width: int) -> Tensor:
-    """``tensor`` ``(N, S, ...)`` with zeros at further positions."""
+    """``tensor`` ``(N, S, ...)``, padded with zeros to ``width`` positions."""
     zeros = tensor.new_zeros(tensor.size(0), width - tensor.size(1), *tensor.shape[2:])
     return torch.cat([tensor, zeros], dim=1)
 
 
 def _padding_mask_of(value: EncoderOut, width: int) -> Tensor:
-    """The padding mask that a source of this width has: ``(N, width)``."""
+    """The padding mask of a source that is padded to ``width``: ``(N, width)``."""
     rows, source = value.encoder_out.shape[:2]
     mask = torch.ones(rows, width, dtype=torch.bool, device=value.encoder_out.device)
     mask[:, :source] = False if value.encoder_padding_mask is None else value.encoder_padding_mask
@@ -114,7 +131,7 @@ class DecoderOut(NamedTuple):
 
     Attributes:
         logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
-        attention: ``(N, T, S)`` weights over the source that sum to one, or ``None`` where they were not asked for.
+        attention: ``(N, T, S)`` weights over the source that sum to one; ``None`` if not wanted.
     """
 
     logits: Tensor
@@ -136,11 +153,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Segments:
-    """Which example each token of a row belongs to, where several examples share rows.
+    """The example of each token, if several examples share a row.
 
     Attributes:
         source: ``(N, S)`` int64: 1, 2, ... from left to right, and 0 at padding.
-        target: ``(N, T)`` int64, likewise, except that padding after a row's last example gets that example's number.
+        target: ``(N, T)`` int64, likewise; but padding after a row's last example has the number of that example.
     """
 
     source: Tensor
@@ -155,12 +172,13 @@ class Batch:
         ids: ``(N,)`` int64 index of each sentence in its dataset.
         source: the encoder's input.
         prev_output_tokens: ``(N, T)`` int64 decoder input (the target shifted right, after the model's start token);
-            ``None`` where there is no target.
-        target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right; ``None`` likewise.
-        ntokens: target tokens in the batch that are not padding (source tokens where there is no target).
-        member_sources: for an ensemble whose members read the source differently, one source for each member.
-        segments: where several examples share a row, which token is whose; ``ids`` then names all examples.
-        texts: the text of each source line; ``None`` where sentences were not given as text.
+            ``None`` if there is no target.
+        target: ``(N, T)`` int64 ids to predict, end-of-sentence included, padded on the right;
+            ``None`` if there is no target.
+        ntokens: target tokens in the batch that are not padding (source tokens if there is no target).
+        member_sources: one source for each member of an ensemble, if members encode the source differently.
+        segments: the example of each token, if several examples share a row; ``ids`` then has all examples.
+        texts: the text of each source line; ``None`` if sentences were not given as text.
     """
 
     ids: Tensor
@@ -174,11 +192,11 @@ class Batch:
 
     @property
     def num_sentences(self) -> int:
-        """How many sentences the batch has."""
+        """The number of sentences."""
         return self.source.src_tokens.size(0)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Move every tensor to ``device``, giving a new batch."""
+        """Move every tensor to ``device`` and return a new batch."""
         moved: Batch = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
         return moved
 
@@ -189,10 +207,10 @@ class Hypothesis:
 
     Attributes:
         tokens: ``(T,)`` int64 ids, end-of-sentence included.
-        score: what hypotheses are ranked by: the sum of ``positional_scores`` divided by the length penalty.
+        score: the score that ranks hypotheses: the sum of ``positional_scores`` divided by the length penalty.
         positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
-        attention: ``(T, S)`` weights over the source, or ``None`` where not asked for.
-        alignment: ``(T,)`` int64 source position with the largest attention weight, or ``None`` likewise.
+        attention: ``(T, S)`` weights over the source; ``None`` if not wanted.
+        alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not wanted.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
     """
 

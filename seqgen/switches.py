@@ -1,6 +1,6 @@
-"""Switches of optimizations that are not arguments of the code that they concern.
+"""Switches that turn off optimizations in code that has no argument for it.
 
-A switch has a value for the current thread and context, so that two decodes that run side by side may differ::
+A switch has one value for each thread and context, so that two simultaneous decodes can have different values::
 
     with PREPACKED_WEIGHTS.off():
         generator.generate(batch)
@@ -14,10 +14,10 @@ from contextvars import ContextVar
 
 
 class Switch:
-    """An optimization that is on unless it is switched off.
+    """The switch of an optimization, which is on by default.
 
     Args:
-        name: of the switch.
+        name: name of the switch.
     """
 
     def __init__(self, name: str):
@@ -28,7 +28,7 @@ class Switch:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Switch the optimization off inside the ``with`` block."""
+        """Switch the optimization off in the ``with`` block."""
         token = self._value.set(False)
         try:
             yield
@@ -42,7 +42,11 @@ TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")
 
 @contextmanager
 def switched(states: dict[Switch, bool]) -> Iterator[None]:
-    """Switch off those optimizations whose value is false."""
+    """Switch off the optimizations whose value is false, in the ``with`` block.
+
+    Args:
+        states: the value of each switch.
+    """
     with ExitStack() as stack:
         for switch, on in states.items():
             if not on:

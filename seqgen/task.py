@@ -1,4 +1,4 @@
-"""The base class of tasks: where text becomes token ids, and token ids become text again."""
+"""The base class of tasks, which find the data and convert between text and token ids."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from seqgen.data.pair_dataset import Dataset
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
+from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.metrics import text_scores
@@ -25,14 +26,17 @@ from seqgen.structures import Batch, Hypothesis
 
 
 class Task:
-    """Files, tokenizers, batches and evaluation of a kind of data.
+    """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.
 
     Args:
         cfg: an instance of the configuration class that the task is registered with.
-        source_tokenizer: text to ids and back, for the source.
-        target_tokenizer: likewise for the target; may be the same object.
+        source_tokenizer: converts between source text and ids.
+        target_tokenizer: the same for the target; may be the same object.
+
+    Attributes:
+        datasets: the loaded datasets by split.
     """
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
@@ -43,49 +47,64 @@ class Task:
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
-        """Make the task ready to encode and decode.
+        """Make the task, with its tokenizers.
 
         Args:
             cfg: the task's configuration.
-            folder: the run's folder. Tokenizers found in it are used and the training data are not looked at;
-                otherwise they are prepared from the data and written there.
+            folder: the run folder. If it contains tokenizers, they are loaded, and the training data are not read.
+                Otherwise they are made from the training data and written there.
+
+        Returns:
+            The task.
         """
         raise NotImplementedError
 
     def load_dataset(self, split: str) -> Dataset:
-        """Read a split (``train``, ``valid``, ``test``) and encode it, once.
+        """Load a split and encode it; ``dataset`` calls this once for each split.
 
         Args:
-            split: name of the split.
+            split: ``train``, ``valid`` or ``test``.
 
         Returns:
-            The dataset; the implementation also keeps it in ``self.datasets[split]``.
+            The dataset, which is also stored in ``self.datasets[split]``.
         """
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset:
-        """The dataset of a split, loaded at first use."""
+        """The dataset of a split, which is loaded when it is first needed.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         if split not in self.datasets:
             self.datasets[split] = self.load_dataset(split)
         return self.datasets[split]
 
     def splits(self) -> list[str]:
-        """The splits that there are data for."""
+        """The splits for which there are data."""
         return ["train", "valid", "test"]
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """The raw source text of a split, line by line."""
+        """The raw source text of a split, line by line.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         raise NotImplementedError
 
     def references(self, split: str) -> Iterator[str] | None:
-        """The raw target text of a split, line by line; ``None`` where there is none."""
+        """The raw target text of a split, line by line; ``None`` if there is none.
+
+        Args:
+            split: ``train``, ``valid`` or ``test``.
+        """
         return None
 
     def part(self, name: str) -> Task:
-        """The task of one source alone, where a task has several.
+        """The task restricted to one of its sources, if it has several, such as those of a mixture.
 
         Args:
-            name: the source's name, as its scores have it.
+            name: the source's name, which is also the prefix of its scores.
 
         Raises:
             ConfigError: there is no such source.
@@ -93,14 +112,18 @@ class Task:
         raise ConfigError(f"this task has no sources, so there is no source {name!r}")
 
     def input_of(self, text: str) -> str:
-        """Turn a line of text into the input that the model was trained on; by default, the line itself."""
+        """Turn a line of text into an input of the model; by default the line itself.
+
+        Args:
+            text: one line.
+        """
         return text
 
     def fixed_values(self) -> dict[str, str]:
-        """Values that may not change after training, in addition to configuration and tokenizers.
+        """Values that must not change after training, besides configuration and tokenizers.
 
         Returns:
-            Values by name, from files in the run folder that a user may edit; by default none.
+            Values by name, from files of the run folder that a user may edit; by default none.
         """
         return {}
 
@@ -126,35 +149,55 @@ class Task:
         return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
 
     def encode_target(self, text: str) -> Tensor:
-        """Turn a target line into ids ``(T,)`` int64, end-of-sentence included."""
+        """Turn a target line into ids.
+
+        Args:
+            text: one line.
+
+        Returns:
+            ``(T,)`` int64, end-of-sentence included.
+        """
         return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
 
     def decode(self, tokens: Tensor) -> str:
         """Turn target ids into text.
 
         Args:
-            tokens: ``(T,)`` int64; end-of-sentence, padding and other special tokens are skipped.
+            tokens: ``(T,)`` int64; end-of-sentence, padding and begin-of-sentence are skipped.
+
+        Returns:
+            The detokenized text.
         """
         specials = {self.target_dictionary.eos(), self.target_dictionary.pad(), self.target_dictionary.bos()}
         return self.target_tokenizer.decode([token for token in tokens.tolist() if token not in specials])
 
     def build_model(self, cfg: Any) -> EncoderDecoderModel:
-        """Build the model that a model configuration describes."""
+        """Build a model from its configuration.
+
+        Args:
+            cfg: an instance of the configuration class of a registered model.
+
+        Returns:
+            The model, with newly initialized weights.
+        """
         model: EncoderDecoderModel = MODELS.of(cfg).component.build_model(cfg, self)  # type: ignore[attr-defined]
         return model
 
     def build_generator(
-        self, models: Sequence[EncoderDecoderModel], cfg: GenerationConfig, **further: Any
+        self, models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig, **further: Any
     ) -> SequenceGenerator:
-        """Make the generator that decodes with one model or an ensemble.
+        """Make the generator for one model or an ensemble.
 
         Args:
-            models: one or more models over the target vocabulary.
-            cfg: how to decode.
+            models: one or more models over the target vocabulary; ``MemberSpec`` gives a model a role.
+            cfg: the configuration of decoding.
             further: constructor arguments of ``SequenceGenerator`` that are not in the configuration.
 
+        Returns:
+            The generator.
+
         Raises:
-            ConfigError: settings contradict each other, or need something that the task does not have.
+            ConfigError: keys contradict each other, or need something that the task does not have.
         """
         if cfg.prompt_lookup and self.source_dictionary != self.target_dictionary:
             raise ConfigError(
@@ -169,8 +212,11 @@ class Task:
         """Collate examples into a batch for a model.
 
         Args:
-            examples: index, source ids and target ids (or ``None``) of each, end-of-sentence included.
-            model: defines the padding side and the start token.
+            examples: id, source ``(S,)`` and target ``(T,)`` (or ``None``) of each, int64, end-of-sentence included.
+            model: defines the padding side of sources and the start token.
+
+        Returns:
+            The batch; see ``seqgen.data.collate.collate``.
         """
         return collate(
             examples,
@@ -231,7 +277,7 @@ class Task:
             references: the reference outputs.
 
         Returns:
-            Scores by name, larger is better: BLEU and chrF of sacreBLEU, and exact match in percent.
+            Scores by name; larger is better. By default sacreBLEU's BLEU and chrF, and exact match in percent.
         """
         return {name: score.value for name, score in text_scores(hypotheses, references).items()}
 

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import DECODING_COMPONENTS, GROUPS
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, UserError
-from seqgen.registry import Entry
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry
 
 _PREFIX = "seqgen_user_"
 

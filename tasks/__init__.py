@@ -1,4 +1,4 @@
-"""The built-in tasks, declared by name and imported when one is needed."""
+"""The built-in tasks, declared by name; a task is imported when it is used."""
 
 if __name__ != "seqgen.tasks":
     raise ImportError(f"import this package as 'seqgen.tasks', not as {__name__!r}, or its components register twice")

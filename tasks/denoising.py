@@ -1,4 +1,4 @@
-"""Denoising: the input is raw text with hidden parts, the target the hidden parts (Raffel et al. 2020, section 3)."""
+"""Denoising: the input is text with hidden parts, the target is the hidden parts (Raffel et al. 2020, section 3)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.renamed import RenamedMethods
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+from seqgen.renamed import RenamedMembers
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
+from seqgen.tasks.text_files import SPLITS, check_split
 
 
 @dataclass
@@ -51,8 +52,8 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_tokens"}):
-    """Pretraining on raw text."""
+class DenoisingTask(RenamedMembers, RawTextTask):
+    """Pretraining on raw text with a denoising objective."""
 
     cfg: DenoisingConfig
 
@@ -62,11 +63,11 @@ class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_toke
         return _documents(cfg, "train")
 
     def splits(self) -> list[str]:
-        """The splits that text is given for."""
+        """The splits whose keys are set."""
         return [split for split in SPLITS if getattr(self.cfg, split)]
 
     def load_dataset(self, split: str) -> NoisyTextDataset:
-        """Read a split and encode it, once; see ``Task.load_dataset``."""
+        """Load a split and encode it; see ``Task.load_dataset``."""
         files = _files(self.cfg, split)
         record_format, template = _format(self.cfg, files)
         skip = self.cfg.on_empty == "skip"
@@ -83,14 +84,14 @@ class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_toke
         return dataset
 
     def objective(self) -> Objective:
-        """What is hidden of a text."""
+        """The denoising objective that the configuration selects."""
         return OBJECTIVES[self.cfg.objective](self.cfg.noise_density, self.cfg.mean_span_length)
 
     def noise_tokens(self) -> NoiseTokens:
         """The ids of the tokens that the objective inserts.
 
         Raises:
-            DataError: the vocabulary has no sentinel, or no word.
+            DataError: the vocabulary has no sentinels.
         """
         tokenizer, dictionary = self.source_tokenizer, self.source_dictionary
         sentinels = [tokenizer.sentinel(number) for number in range(tokenizer.num_sentinels)]
@@ -104,11 +105,11 @@ class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_toke
         return NoiseTokens(dictionary.eos(), np.array(sentinels), np.array(words))
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """The inputs of a split with what is hidden, sentinels as they are written; see ``Task``."""
+        """The inputs of a split as text, with sentinels; see ``Task.source_lines``."""
         return (self.decode(example.source) for example in self._examples(split))
 
     def references(self, split: str) -> Iterator[str]:
-        """What is to be written for each input."""
+        """The targets of a split as text, with sentinels; see ``Task.references``."""
         return (self.decode(example.target) for example in self._examples(split) if example.target is not None)
 
     def _examples(self, split: str) -> Iterator[Any]:
@@ -116,7 +117,7 @@ class DenoisingTask(RenamedMethods, RawTextTask, renamed={"symbols": "noise_toke
         return (dataset.example(position, epoch=1, seed=0) for position in range(len(dataset)))
 
     def decode(self, tokens: Tensor) -> str:
-        """Turn ids into text in which sentinels stay, with spaces around; see ``Task.decode``."""
+        """Turn ids into text that includes sentinels, with spaces around them; see ``Task.decode``."""
         tokenizer = self.target_tokenizer
         numbers = {tokenizer.sentinel(number): number for number in range(tokenizer.num_sentinels)}
         ends = np.flatnonzero([token in numbers for token in tokens.tolist()])
@@ -137,11 +138,11 @@ def _files(cfg: DenoisingConfig, split: str) -> list[Path]:
 
 
 def _format(cfg: DenoisingConfig, files: list[Path]) -> tuple[RecordFormat, Template]:
-    """How the lines of files hold documents, told by the files' names."""
+    """The format of the files, according to their names, and the template of a document."""
     kinds = {is_json(path) for path in files}
     if len(kinds) > 1:
         raise ConfigError(
-            f"{next(path for path in files if is_json(path))} holds JSON lines and "
+            f"{next(path for path in files if is_json(path))} contains JSON lines and "
             f"{next(path for path in files if not is_json(path))} plain text; give files of one kind"
         )
     field = cfg.text_field if True in kinds else "text"

@@ -1,4 +1,4 @@
-"""The file that describes a mixture: its sources, their templates and their rates."""
+"""The file of a mixture: its sources, their templates and their rates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seqgen.compose import from_dict
 from seqgen.config import option
+from seqgen.config_dicts import from_dict
 from seqgen.data.parallel_text import find_parallel
 from seqgen.data.record_lines import JsonFormat, PlainFormat, RecordFormat, TsvFormat, first_line, is_json, read_object
 from seqgen.data.templates import Template
@@ -20,7 +20,7 @@ from seqgen.reading import parse_yaml
 
 @dataclass
 class SourceConfig:
-    """One source of a mixture, as the file has it."""
+    """The keys of one source in the file."""
 
     train: str | list[str] = option(
         "", "training text: PREFIX of parallel text, or files or wildcards of TSV or JSON lines"
@@ -37,13 +37,13 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class Records:
-    """One side of a source's split: files and how their lines become text.
+    """The inputs or the targets of a source's split: files, and how their lines become text.
 
     Attributes:
         files: the files.
-        record_format: how a line holds fields.
-        template: what becomes of the fields.
-        skip_lines: lines at the beginning of each file that are no records.
+        record_format: the format of their lines.
+        template: combines the fields of a line into a text.
+        skip_lines: number of lines at the beginning of each file that are not records.
     """
 
     files: list[Path]
@@ -57,9 +57,11 @@ class MixtureSource:
     """A source of a mixture.
 
     Attributes:
-        name: its name, which its scores have as well.
-        cfg: what the file says.
-        where: file and name, for messages.
+        name: its name, which is also the prefix of its scores.
+        cfg: its keys.
+        where: the file and the name, for messages.
+        input: the template of inputs.
+        target: the template of targets.
     """
 
     name: str
@@ -84,18 +86,21 @@ class MixtureSource:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether it is parallel text rather than records."""
+        """Whether the source is parallel text rather than records."""
         return bool(self.cfg.source_lang)
 
     def has(self, split: str) -> bool:
-        """Whether there are data for a split."""
+        """Whether the file has a key for a split."""
         return bool(getattr(self.cfg, split))
 
     def render(self, line: str) -> str:
-        """Fill a line of text into the template of the input, which must have one field.
+        """Insert a line of text into the template of inputs, which must have one field.
+
+        Args:
+            line: the line.
 
         Raises:
-            ConfigError: it has several, or none.
+            ConfigError: the template has several fields, or none.
         """
         fields = self.input.fields
         if len(fields) != 1:
@@ -106,13 +111,16 @@ class MixtureSource:
         return self.input.render({fields[0]: line})
 
     def records(self, split: str) -> tuple[Records, Records]:
-        """Where the inputs and the targets of a split come from.
+        """The records of a split.
 
         Args:
             split: ``train``, ``valid`` or ``test``.
 
+        Returns:
+            The records of the inputs and of the targets.
+
         Raises:
-            ConfigError: a template names a field that there is not.
+            ConfigError: a template names a field that the records do not have.
             DataError: a file is missing or empty.
         """
         given, key = getattr(self.cfg, split), f"{self.where}.{split}"
@@ -165,14 +173,17 @@ class MixtureSource:
 
 
 def read_mixture(content: bytes, where: str) -> list[MixtureSource]:
-    """Read the description of a mixture.
+    """Parse the file of a mixture.
 
     Args:
-        content: YAML with a key ``sources`` that holds, for each source by name, the keys of ``SourceConfig``.
+        content: YAML with the key ``sources``, under which each source has its name and the keys of ``SourceConfig``.
         where: the file, for messages.
 
+    Returns:
+        The sources, in the order of the file.
+
     Raises:
-        ConfigError: it is no YAML, or a key or value does not fit.
+        ConfigError: the content is not YAML, or a key or value is not valid.
     """
     try:
         plain = parse_yaml(content)
@@ -205,7 +216,15 @@ def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig,
 
 
 def differences(before: list[MixtureSource], now: list[MixtureSource]) -> Iterator[str]:
-    """What differs between two descriptions, a line each, with both values."""
+    """The differences between two mixtures, for messages.
+
+    Args:
+        before: the sources of the first mixture.
+        now: the sources of the second one.
+
+    Yields:
+        A line for each key that differs, with both values.
+    """
     old, new = ({source.name: source.cfg for source in sources} for sources in (before, now))
     for name in dict.fromkeys([*old, *new]):
         if name not in old or name not in new:

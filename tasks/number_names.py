@@ -1,7 +1,7 @@
-"""The built-in example: names of numbers, from one language to another.
+"""The built-in example: translation of number names from one language to another.
 
 "four thousand two hundred and seventeen" becomes "viertausendzweihundertsiebzehn". The text is generated, so that
-nothing needs to be downloaded, and it is the same for every seed.
+nothing is downloaded. It does not depend on the seed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from seqgen.data.parallel_text import ParallelFiles
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder
 from seqgen.registry import register_task
-from seqgen.tasks.translation import SPLITS, ParallelTextConfig, ParallelTextTask, cache_folder, check_split
+from seqgen.tasks.text_files import SPLITS, cache_folder, check_split
+from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 
 LIMIT = 100_000
-"""Numbers are below this; above it, the English names are not what a speaker would say."""
+"""All numbers are below this limit; above it, the generated English names are unnatural."""
 
 ALWAYS_TRAIN = 100
-"""Numbers below this are always trained on: with so few, each is an exception of its own."""
+"""Smaller numbers are always in the training data, because many of their names are irregular."""
 
 VALID_SIZE, TEST_SIZE = 500, 1000
+"""Numbers of pairs of the validation and test data."""
 
 LANGUAGES = ("cs", "da", "de", "en", "es", "fi", "fr", "hu", "it", "nl", "no", "pl", "pt", "ro", "ru", "sv", "tr", "uk")
 
 
 @dataclass
 class NumberNamesConfig(ParallelTextConfig):
-    """Which languages, and how much text."""
+    """The languages, and the amount of text."""
 
     source_lang: str = option("en", "source language", choices=LANGUAGES)
     target_lang: str = option("de", "target language", choices=LANGUAGES)
@@ -50,11 +52,11 @@ class NumberNamesConfig(ParallelTextConfig):
 
 @register_task("number_names", config=NumberNamesConfig)
 class NumberNamesTask(ParallelTextTask):
-    """Names of numbers below 100,000, in any two of several languages."""
+    """Translation of the names of numbers below 100,000 between two of ``LANGUAGES``."""
 
     @classmethod
     def setup_task(cls, cfg: NumberNamesConfig, folder: Path) -> Self:
-        """Make the task ready; see ``Task.setup_task``.
+        """Make the task; see ``Task.setup_task``.
 
         Raises:
             ConfigError: both languages are the same.
@@ -65,7 +67,7 @@ class NumberNamesTask(ParallelTextTask):
 
     @classmethod
     def find_files(cls, cfg: NumberNamesConfig, folder: Path, split: str) -> ParallelFiles:
-        """Find the files of a split, generating them where they are not there yet.
+        """Find the files of a split; they are generated if they do not exist.
 
         Args:
             cfg: the task's configuration.
@@ -73,7 +75,7 @@ class NumberNamesTask(ParallelTextTask):
             split: ``train``, ``valid`` or ``test``.
 
         Raises:
-            ConfigError: there is no such split.
+            ConfigError: the split is unknown.
             UserError: the files cannot be written.
         """
         check_split(split)
@@ -89,16 +91,19 @@ class NumberNamesTask(ParallelTextTask):
         return ParallelFiles([source], [target])
 
     def splits(self) -> list[str]:
-        """All three."""
+        """All three splits."""
         return list(SPLITS)
 
 
 def split_numbers(split: str, train_size: int) -> list[int]:
-    """The numbers of a split; those of the splits are disjoint, and always the same.
+    """The numbers of a split. They are the same in every run, and no number is in two splits.
 
     Args:
         split: ``train``, ``valid`` or ``test``.
-        train_size: how many to train on; it does not change the other splits.
+        train_size: number of training pairs; it does not change the other splits.
+
+    Returns:
+        The numbers, in the order of the lines.
     """
     numbers = list(range(ALWAYS_TRAIN, LIMIT))
     random.Random("number_names").shuffle(numbers)
@@ -114,18 +119,21 @@ def names(numbers: list[int], language: str) -> list[str]:
     """The names of numbers, without commas.
 
     Args:
-        numbers: below ``LIMIT``.
+        numbers: the numbers, below ``LIMIT``.
         language: one of ``LANGUAGES``.
+
+    Returns:
+        The name of each number.
     """
     name = _speaker(language)
     return [name(number).replace(",", "") for number in numbers]
 
 
 def _speaker(language: str) -> Callable[[int], str]:
-    """The library's function for a language, made ten times faster.
+    """The function of num2words that names a number in a language.
 
-    It looks for the parts of a number among the names of all powers of ten up to 10^600, the largest first; a copy that
-    knows only those that can occur need not look so long.
+    The library searches for the parts of a number among the names of all powers of ten up to 10^600, from the largest
+    down. A copy that has only the names that can occur is ten times faster.
     """
     converter = copy.copy(CONVERTER_CLASSES[language])
     if getattr(converter, "cards", None):

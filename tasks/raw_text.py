@@ -1,4 +1,4 @@
-"""Base class of tasks whose source and target share one vocabulary."""
+"""The base class of tasks whose source and target share one vocabulary."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.files import CACHE
+from seqgen.renamed import former_names
 from seqgen.task import Task
+from seqgen.tasks.text_files import cache_folder
 
-SPLITS = ("train", "valid", "test")
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 @dataclass
 class RawTextConfig(TokenizerConfig):
-    """Where text is encoded, and how."""
+    """The tokenizer, and how text is encoded."""
 
     tokenizer: str = option(
         "t5",
@@ -31,11 +32,11 @@ class RawTextConfig(TokenizerConfig):
 
 
 class RawTextTask(Task):
-    """Text of one vocabulary; a subclass says which text the vocabulary is made from, and implements ``load_dataset``.
+    """A task with one vocabulary; a subclass implements ``training_text`` and ``load_dataset``.
 
     Args:
         cfg: the task's configuration.
-        tokenizer: of source and target.
+        tokenizer: the tokenizer of source and target.
         folder: the run folder.
     """
 
@@ -45,10 +46,10 @@ class RawTextTask(Task):
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
-        """Make the task ready; see ``Task.setup_task``.
+        """Make the task; see ``Task.setup_task``.
 
         Raises:
-            ConfigError: a key of the tokenizer does not fit such a task.
+            ConfigError: a key of the tokenizer is not supported.
         """
         if not cfg.joined_dictionary:
             raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
@@ -58,25 +59,18 @@ class RawTextTask(Task):
 
     @classmethod
     def training_text(cls, cfg: Any, folder: Path) -> Iterable[str]:
-        """The text that a vocabulary is made from.
+        """The text from which a vocabulary is made.
 
         Args:
             cfg: the task's configuration.
             folder: the run folder.
+
+        Returns:
+            The lines.
         """
         raise NotImplementedError
 
     @property
     def cache(self) -> Path:
-        """The folder of what is made from the text and can be made again."""
-        return Path(self.cfg.cache_dir) if self.cfg.cache_dir else self.folder / CACHE
-
-
-def check_split(split: str) -> None:
-    """Check that a split exists.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}; there are: {', '.join(SPLITS)}")
+        """The folder of encoded text; see ``cache_folder``."""
+        return cache_folder(self.cfg, self.folder)

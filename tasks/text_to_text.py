@@ -1,4 +1,4 @@
-"""Text to text: a mixture of tasks, each of which is text in and text out (Raffel et al. 2020, section 2.4)."""
+"""Text to text: a mixture of tasks whose inputs and targets are text (Raffel et al. 2020, section 2.4)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from seqgen.files import is_frozen, write_atomically
 from seqgen.reading import read_bytes
 from seqgen.registry import register_task
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
+from seqgen.tasks.text_files import SPLITS, check_split
 
 MIXTURE_FILE, CHECKPOINTS = "mixture.yaml", "checkpoints"
 
 
 @dataclass
 class TextToTextConfig(RawTextConfig):
-    """The mixture, and how sampling rates are computed."""
+    """The mixture, and the computation of its sampling rates."""
 
     mixture: str = option("", "YAML file that lists the sources of the mixture; see docs/text-to-text.md")
     mixing: str = option("proportional", "how sampling rates of the sources are computed", choices=MIXINGS)
@@ -45,14 +46,17 @@ class TextToTextConfig(RawTextConfig):
 
 @register_task("text_to_text", config=TextToTextConfig)
 class TextToTextTask(RawTextTask):
-    """Any number of text-to-text tasks at once.
+    """Multi-task training on any number of text-to-text tasks, the sources of a mixture.
 
-    The description of the mixture is copied into the run folder, so that a run that has been moved can decode.
+    The file of the mixture is copied into the run folder, so that a run can be moved and still decode.
 
     Args:
         cfg: the task's configuration.
-        tokenizer: of source and target.
+        tokenizer: the tokenizer of source and target.
         folder: the run folder.
+
+    Attributes:
+        sources: the sources of the mixture.
     """
 
     cfg: TextToTextConfig
@@ -63,14 +67,14 @@ class TextToTextTask(RawTextTask):
 
     @classmethod
     def setup_task(cls, cfg: TextToTextConfig, folder: Path) -> Self:
-        """Make the task ready; see ``Task.setup_task``.
+        """Make the task; see ``Task.setup_task``.
 
         Raises:
-            ConfigError: the mixture is missing or not valid.
+            ConfigError: the file of the mixture is missing or not valid.
         """
         copy, given = folder / MIXTURE_FILE, Path(cfg.mixture)
-        begun = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
-        if not begun and (given.is_file() or not copy.exists()):
+        started = copy.exists() and (is_frozen(copy) or any((folder / CHECKPOINTS).glob("*/")))
+        if not started and (given.is_file() or not copy.exists()):
             if not cfg.mixture:
                 raise ConfigError("task.mixture is missing; give the YAML file that describes the sources")
             _check_rates(cfg, _read(given))
@@ -87,11 +91,11 @@ class TextToTextTask(RawTextTask):
         )
 
     def splits(self) -> list[str]:
-        """The splits that a source has data for."""
+        """The splits that at least one source has."""
         return [split for split in SPLITS if any(source.has(split) for source in self.sources)]
 
     def part(self, name: str) -> Self:
-        """The task of one source alone; see ``Task.part``."""
+        """The task restricted to one source; see ``Task.part``."""
         names = [source.name for source in self.sources]
         if name not in names:
             raise ConfigError(f"there is no source {name!r}{nearest(name, names)}; there are: {', '.join(names)}")
@@ -100,19 +104,19 @@ class TextToTextTask(RawTextTask):
         return part
 
     def input_of(self, text: str) -> str:
-        """Fill a line into the template of the input, where there is one source; an empty line stays empty."""
+        """Insert a line into the template of the only source; unchanged if there are several or the line is blank."""
         return self.sources[0].render(text) if len(self.sources) == 1 and text.strip() else text
 
     def fixed_values(self) -> dict[str, str]:
-        """The templates of all sources, which may not change (their files may); see ``Task.fixed_values``."""
+        """The templates of all sources (their files may change); see ``Task.fixed_values``."""
         sides = [(f"{MIXTURE_FILE}: sources.{source.name}", source.cfg) for source in self.sources]
         return {f"{name}.{side}": getattr(cfg, side) for name, cfg in sides for side in ("input", "target")}
 
     def load_dataset(self, split: str) -> JoinedDataset:
-        """Read a split of every source that has it, and encode it, once; see ``Task.load_dataset``.
+        """Load a split of all sources that have it, and encode it; see ``Task.load_dataset``.
 
         Raises:
-            ConfigError: the mixture is not the one that the run was begun with.
+            ConfigError: the file of the mixture has changed since the run was started.
         """
         self._check_unchanged()
         sources = _with(self.sources, split)
@@ -158,16 +162,16 @@ class TextToTextTask(RawTextTask):
             )
 
     def source_lines(self, split: str) -> Iterator[str]:
-        """The inputs of a split, source after source; see ``Task``."""
+        """The inputs of a split, source after source; see ``Task.source_lines``."""
         return chain.from_iterable(_read_side(source.records(split)[0]) for source in _with(self.sources, split))
 
     def references(self, split: str) -> Iterator[str]:
-        """The targets of a split, likewise."""
+        """The targets of a split, source after source; see ``Task.references``."""
         return chain.from_iterable(_read_side(source.records(split)[1]) for source in _with(self.sources, split))
 
 
 def _read(path: Path, name: str = "") -> list[MixtureSource]:
-    """Read a mixture's file; messages call it by ``name``, such as that of the file that it is a copy of."""
+    """Read the file of a mixture; messages use ``name``, such as that of the original of a copy."""
     return read_mixture(_content(path), name or str(path))
 
 
@@ -186,7 +190,7 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
     """The sources that have a split.
 
     Raises:
-        ConfigError: there is no such split, or none has it.
+        ConfigError: the split is unknown, or no source has it.
     """
     check_split(split)
     found = [source for source in sources if source.has(split)]
@@ -197,10 +201,10 @@ def _with(sources: list[MixtureSource], split: str) -> list[MixtureSource]:
 
 
 def _check_rates(cfg: TextToTextConfig, sources: list[MixtureSource]) -> None:
-    """Check that rates are given exactly with ``mixing=rates``, and that each is above zero.
+    """Check that each source has a rate with ``mixing=rates`` and none otherwise, and that rates are positive.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: a rate is missing, not positive, or not used.
     """
     for source in _with(sources, "train"):
         rate = source.cfg.rate

@@ -1,4 +1,4 @@
-"""Translation: parallel text files in, text out."""
+"""Translation: training on parallel text files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizers
 from seqgen.errors import ConfigError
-from seqgen.files import CACHE
 from seqgen.registry import register_task
 from seqgen.task import Task
-
-SPLITS = ("train", "valid", "test")
+from seqgen.tasks.text_files import SPLITS, cache_folder, check_split
 
 
 @dataclass
 class ParallelTextConfig(TokenizerConfig):
-    """What tasks over parallel text have in common."""
+    """The keys that all tasks over parallel text have."""
 
     max_source_positions: int = option(1024, "maximum source length in tokens, end-of-sentence included", minimum=2)
     max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
@@ -35,7 +33,7 @@ class ParallelTextConfig(TokenizerConfig):
 
 @dataclass
 class TranslationConfig(ParallelTextConfig):
-    """Which files to translate between."""
+    """The languages and files."""
 
     source_lang: str = option("", "source language: file name ending of the source files, such as en")
     target_lang: str = option("", "target language: file name ending of the target files, such as de")
@@ -47,12 +45,12 @@ class TranslationConfig(ParallelTextConfig):
 
 
 class ParallelTextTask(Task):
-    """Lines of text and their translations, whatever they come from; a subclass implements ``find_files``.
+    """A task over lines of text and their translations; a subclass implements ``find_files``.
 
     Args:
         cfg: the task's configuration.
-        source_tokenizer: of the source.
-        target_tokenizer: of the target.
+        source_tokenizer: the tokenizer of the source.
+        target_tokenizer: the tokenizer of the target.
         folder: the run folder.
     """
 
@@ -62,31 +60,34 @@ class ParallelTextTask(Task):
 
     @classmethod
     def find_files(cls, cfg: Any, folder: Path, split: str) -> ParallelFiles:
-        """Find the text of a split.
+        """Find the files of a split.
 
         Args:
             cfg: the task's configuration.
             folder: the run folder.
-            split: name of the split.
+            split: ``train``, ``valid`` or ``test``.
+
+        Returns:
+            The files.
 
         Raises:
-            UserError: there is none.
+            UserError: the split has no files.
         """
         raise NotImplementedError
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:
-        """Make the task ready; see ``Task.setup_task``."""
+        """Make the task; see ``Task.setup_task``."""
         source, target = prepare_tokenizers(cfg, folder, lambda: cls.find_files(cfg, folder, "train"))
         return cls(cfg, source, target, folder)
 
     @property
     def cache(self) -> Path:
-        """The folder of what is made from the text and can be made again."""
+        """The folder of encoded text; see ``cache_folder``."""
         return cache_folder(self.cfg, self.folder)
 
     def files(self, split: str) -> ParallelFiles:
-        """The text of a split; see ``find_files``."""
+        """The files of a split; see ``find_files``."""
         return self.find_files(self.cfg, self.folder, split)
 
     def source_lines(self, split: str) -> Iterator[str]:
@@ -94,15 +95,15 @@ class ParallelTextTask(Task):
         return read_lines(self.files(split).source)
 
     def references(self, split: str) -> Iterator[str] | None:
-        """The raw target text of a split, line by line; ``None`` where there is none."""
+        """The raw target text of a split, line by line; ``None`` if there is none."""
         files = self.files(split)
         if files.target is None:
             return None
-        files.check(allow_empty=True)  # a reference that is a line short would shift every score after it
+        files.check(allow_empty=True)  # a missing line would compare all later outputs with the wrong reference
         return read_lines(files.target)
 
     def load_dataset(self, split: str) -> PairDataset:
-        """Read a split and encode it, once; see ``Task.load_dataset``."""
+        """Load a split and encode it; see ``Task.load_dataset``."""
         files = self.files(split)
         sample = self.cfg.subword_sampling and split == "train"
         source = self._side(f"{split}.source", files.source, self.source_tokenizer, sample)
@@ -133,11 +134,11 @@ class ParallelTextTask(Task):
 
 @register_task("translation", config=TranslationConfig)
 class TranslationTask(ParallelTextTask):
-    """Translation between two languages, from files of parallel text."""
+    """Translation from one language to another, trained on files of parallel text."""
 
     @classmethod
     def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:
-        """Make the task ready; see ``Task.setup_task``.
+        """Make the task; see ``Task.setup_task``.
 
         Raises:
             ConfigError: a language is missing, or both are the same.
@@ -151,7 +152,7 @@ class TranslationTask(ParallelTextTask):
 
     @classmethod
     def find_files(cls, cfg: TranslationConfig, folder: Path, split: str) -> ParallelFiles:
-        """Find the files of a split; only a test split may lack its target files.
+        """Find the files of a split; the target files may be missing only for ``test``.
 
         Args:
             cfg: the task's configuration.
@@ -160,7 +161,7 @@ class TranslationTask(ParallelTextTask):
 
         Raises:
             ConfigError: the split is unknown or its key is not set.
-            DataError: there are no such files.
+            DataError: the files do not exist.
         """
         check_split(split)
         prefix: str = getattr(cfg, split)
@@ -174,25 +175,5 @@ class TranslationTask(ParallelTextTask):
         )
 
     def splits(self) -> list[str]:
-        """The splits that files are given for."""
+        """The splits whose keys are set."""
         return [split for split in SPLITS if getattr(self.cfg, split)]
-
-
-def cache_folder(cfg: ParallelTextConfig, folder: Path) -> Path:
-    """The folder of what is made from the text and can be made again.
-
-    Args:
-        cfg: the task's configuration.
-        folder: the run folder.
-    """
-    return Path(cfg.cache_dir) if cfg.cache_dir else folder / CACHE
-
-
-def check_split(split: str) -> None:
-    """Check that a split exists.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}; there are: {', '.join(SPLITS)}")

@@ -1,4 +1,4 @@
-"""Running the commands inside the test's own process, and a small corpus to run them on."""
+"""Runs commands in the process of the test; a small corpus for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome:
 
 
 def command(name: str, *arguments: str, stdin: bytes = b"") -> Outcome:
-    """Run ``seqgen-NAME`` with arguments; standard output is a real file, as the commands expect."""
+    """Run ``seqgen-NAME`` with arguments; standard output is a real file with a descriptor."""
     main = importlib.import_module(f"seqgen.cli.{name}").main
     err = io.StringIO()
     with tempfile.TemporaryFile("w+b") as file, contextlib.redirect_stderr(err):
@@ -98,7 +98,7 @@ SMALL_TRANSFORMER = (
 
 
 def training_arguments(data: Path, run: Path) -> list[str]:
-    """What trains a small model on the corpus."""
+    """Arguments of ``seqgen-train`` for a run on the corpus; a model is to be added."""
     return [
         f"run_dir={run}",
         "task=translation",

@@ -1,4 +1,4 @@
-"""Checkpoints as the versions of fairseq wrote them, made from small random models of seqgen's own."""
+"""Checkpoints in the formats of several fairseq versions, made from small random models of seqgen."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def random_model(
 
 
 def fairseq_weights(model: EncoderDecoderModel) -> dict[str, Tensor]:
-    """A model's weights under the names that present fairseq gives them."""
+    """A model's weights under the names of the current fairseq."""
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         name = name.replace("parametrizations.weight.original0", "weight_g")
@@ -108,7 +108,7 @@ def in_dict(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_omegaconf(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as OmegaConf nodes, a namespace among them, as versions between saved them."""
+    """The options as OmegaConf nodes with a namespace, as versions from 0.10 to 0.12 saved them."""
     plain = in_dict(options)["cfg"]
     cfg = OmegaConf.create({key: plain[key] for key in ("task", "common")}, flags={"allow_objects": True})
     cfg.model = plain["model"]
@@ -137,7 +137,7 @@ def write(
     zipped: bool = True,
     name: str = "model.pt",
 ) -> Path:
-    """Write a checkpoint, and the dictionary beside it."""
+    """Write a checkpoint and the dictionary in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     content = {**described, "model": weights or fairseq_weights(model), "extra_state": {"val_loss": 2.5, "epoch": 3}}

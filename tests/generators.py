@@ -1,4 +1,4 @@
-"""Generators for tests, whose objects are named by plain values."""
+"""Sequence generators for tests, made from plain values instead of objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEBUG = ("use_cache", "beam_table", "skip_log_softmax", "lazy_compaction")
 
 
 def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **options: Any) -> SequenceGenerator:
-    """A generator; besides its own arguments ``options`` may have values for the objects that it takes.
+    """A generator; ``options`` are its arguments, or values from which its object arguments are made.
 
     These are ``semantics``, the fields of ``DebugConfig`` and ``Ranking``, ``ensemble_average``, ``ensemble_weights``
     and ``guidance_scale``.
@@ -46,5 +46,5 @@ def make_generator(models: Sequence[EncoderDecoderModel], words: Dictionary, **o
 
 
 def resources(words: Dictionary, encode: Any = None) -> Resources:
-    """What components are built with."""
+    """What components are built from: a vocabulary, and ``encode`` of a tokenizer."""
     return Resources(words, encode)

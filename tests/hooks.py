@@ -1,6 +1,6 @@
-"""The hooks of docs/extending.md: public methods and flags of the base classes, read from their source.
+"""The list of hooks in docs/extending.md: public methods and flags of the base classes, read from their source.
 
-``python -m tests.hooks`` writes them into the page anew.
+``python -m tests.hooks`` updates the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLASSES = {
         "seqgen.training.lr_schedulers:LRScheduler",
     ),
 }
-"""The base classes, by the headings under which the page has them."""
+"""The base classes under each heading of the page."""
 
 
 def base_class(name: str) -> type:
@@ -55,7 +55,7 @@ def base_class(name: str) -> type:
 
 
 def methods(cls: type) -> dict[str, ast.FunctionDef]:
-    """The public methods of a class's own body, ``__call__`` among them."""
+    """The public methods that a class defines itself, and ``__call__``."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
     functions = [node for node in body.body if isinstance(node, ast.FunctionDef)]
@@ -63,7 +63,7 @@ def methods(cls: type) -> dict[str, ast.FunctionDef]:
 
 
 def flags(cls: type) -> list[str]:
-    """The attributes that a class's body declares with a default, such as ``additive: bool = False``."""
+    """The annotated attributes with a default that a class defines itself, such as ``additive: bool = False``."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(body, ast.ClassDef)
     declared = [node for node in body.body if isinstance(node, ast.AnnAssign) and node.value is not None]
@@ -71,7 +71,7 @@ def flags(cls: type) -> list[str]:
 
 
 def stub(name: str) -> str:
-    """The class with its flags and signatures, and what each method is for."""
+    """The class with its flags, and each method with its signature and the first line of its docstring."""
     cls = base_class(name)
     file = Path(inspect.getfile(cls)).relative_to(PAGE.parent.parent)
     bases = [base.__name__ for base in cls.__bases__ if base is not object and base.__name__ != "Protocol"]
@@ -89,13 +89,13 @@ def stub(name: str) -> str:
 
 
 def _formatted(code: str) -> str:
-    """Code with short lines."""
-    command = [sys.executable, "-m", "ruff", "format", "--line-length=110", "-"]
+    """Code in the layout that ``ruff format`` gives the page."""
+    command = [sys.executable, "-m", "ruff", "format", f"--stdin-filename={PAGE.with_suffix('.py')}", "-"]
     return subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout
 
 
 def listing() -> str:
-    """All hooks as the page has them."""
+    """The text of the list."""
     parts = []
     for heading, names in CLASSES.items():
         parts.append(f"### {heading}\n")
@@ -104,7 +104,7 @@ def listing() -> str:
 
 
 def of_page() -> dict[str, ast.ClassDef]:
-    """The classes that the page has between its two marks, by name."""
+    """The classes in the list of the page, by name."""
     text = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     classes = [node for block in blocks for node in ast.parse(block).body if isinstance(node, ast.ClassDef)]
@@ -112,7 +112,7 @@ def of_page() -> dict[str, ast.ClassDef]:
 
 
 def write() -> None:
-    """Put the listing into the page."""
+    """Replace the list in the page."""
     text = PAGE.read_text(encoding="utf-8")
     found = re.search(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, re.DOTALL)
     assert found is not None

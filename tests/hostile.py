@@ -1,4 +1,4 @@
-"""Files as an attacker would write them: small ones, that would take a careless reader hours or gigabytes."""
+"""Malicious files: small files that make a reader without limits run for hours or allocate gigabytes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ JSON = {
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Fail where a block takes longer, also where it waits for a pipe."""
+    """Fail if a block takes longer, also if it waits for a pipe."""
 
     def fail(*_: Any) -> None:
         raise TimeoutError(f"it took longer than {seconds} s")
@@ -75,11 +75,11 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - start < seconds  # what runs outside Python is not interrupted
+    assert time.monotonic() - start < seconds  # code outside Python is not interrupted
 
 
 def limited(name: str, *arguments: str, stdin: bytes = b"", seconds: float = 20) -> Outcome:
-    """Run a command, which must end in time and, if it refuses something, with one short sentence."""
+    """Run a command, which must end in time; an error must be one short sentence."""
     with time_limit(seconds):
         outcome = command(name, *arguments, stdin=stdin)
     assert outcome.code in (0, 2), outcome
@@ -89,7 +89,7 @@ def limited(name: str, *arguments: str, stdin: bytes = b"", seconds: float = 20)
 
 
 def replace_by(path: Path, kind: str) -> None:
-    """Put something that is no regular file in the place of one."""
+    """Replace a file by something that is not a regular file."""
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
@@ -100,7 +100,7 @@ def replace_by(path: Path, kind: str) -> None:
 
 
 def checksummed(folder: Path) -> None:
-    """Write the checksums of a folder's files as they are now."""
+    """Update the checksums of a folder's files."""
     if (folder / CHECKSUMS).is_file():
         write_checksums(folder)
 
@@ -109,7 +109,7 @@ def checksummed(folder: Path) -> None:
 
 
 def old_file(path: Path, content: bytes) -> Path:
-    """A file as ``torch.save`` wrote it before it wrote archives, around a given pickle."""
+    """A file in the old format of ``torch.save``, which is no archive, with a given pickle in it."""
     head = [pickle.dumps(value, protocol=2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
     path.write_bytes(b"".join([*head, content, pickle.dumps([], protocol=2)]))
     return path
@@ -128,7 +128,7 @@ def text(value: str) -> bytes:
 
 
 def doubled(levels: int) -> bytes:
-    """Instructions that leave a pair of pairs of pairs ... on the stack, of as many objects as there are levels."""
+    """Instructions that leave nested pairs on the stack, with one object for each level."""
     return b")" + b"".join(put(i) + get(i) + b"\x86" for i in range(levels))
 
 
@@ -151,7 +151,7 @@ PICKLES = {
 
 
 def compressed(path: Path) -> Path:
-    """Write an archive of ``torch.save`` again, compressed, with megabytes of instructions that do nothing."""
+    """Rewrite an archive of ``torch.save``, compressed, with megabytes of instructions that do nothing."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + b"N0" * (4 << 20) + b"}.")
         archive.writestr("archive/version", b"3\n")
@@ -159,7 +159,7 @@ def compressed(path: Path) -> Path:
 
 
 def copy_of(folder: Path, where: Path) -> Path:
-    """A copy to be damaged."""
+    """A copy for a test to damage."""
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(folder, where)
     return where

@@ -1,4 +1,4 @@
-"""Decoding by transformers, and the models of transformers decoded here, in forms that can be compared."""
+"""Decodes the same models with transformers and with seqgen, and compares the results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 def sharp_model(variant: str, seed: int, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A tiny original over few words, made so that some hypotheses end early and beams change places.
+    """A tiny model of transformers with few tokens, in which some hypotheses end early and beams are reordered.
 
-    A model with tied embeddings likes to repeat its last word; the minus makes it dislike that.
+    A model with tied embeddings tends to repeat its last token; the negative factor prevents that.
     """
     model = tiny_model(variant, seed, dtype, **{"vocab_size": WORDS, **changes})
     tied = model.config.tie_word_embeddings
@@ -82,7 +82,7 @@ class WrappedDecoder(Decoder):
 
 
 class WrappedModel(EncoderDecoderModel):
-    """The original itself, without a cache: what differs now is the search alone."""
+    """A model of transformers, decoded by seqgen without a cache, so that only the search can cause a difference."""
 
     def __init__(self, original: Any):
         super().__init__(WrappedEncoder(original), WrappedDecoder(original))
@@ -93,7 +93,7 @@ class WrappedModel(EncoderDecoderModel):
 
 
 def dictionary(size: int = WORDS) -> Dictionary:
-    """Tokens with the special ids of T5."""
+    """A dictionary with the special ids of T5."""
     return Dictionary([f"w{number}" for number in range(size)], pad=PAD, eos=EOS, unk=2, bos=None)
 
 
@@ -106,7 +106,7 @@ def decode(
     ends: Sequence[int] = (EOS,),
     **keys: Any,
 ) -> list[list[Pair]]:
-    """Decode here by Hugging Face's rules, by the keys of the configuration."""
+    """Decode with seqgen by Hugging Face's rules, with keys of the configuration."""
     further = [f"w{end}" for end in ends[1:]]
     cfg = GenerationConfig(**{"semantics": "huggingface", "min_len": 0, "max_len": 12, "end_symbols": further, **keys})
     generator = SequenceGenerator.from_config([model], dictionary(), cfg, processors=processors)
@@ -148,7 +148,7 @@ def original(model: Any, sources: Sequence[Sequence[int]], ends: Sequence[int] =
         steps = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
         scores = [float(row[: len(tokens)].sum()) / len(tokens) for row, tokens in zip(steps, rows, strict=True)]
     found = list(zip(rows, scores, strict=True))
-    # in places that nothing filled there are remains of dead beams, with a score of -1e9 divided by a length
+    # ranks without a hypothesis have inactive beams, with a score of -1e9 divided by a length
     places = [found[start : start + count] for start in range(0, len(found), count)]
     return [[pair for pair in own if not pair[1] < -1e6] for own in places]
 
@@ -159,9 +159,9 @@ def _until(tokens: list[int], ends: Sequence[int]) -> tuple[int, ...]:
 
 
 def assert_same(got: Sequence[Pair], wanted: Sequence[Pair], tolerance: float = 1e-5) -> None:
-    """Scores agree place by place, and tokens wherever no neighbour has the same score."""
+    """Scores agree at each rank, and tokens at each rank whose neighbours have other scores."""
     scores = [score for _, score in wanted]
     assert [score for _, score in got] == pytest.approx(scores, abs=tolerance, rel=tolerance)
     for place, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         tied = [score for other, score in enumerate(scores) if other != place and abs(score - theirs[1]) < tolerance]
-        assert tied or mine[0] == theirs[0], f"place {place}: {mine} is not {theirs}"
+        assert tied or mine[0] == theirs[0], f"rank {place}: {mine} is not {theirs}"

@@ -1,4 +1,4 @@
-"""Comparing hypotheses."""
+"""Comparison of hypotheses."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def as_pairs(hypotheses: Sequence[Hypothesis]) -> Pairs:
 
 
 def assert_same_pairs(got: Pairs, wanted: Pairs) -> None:
-    """The tokens are the same, and the scores but for rounding."""
+    """The tokens are equal, and the scores up to rounding."""
     assert [tokens for tokens, _ in got] == [tokens for tokens, _ in wanted]
     assert [score for _, score in got] == pytest.approx([score for _, score in wanted], abs=1e-10)

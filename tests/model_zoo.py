@@ -1,7 +1,7 @@
-"""Small random models for the laws that every registered model must keep.
+"""Small random models for the invariants that are tested on every registered model.
 
-A model joins by one entry in ``ZOO``: a name and a function that builds it, untrained, in evaluation mode, from a
-vocabulary of ``VOCAB`` ids.
+To add a model, import its file and add one entry to ``ZOO``: a name, and a ``Specimen`` with a function that builds the
+model for a vocabulary of ``VOCAB`` ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import examples.lstm
-import examples.ported  # noqa: F401  # registers the example, as the import above does another
+import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
@@ -24,7 +24,7 @@ VOCAB = 23
 
 
 class TinyDictionary:
-    """A vocabulary of ``VOCAB`` ids, with fairseq's special ones."""
+    """A vocabulary of ``VOCAB`` ids, with fairseq's special tokens."""
 
     def __len__(self) -> int:
         return VOCAB
@@ -43,7 +43,7 @@ class TinyDictionary:
 
 
 class TinyTask:
-    """Gives dictionaries, which is all that a model asks of its task; the same one for both sides if ``joint``."""
+    """Has the two dictionaries, which is all that a model needs of its task; they are one object if ``joint``."""
 
     def __init__(self, joint: bool = False):
         self.source_dictionary = TinyDictionary()
@@ -52,7 +52,7 @@ class TinyTask:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A model of the zoo: how it is built, the ids that its inputs are made of, and which laws are not asked of it.
+    """A model of the zoo: how to build it, the ids of its inputs, and properties that it lacks.
 
     Attributes:
         build: builds the model.
@@ -60,13 +60,13 @@ class Specimen:
         eos: id of end-of-sentence.
         start: the first id of a target prefix.
         vocab: size of the vocabulary.
-        first_word: the smallest id that is an ordinary word.
+        first_word: the smallest id that is no special token.
         left_padding: whether it reads sources padded on the left only.
         is_language_model: whether it is decoder-only: it does not read the start token, has no attention to a source,
             and its positions are shared by prompt and target.
-        either_padding: whether it reads sources padded on the left as well as on the right.
+        either_padding: whether sources may be padded on the left as well as on the right.
         start_offsets: whether the model supports ``IncrementalState.start_offsets``.
-        has_table: whether it looks positions up in a table, which it must not be asked beyond.
+        has_table: whether its positions come from a table, which limits the length of its inputs.
     """
 
     build: Callable[[], EncoderDecoderModel]
@@ -212,7 +212,7 @@ ZOO: dict[str, Specimen] = {
 def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> EncoderDecoderModel:
     """A model of the zoo in evaluation mode.
 
-    Its parameters are random everywhere, so that nothing stays hidden behind a bias of zero.
+    Biases are random too: an error could be invisible where they are zero.
     """
     torch.manual_seed(seed)
     model = ZOO[name].build().to(dtype).eval()
@@ -224,7 +224,7 @@ def build(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Encod
 
 
 def sharp(name: str, seed: int = 0, factor: float = 1.5) -> EncoderDecoderModel:
-    """A model of the zoo in float64 with peaked predictions, so that hypotheses differ and end at different times."""
+    """A model of the zoo in float64 with peaked distributions, so that hypotheses differ and end at different steps."""
     torch.manual_seed(seed)
     model = ZOO[name].build().double().eval()
     with torch.no_grad():
@@ -262,14 +262,14 @@ class Inputs:
 
 
 def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
-    """Random inputs; the first word of a target may be anything, padding included, as for a model that starts with it.
+    """Random inputs.
 
     Args:
         name: the model of the zoo.
         lengths: length of each source, end-of-sentence included.
         target_length: columns of the target prefix.
         rows_per_sentence: target rows for each source.
-        seed: what the words are drawn from.
+        seed: seed of the tokens.
     """
     specimen = ZOO[name]
     generator = torch.Generator().manual_seed(seed)
@@ -285,7 +285,7 @@ def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence:
 
 
 def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:
-    """Repeat each sentence's row for each of its beams."""
+    """Repeat the row of each sentence for each of its beams."""
     return encoder_out.map(lambda tensor: tensor.repeat_interleave(rows_per_sentence, dim=0))
 
 

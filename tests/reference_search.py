@@ -1,4 +1,4 @@
-"""Beam search by fairseq's rules as plain loops over one sentence: slow, and short enough to be checked by eye."""
+"""Beam search by fairseq's rules as plain loops over one sentence: slow, and short enough to verify by reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models without weights whose next-token probabilities can be written down, so that tests can multiply them out."""
+"""Models without weights whose next-token probabilities are given, so that tests can compute scores by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Source
 
 Rule = Callable[[tuple[int, ...], tuple[int, ...]], Tensor]
-"""From source ids and the target tokens so far to the logits of the next token."""
+"""A function from source ids and generated tokens to the logits ``(V,)`` of the next token."""
 
 
 class ScriptedEncoder(Encoder):
@@ -29,7 +29,7 @@ class ScriptedEncoder(Encoder):
 
 
 class ScriptedDecoder(IncrementalDecoder):
-    """Knows its past only from the state, so that a state that is not reordered shows in the output."""
+    """Reads earlier tokens only from the state, so that a state that is not reordered changes the output."""
 
     def __init__(self, rule: Rule, longest: int):
         super().__init__()
@@ -81,7 +81,7 @@ def dictionary(words: int) -> Dictionary:
 
 
 def random_rule(vocab: int, seed: int, sharpness: float = 1.5) -> Rule:
-    """Logits that look random but depend on nothing but the source and the history; float64."""
+    """Random float64 logits that are a function of seed, source and history."""
 
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         key = hash((seed, source, history)) % (2**63)
@@ -91,7 +91,7 @@ def random_rule(vocab: int, seed: int, sharpness: float = 1.5) -> Rule:
 
 
 def table_rule(table: dict[tuple[int, ...], dict[int, float]], vocab: int) -> Rule:
-    """Probabilities by history; what is not listed is impossible, an unlisted history (of a dead beam) ends."""
+    """Probabilities by history. Tokens not listed have probability 0; after a history not listed, the output ends."""
 
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
         logits = torch.full((vocab,), -torch.inf, dtype=torch.float64)

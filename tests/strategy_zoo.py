@@ -1,4 +1,4 @@
-"""Every registered search strategy with small values, for the laws that each must keep."""
+"""Every registered search strategy with small values, for the invariants that are tested on each."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.scripted_model import Rule, ScriptedDecoder, ScriptedEncoder, batch_o
 EOS = 2
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,)]
 ENDS = [EOS, 4, 13, 17, 21]
-"""Several tokens that end an output, so that those of random models end at different times."""
+"""Tokens that end an output; several, so that outputs of random models end at different steps."""
 PHRASES: list[Phrases] = [[[5, 7], [9]], [], [[8]], [[[10, 11], [12]], [6], [6]]]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is asked of a strategy.
+    """A strategy's configuration, and what the tests expect of it.
 
     Attributes:
         values: values of its configuration.
-        phrases: whether it is given constraints.
-        reads_features: whether it reads hidden features, which an ensemble does not have.
-        scores_are_the_models: whether neutral settings give the model's own scores.
-        differ: whether the hypotheses of a sentence differ.
-        plenty: whether a sentence has as many hypotheses as there can be, up to the beam.
-        longest: tokens of the longest output that is asked of it.
-        renormalized_by: names of the rules by which its scores are those of the processed distribution.
+        phrases: whether it decodes with constraints.
+        reads_features: whether it reads hidden features; it then refuses ensembles.
+        scores_are_the_models: whether scores are those of the model, with neutral settings.
+        differ: whether the hypotheses of a sentence are distinct.
+        plenty: whether a sentence has ``beam`` hypotheses, or all possible ones if these are fewer.
+        longest: maximum length of its outputs, in tokens.
+        renormalized_by: names of the rules by which scores are renormalized after the processors.
     """
 
     values: dict[str, Any]

@@ -14,18 +14,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.decode import main
 from benchmarks.decoding import report
-from benchmarks.decoding.command import Command
-from benchmarks.decoding.command import contest as contest_of_commands
+from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
 from benchmarks.decoding.models import random_sources, save_random_t5
 from benchmarks.decoding.plots import curves
-from benchmarks.decoding.process import WorkerError, WorkerProcess
+from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
-from benchmarks.decoding.work import Contest, Measured, Toolkit, Work
+from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
 from seqgen.checkpoints.loading import load_model
 from seqgen.modules.linear import Projection
 
-WORK = Work("m", sentences=2, batch=1, beam=1, source=4, length=3, semantics="huggingface")
+WORK = Workload("m", sentences=2, batch=1, beam=1, source=4, length=3, semantics="huggingface")
 
 
 class Scripted:
@@ -47,8 +46,8 @@ class Scripted:
         pass
 
 
-def contest(*toolkits: tuple[str, str, list[list[int]] | None]) -> Contest:
-    return Contest([WORK], [Toolkit(name, form, Scripted(outputs)) for name, form, outputs in toolkits], 10)
+def comparison(*toolkits: tuple[str, str, list[list[int]] | None]) -> Comparison:
+    return Comparison([WORK], [Toolkit(name, form, Scripted(outputs)) for name, form, outputs in toolkits], 10)
 
 
 def arguments(folder: Path) -> argparse.Namespace:
@@ -62,7 +61,7 @@ def run_tiny(work: str, folder: Path, *options: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_all_of_work_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_benchmark_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = run_tiny("a", tmp_path, "--inside")
     assert [(row["batch"], row["beam"]) for row in rows[::3]] == [(1, 1), (1, 5), (4, 5)]
     assert [row["toolkit"] for row in rows[:3]] == ["seqgen", "matrix products", "... with attention"]
@@ -73,7 +72,7 @@ def test_all_of_work_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "t5_tiny, 4 sentences by 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
 
 
-def test_all_of_work_b(tmp_path: Path) -> None:
+def test_all_of_benchmark_b(tmp_path: Path) -> None:
     rows = run_tiny("b", tmp_path, "--inside")
     ensembles = {"transformer + transformer", "fconv + fconv", "fconv + transformer"}
     assert {row["model"] for row in rows} == {"transformer", "fconv", *ensembles}
@@ -90,7 +89,7 @@ def test_workers_in_processes_of_their_own(work: str, tmp_path: Path) -> None:
 
 def test_outputs_in_float32_must_be_the_same_up_to_ties() -> None:
     ours = [[1, 2, 3], [4, 5, 6]]
-    compared = contest(
+    compared = comparison(
         ("seqgen", "float32", ours),
         ("tie", "float32", [[3, 2, 1], [4, 5, 6]]),
         ("other", "float32", [[1, 2, 3], [4, 5, 9]]),
@@ -103,11 +102,11 @@ def test_outputs_in_float32_must_be_the_same_up_to_ties() -> None:
 
 
 def test_a_toolkit_that_fails_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    compared = contest(("seqgen", "float32", [[1], [1]]), ("broken", "float32", None))
+    compared = comparison(("seqgen", "float32", [[1], [1]]), ("broken", "float32", None))
     assert [one.toolkit for one in compared.run(3)] == ["seqgen"]
-    assert "broken in float32 is left out from here: out of order" in capsys.readouterr().err
+    assert "broken in float32 failed and is not used again: out of order" in capsys.readouterr().err
     with pytest.raises(WorkerError):
-        contest(("seqgen", "float32", None)).run(1)
+        comparison(("seqgen", "float32", None)).run(1)
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
@@ -138,7 +137,7 @@ def test_commands_are_measured_from_the_outside(tmp_path: Path) -> None:
     copies = script("seqgen", "float32", "open(b, 'w').write(open(a).read())")
     other = script("other", "float32", "open(b, 'w').write(open(a).read().replace('j', 'k'))")
     broken = script("broken", "int8", "sys.exit('no int8 here')")
-    lines = contest_of_commands([copies, other, broken], *texts.values(), tmp_path, rounds=2, threads=1)
+    lines = compare_commands([copies, other, broken], *texts.values(), tmp_path, rounds=2, threads=1)
     assert [line.split(" does not agree")[0] for line in lines] == ["other"]
     assert (copies.same, other.same, broken.seconds) == (1, 0.5, [])
     assert copies.bleu == pytest.approx(100)
@@ -150,9 +149,11 @@ def test_commands_are_measured_from_the_outside(tmp_path: Path) -> None:
 
 
 def test_growth_is_by_the_token() -> None:
-    works = [Work("m", 1, 1, 5, 32, length, "fairseq") for length in (64, 1024)]
+    workloads = [Workload("m", 1, 1, 5, 32, length, "fairseq") for length in (64, 1024)]
     seconds = [6.4, 204.8]  # 0.1 and 0.2 seconds a token
-    text = report.growth([Measured(w, "seqgen", "float32", seconds=[[s]]) for w, s in zip(works, seconds, strict=True)])
+    text = report.growth(
+        [Measured(w, "seqgen", "float32", seconds=[[s]]) for w, s in zip(workloads, seconds, strict=True)]
+    )
     assert text.endswith("1024 tokens: 2.00")
 
 
@@ -201,12 +202,54 @@ def _first(worker: Seqgen, request: dict[str, Any], output: list[int]) -> tuple[
     return source, torch.tensor([source.size(1)]), torch.tensor([[0, *output[:-1]]])
 
 
+def test_the_worker_of_another_checkout_uses_its_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "benchmarks" / "decoding"
+    package.mkdir(parents=True)
+    (tmp_path / "seqgen.py").write_text("version = 'the older seqgen'")
+    script = "import json, seqgen; print(json.dumps({'ready': seqgen.version}), flush=True); input()"
+    (package / "seqgen_worker.py").write_text(script)
+    monkeypatch.chdir(ROOT)  # python -m must not prefer the current folder
+    WorkerProcess(sys.executable, "seqgen_worker", [], threads=1, root=tmp_path).close()
+    assert "the older seqgen is ready" in capfd.readouterr().err
+
+
+def test_now_is_compared_with_before_in_each_round() -> None:
+    measured = [
+        Measured(WORK, "seqgen", "float32", seconds=[[1.0, 1.0], [4.0], [1.0]]),
+        Measured(WORK, "other", "float32", seconds=[[9.0], [9.0], [9.0]]),
+        Measured(WORK, "seqgen (before)", "float32", seconds=[[3.0], [4.0], [0.5]]),
+    ]
+    line = report.now_to_before(measured).split("\n")[1]
+    assert line.startswith("  1.000 (1.50 1.00 0.50) float32: m, 2 sentences by 1")
+    assert report.now_to_before(measured[:2]) == ""
+
+
+def test_every_other_round_runs_in_reverse() -> None:
+    order: list[str] = []
+
+    class Noting(Scripted):
+        def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+            order.append(request["name"])
+            return super().answer(request)
+
+    kits = [Toolkit(name, "float32", Noting([[1], [1]]), {"name": name}, decodes=False) for name in ("a", "b")]
+    Comparison([WORK], kits, 10).run(3)
+    assert "".join(order) == "ab" + "ab" + "ba" + "ab"  # the first pair is the warm-up
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["a", "--formats", "int8"], "--formats begins with float32"),
+        (["a", "--formats", "int8"], "--formats must begin with float32"),
         (["a", "--plot", "x"], "--plot needs --json"),
-        (["c", "--plot", "x"], "in c nothing varies"),
+        (["c", "--plot", "x"], "benchmark c does not use --plot"),
+        (["c", "--seqgen-before", "."], "benchmark c does not use --seqgen-before"),
+        (["a", "--t5", "x"], "benchmark a does not use --t5"),
+        (["a", "--quick", "--tiny"], "not allowed with argument --quick"),
+        (["b", "--seqgen-before", ".", "--inside"], "leave out --inside"),
+        (["b", "--seqgen-before", "/no/checkout"], "/no/checkout is not the root of a checkout"),
         (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_cut_an_output_off_is_reported_by_line(run: Path) -> None:
 
 def test_a_tab_without_constraints_is_reported_by_line(run: Path) -> None:
     outcome = generate(run, stdin=b"the dog\nthe man\tHund\n")
-    assert "line 2: what stands after a tab was read as text" in outcome.err
+    assert "line 2: the text after a tab is part of the source" in outcome.err
 
 
 def test_a_split_beside_an_input(run: Path) -> None:

@@ -64,7 +64,7 @@ def test_deterministic_in_seed_and_epoch() -> None:
     assert make(1, 1) == make(1, 1)
     assert make(1, 1) != make(1, 2)
     assert make(1, 1) != make(2, 1)
-    assert make(1, 2) != make(2, 1), "seed and epoch are not just added up"
+    assert make(1, 2) != make(2, 1), "seed and epoch are not summed"
 
 
 def test_one_side_only() -> None:
@@ -79,7 +79,7 @@ def test_shards(count: int, world_size: int) -> None:
     assert sorted(batch[0] for shard in uneven for batch in shard) == list(range(count)), "each exactly once"
     even = [as_lists(batches.shard(rank, world_size)) for rank in range(world_size)]
     assert len({len(shard) for shard in even}) == 1
-    assert {batch[0] for shard in even for batch in shard} == set(range(count)), "none is lost"
+    assert {batch[0] for shard in even for batch in shard} == set(range(count)), "no example is missing"
     assert sum(map(len, even)) < count + world_size
 
 

@@ -95,12 +95,12 @@ def test_dict_txt_round_trip(tmp_path_factory: pytest.TempPathFactory, tokens: d
     assert loaded.counts == dictionary.counts
 
 
-def test_dict_txt_holds_no_other_special_ids(tmp_path: Path) -> None:
+def test_dict_txt_cannot_have_other_special_ids(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"save as \.json"):
         Dictionary(["<pad>", "</s>", "<unk>"], pad=0, eos=1, unk=2, bos=None).save(tmp_path / "dict.txt")
 
 
-def test_equality_is_about_ids_not_counts() -> None:
+def test_equality_compares_ids_not_counts() -> None:
     one, two = Dictionary.from_counts({"a": 2, "b": 1}), Dictionary.from_counts({"a": 9, "b": 8})
     assert one == two
     assert one.fingerprint() == two.fingerprint()

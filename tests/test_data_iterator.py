@@ -86,7 +86,7 @@ def test_epochs() -> None:
         assert sorted(i for batch in epoch for i in batch[0]) == list(range(40))
     assert epochs[0] != epochs[1]
     again = iterator(num_workers=0)
-    assert [[content(batch) for batch in again] for _ in range(2)] == epochs, "threads change nothing"
+    assert [[content(batch) for batch in again] for _ in range(2)] == epochs, "threads do not change the order"
     assert [content(b) for b in iterator(seed=2)] != epochs[0]
 
 
@@ -112,7 +112,7 @@ def test_resume_equals_uninterrupted(stop: int, workers: int, workers_after: int
     assert seen == expected
 
 
-def test_state_within_the_loop_leads_to_the_next_batch() -> None:
+def test_state_within_the_loop_continues_with_the_next_batch() -> None:
     it = iterator()
     batches = []
     for batch in it:
@@ -125,7 +125,7 @@ def test_state_within_the_loop_leads_to_the_next_batch() -> None:
     assert other.epoch == 2
 
 
-def test_breaking_off_and_going_on() -> None:
+def test_an_interrupted_loop_continues() -> None:
     expected = [content(batch) for batch in iterator()]
     it = iterator()
     seen = [content(batch) for batch in itertools.islice(it, 3)] + [content(batch) for batch in it]
@@ -146,7 +146,7 @@ def test_ranks_share_an_epoch(world_size: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(rounds=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=4), last=st.integers(1, 4))
-def test_each_example_comes_once_whatever_the_number_of_processes(rounds: list[tuple[int, int]], last: int) -> None:
+def test_each_example_is_used_once_for_any_number_of_processes(rounds: list[tuple[int, int]], last: int) -> None:
     """A run of some processes is interrupted after some rounds and resumed by others, several times in an epoch."""
     whole = [batch.ids.tolist() for batch in iterator(num_workers=0)]
     state, seen = iterator().state_dict(), []
@@ -176,7 +176,7 @@ def worker_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("seqgen-batches")]
 
 
-def test_threads_end_however_the_loop_ends() -> None:
+def test_threads_end_with_the_loop() -> None:
     for batch in iterator(num_workers=2):
         assert batch.num_sentences
         assert worker_threads()
@@ -191,7 +191,7 @@ def test_threads_end_however_the_loop_ends() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_error_in_an_example_comes_at_its_place(workers: int) -> None:
+def test_error_in_an_example_is_raised_at_its_batch(workers: int) -> None:
     it = iterator(num_workers=workers, shuffle=False)
     inner = it.collate
     numbers = itertools.count()
@@ -209,7 +209,7 @@ def test_error_in_an_example_comes_at_its_place(workers: int) -> None:
     assert not worker_threads()
 
 
-def test_batches_are_ready_before_they_are_asked_for() -> None:
+def test_batches_are_prepared_in_advance() -> None:
     it = iterator()
     made: list[float] = []
     inner = it.collate
@@ -224,6 +224,6 @@ def test_batches_are_ready_before_they_are_asked_for() -> None:
     deadline = time.monotonic() + 10
     while len(made) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert len(made) >= 5, "the next ones were prepared while nobody asked"
+    assert len(made) >= 5, "the next batches were prepared in advance"
     assert it.consumed == 1
     del batches

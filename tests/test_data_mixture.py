@@ -54,17 +54,17 @@ def test_rates_by_hand() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.integers(1, 5000), st.integers(1, 60))
-def test_an_epoch_draws_what_the_rates_say(weights: list[int], size: int, epoch: int) -> None:
+def test_an_epoch_draws_according_to_the_rates(weights: list[int], size: int, epoch: int) -> None:
     rates = [weight / sum(weights) for weight in weights]
     before, now = draws(rates, size, epoch)
     assert now.sum() == size
     assert before.sum() == size * (epoch - 1)
     assert (np.abs(now - np.array(rates) * size) < 1 + 1e-6).all()
-    assert (draws(rates, size, epoch + 1)[0] == before + now).all(), "an epoch takes up where the last one stopped"
+    assert (draws(rates, size, epoch + 1)[0] == before + now).all(), "an epoch continues where the last one stopped"
     assert (np.abs(before + now - np.array(rates) * size * epoch) < 1 + epoch * 0.5).all()
 
 
-def test_a_rare_source_gets_its_share_over_the_epochs() -> None:
+def test_a_rare_source_is_drawn_at_its_rate_over_several_epochs() -> None:
     before, now = draws([0.999, 0.001], 100, 500)
     assert before[1] + now[1] == pytest.approx(0.001 * 100 * 500, abs=2)
 
@@ -76,10 +76,10 @@ def content(dataset: MixtureDataset, epoch: int, seed: int) -> list[tuple[int, .
     return [(row.id, *row.source.tolist()) for row in rows]
 
 
-def test_no_example_comes_twice_before_all_others(parts: dict[str, PairDataset]) -> None:
+def test_no_example_is_repeated_before_all_are_drawn(parts: dict[str, PairDataset]) -> None:
     mixture = MixtureDataset(parts, [1, 1, 1], 30)
     drawn = Counter(example[0] for epoch in range(1, 12) for example in content(mixture, epoch, 5))
-    assert len(drawn) == sum(SIZES.values()), "the ids tell the examples of all sources apart"
+    assert len(drawn) == sum(SIZES.values()), "the ids of all sources differ"
     counts = list(drawn.values())
     for first, last in itertools.pairwise(np.cumsum([0, *SIZES.values()])):
         assert (
@@ -89,7 +89,7 @@ def test_no_example_comes_twice_before_all_others(parts: dict[str, PairDataset])
         )
 
 
-def test_what_an_epoch_draws_is_a_function_of_seed_and_epoch(parts: dict[str, PairDataset]) -> None:
+def test_draws_depend_only_on_seed_and_epoch(parts: dict[str, PairDataset]) -> None:
     one, two = (MixtureDataset(parts, [4, 2, 1], 30) for _ in range(2))
     content(one, 1, 7)
     for epoch, seed in ((3, 7), (1, 7), (3, 8)):
@@ -119,26 +119,26 @@ def test_resume_gives_the_same_batches(parts: dict[str, PairDataset]) -> None:
         assert seen == expected
 
 
-def test_the_shares_of_tasks_in_training_are_the_rates(parts: dict[str, PairDataset]) -> None:
+def test_training_draws_tasks_at_their_rates(parts: dict[str, PairDataset]) -> None:
     mixture = MixtureDataset(parts, mixing_rates(list(SIZES.values()), "equal"), 60)
     ids = [example[0] for epoch in range(1, 4) for example in content(mixture, epoch, 1)]
     edges = np.cumsum([0, *SIZES.values()])
     assert np.histogram(ids, edges)[0].tolist() == pytest.approx([60, 60, 60], abs=2)
 
 
-def test_joined_data_sets_stand_one_after_the_other(parts: dict[str, PairDataset]) -> None:
+def test_joined_datasets_are_concatenated(parts: dict[str, PairDataset]) -> None:
     joined = JoinedDataset(parts)
     assert len(joined) == sum(SIZES.values())
     assert [joined.example(i, epoch=1, seed=1).id for i in range(len(joined))] == list(range(len(joined)))
     assert joined.lengths().tolist() == [row for part in parts.values() for row in part.lengths().tolist()]
     limited = joined.limited(2, None)
-    assert len(limited) == 30 + 8 + 2, "every fourth is longer"
+    assert len(limited) == 30 + 8 + 2, "every fourth example is longer"
     assert [limited.example(i, epoch=1, seed=1).id for i in (0, 30)] == [1, 41]
     assert len(limited.report()) == 3
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none(parts: dict[str, PairDataset], rate: float) -> None:
+def test_a_rate_that_is_not_positive(parts: dict[str, PairDataset], rate: float) -> None:
     with pytest.raises(ConfigError, match=r"the source 'b' has the rate .*must be above zero"):
         MixtureDataset(parts, [1.0, rate, 1.0])
 

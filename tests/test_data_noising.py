@@ -36,7 +36,7 @@ def restore(source: np.ndarray, target: np.ndarray) -> list[int]:
     restored = []
     for token in source[:-1].tolist():
         restored += spans.pop(token) if token in SENTINELS else [token]
-    assert all(not rest for rest in spans.values()), "only the closing sentinel stands for nothing"
+    assert all(not rest for rest in spans.values()), "only the closing sentinel has no span"
     return restored
 
 
@@ -70,7 +70,7 @@ def test_span_counts_by_hand() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
-def test_segments_are_not_empty_and_add_up(total: int, parts: int, seed: int) -> None:
+def test_segments_are_not_empty_and_sum_to_the_total(total: int, parts: int, seed: int) -> None:
     sizes = random_segmentation(max(total, parts), parts, np.random.default_rng(seed))
     assert len(sizes) == parts
     assert sizes.min() >= 1
@@ -164,7 +164,7 @@ def test_masks_by_hand() -> None:
     assert target.tolist() == [99, 11, 12, 98, 14]
     source, target = replace_spans(tokens, ~hidden, np.array([99, 98, 97]))
     assert source.tolist() == [99, 11, 12, 98, 14]
-    assert target.tolist() == [99, 10, 98, 13, 97], "a visible end closes the list"
+    assert target.tolist() == [99, 10, 98, 13, 97], "a visible last token adds a closing sentinel"
     source, target = replace_spans(tokens, np.array([True, False, True, False, False]), np.array([99, 98, 97]))
     assert source.tolist() == [99, 11, 98, 13, 14]
     assert target.tolist() == [99, 10, 98, 12, 97]
@@ -185,7 +185,7 @@ def test_too_few_sentinels() -> None:
     assert target[-2] == SENTINELS[2]
 
 
-def test_the_budget_of_independent_noise_is_what_nearly_all_texts_need() -> None:
+def test_the_bound_of_sentinels_for_independent_noise_holds_for_nearly_all_texts() -> None:
     objective = OBJECTIVES["iid_spans"](0.15, 3.0)
     needed = objective.sentinels_needed(511)
     rng = np.random.default_rng(0)

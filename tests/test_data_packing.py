@@ -115,7 +115,7 @@ def test_packed_equals_unpacked(name: str, length: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_rows_hold_each_example_once_and_are_full() -> None:
+def test_rows_contain_each_example_once_and_are_full() -> None:
     data = Numbers(200)
     dataset = PackedDataset(data, 40)
     for epoch in (1, 2):
@@ -137,7 +137,7 @@ def test_an_example_that_is_too_long_has_a_row_of_its_own() -> None:
     assert sorted(dataset.example(i, epoch=1, seed=1)[0].id for i in range(23)) == list(range(23))
 
 
-def test_a_decoder_whose_forward_knows_nothing_of_packing_is_refused() -> None:
+def test_a_decoder_whose_forward_does_not_support_packing_is_refused() -> None:
     model = build("transformer_tiny")
 
     class Doubled(type(model.decoder)):  # type: ignore[misc]

@@ -111,5 +111,5 @@ def test_subword_sampling(tmp_path: Path) -> None:
     for (source, target), line in zip(epoch(1), text, strict=True):
         assert tokenizer.decode(source) == tokenizer.decode(target) == line
         assert source[-1] == target[-1] == 2
-        assert len(target) <= (dataset.limits[1] or 0), "a sample that is too long is not taken"
+        assert len(target) <= (dataset.limits[1] or 0), "a sample that is too long is not used"
     assert [e.source.tolist()[:-1] for e in dataset] == [tokenizer.encode(line) for line in text]

@@ -142,7 +142,7 @@ def test_error_of_an_encoder_names_the_line(tmp_path: Path, text: Path, workers:
         build_store(tmp_path / "c", "t", [text], Strict(TOKENIZER), workers=workers, chunk_bytes=chunk_bytes)
 
 
-def test_built_at_the_same_time_by_two(tmp_path: Path, text: Path) -> None:
+def test_built_by_two_processes_at_the_same_time(tmp_path: Path, text: Path) -> None:
     """The one who comes last finds the other's store and takes it."""
 
     class Slow(TokenEncoder):
@@ -158,7 +158,7 @@ def test_built_at_the_same_time_by_two(tmp_path: Path, text: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == [store.folder]
 
 
-def test_leftovers_of_the_killed_are_removed(tmp_path: Path, text: Path) -> None:
+def test_files_of_killed_processes_are_removed(tmp_path: Path, text: Path) -> None:
     name = build_store(tmp_path / "other", "t", [text], TokenEncoder(TOKENIZER)).folder.name
     old, young = (tmp_path / "cache" / f".{name}.{word}.tmp" for word in ("aaaaaaaa", "bbbbbbb_"))
     for folder in (old, young):
@@ -218,7 +218,7 @@ def test_full_disk(tmp_path: Path) -> None:
         build_store(tmp_path / "folder", "t", [write(tmp_path / "t", LINES)], TokenEncoder(TOKENIZER))
 
 
-def test_large_text_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_large_text_is_not_kept_in_memory(tmp_path: Path) -> None:
     """20 MB of text are encoded with a small peak of allocations."""
     import tracemalloc
 

@@ -203,7 +203,7 @@ def test_added_tokens_file(write: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "mt5", "umt5"])
-def test_class_where_none_is_named(write: Callable[..., Path], model_type: str) -> None:
+def test_class_if_none_is_named(write: Callable[..., Path], model_type: str) -> None:
     folder = write(None, config={"model_type": model_type})
     oracle = transformers.AutoTokenizer.from_pretrained(folder)
     assert_equal(load_pretrained_tokenizer(folder), oracle)

@@ -36,7 +36,7 @@ def test_lines_survive_any_chunking(
     assert [part.first for part in chunks] == [1 + sum(len(p.lines) for p in chunks[:i]) for i in range(len(chunks))]
 
 
-def test_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("\ufeffa\n\ufeffb\n".encode())
     assert list(read_lines(tmp_path / "text")) == ["a", "\ufeffb"]
 
@@ -72,7 +72,7 @@ def test_expand(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     names = lambda pattern: [path.name for path in expand(str(tmp_path / pattern), ".en").values()]  # noqa: E731
     assert names("?") == ["a.en.gz", "b.en"]
-    assert names("c[1]") == ["c[1].en"], "a file of exactly this name comes before the wildcard"
+    assert names("c[1]") == ["c[1].en"], "a file of exactly this name takes precedence"
     assert names("both") == names("bot*") == ["both.en"]
     assert names("nothing*") == []
     assert [path.name for path in expand(str(tmp_path / "*.de")).values()] == ["a.de", "b.de.gz"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizers.sentencepiece_training import train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}" for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
@@ -64,7 +64,7 @@ def test_sampling_depends_on_the_seed_alone(tokenizer: SentencePieceTokenizer) -
     assert [tuple(tokenizer.sample(text, seed)) for seed in reversed(range(20))] == samples[::-1]
 
 
-def test_training_is_reproducible_and_says_what_fits() -> None:
+def test_training_is_reproducible_and_names_the_possible_size() -> None:
     for kind in ("unigram", "bpe"):
         models = [train_sentencepiece(iter(TEXT), vocab_size=24, model_type=kind) for _ in range(2)]
         assert models[0] == models[1]
@@ -88,7 +88,7 @@ def test_hard_lines_train() -> None:
     assert SentencePieceTokenizer(model).unknown("word x 😀") == []
 
 
-def test_error_of_the_text_comes_through() -> None:
+def test_error_of_the_text_is_raised_unchanged() -> None:
     def lines():  # type: ignore[no-untyped-def]
         yield from TEXT
         raise DataError("train.en, line 19: no")
@@ -103,11 +103,11 @@ def test_whitespace() -> None:
     assert tokenizer.encode("  das\tHaus Hund \u2028 das") == [4, 5, 3, 4]
     assert tokenizer.decode([4, 5, 3, 2, 1]) == "das Haus <unk>"
     assert tokenizer.unknown("das Hund") == ["Hund"]
-    assert tokenizer.encode("</s> <pad> <s> <unk> das") == [3, 3, 3, 3, 4], "text cannot spell special tokens"
+    assert tokenizer.encode("</s> <pad> <s> <unk> das") == [3, 3, 3, 3, 4], "special tokens in text are unknown words"
     assert tokenizer.unknown("</s> das") == ["</s>"]
 
 
-def test_given_dictionary_goes_by_the_piece(tokenizer: SentencePieceTokenizer) -> None:
+def test_given_dictionary_is_indexed_by_pieces(tokenizer: SentencePieceTokenizer) -> None:
     given = Dictionary.from_counts(dict.fromkeys([*tokenizer.dictionary.symbols[4:], "é"], 1))
     through = SentencePieceTokenizer(tokenizer.model, given)
     ids = through.encode("two dogs")
@@ -163,7 +163,7 @@ def test_damaged_folder(tmp_path: Path) -> None:
         SentencePieceTokenizer(b"")
 
 
-def test_model_without_padding_gets_some(tmp_path: Path) -> None:
+def test_padding_is_added_to_a_model_without_it(tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "m"), vocab_size=23, minloglevel=4
     )
@@ -185,3 +185,17 @@ def test_fairseq_oracle() -> None:
         assert [*tokenizer.encode(record["source"]), dictionary.eos()] == record["src_tokens"]
         for hypothesis in record["hypotheses"]:
             assert tokenizer.decode(hypothesis["tokens"]) == hypothesis["text"]
+
+
+def test_the_former_name_of_a_models_own_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "sentencepiece.model"
+    path.write_bytes(train_sentencepiece(TEXT, vocab_size=22, special_ids=T5_IDS))
+    with pytest.warns(DeprecationWarning, match=r"is now SentencePieceTokenizer\(read_model\(path\)\)\.dictionary"):
+        former = Dictionary.from_sentencepiece(path)
+    assert former == SentencePieceTokenizer(path.read_bytes()).dictionary
+    assert former.special_ids == {"pad": 0, "eos": 1, "unk": 2, "bos": None}
+    with (
+        pytest.raises(DataError, match="there is no SentencePiece model"),
+        pytest.warns(DeprecationWarning, match="is now"),
+    ):
+        Dictionary.from_sentencepiece(tmp_path / "none")

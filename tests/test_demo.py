@@ -15,7 +15,7 @@ from seqgen.checkpoints.run_checkpoints import resolve
 from tests.training_runs import everything, records
 
 ROOT = Path(__file__).parent.parent
-SENTENCE = "demo: stopped; the same command continues where it was"
+SENTENCE = "demo: stopped; run the same command again to resume"
 
 SLOW_SAVER = """
 import signal, sys, time

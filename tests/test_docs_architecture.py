@@ -1,4 +1,4 @@
-"""docs/architecture.md is compared with the code: the quoted lines, the layers and the files to read."""
+"""docs/architecture.md agrees with the code: quoted lines, layers, number of files to read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUOTES = [
     (found["file"] or "", found["code"] or "")
     for found in re.finditer(r"\]\(\.\./(?P<file>[^)#]+\.py)\)|^```python\n(?P<code>.*?)^```", SECTION, re.M | re.S)
 ]
-"""Links to files, and blocks of code, in their order: a block is from the file before it."""
+"""Links to files and blocks of code, in their order; a block quotes the file of the last link before it."""
 
 
 def quoted() -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def code_lines(text: str) -> list[str]:
 
 
 def occurs(code: str, source: str) -> bool:
-    """Whether the parts of a block, between the lines ``...``, occur in the source one after the other."""
+    """Whether the parts of a block, which lines ``...`` separate, occur in this order in the source."""
     rest = code_lines(source)
     for part in re.split(r"^\.\.\.$", code, flags=re.M):
         lines = code_lines(part)

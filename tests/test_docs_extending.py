@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md: each is run by its keys from the command line, and does what it says."""
+"""The examples of docs/extending.md: each runs by command and from Python, and has the documented effect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from examples.extending import cache
 from examples.extending.combination import PowerMean
+from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
 from examples.extending.search_strategy import ThresholdSearch
@@ -29,11 +31,15 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.structures import DecoderOut
 from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
 from tests import hooks
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+from tests.model_zoo import VOCAB, TinyTask, build
+from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "extending"
@@ -42,7 +48,7 @@ SETTINGS: dict[str, Any] = {"beam": 4, "nbest": 4, "max_len_b": 10}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs, ``a`` and ``b``, of a few updates, and ``input``."""
+    """A folder with the runs ``a`` and ``b``, of a few updates each, and the file ``input``."""
     folder = tmp_path_factory.mktemp("extending")
     corpus(folder / "DATA")
     for name in ("a", "b"):
@@ -55,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int = 0) -> list[dict[str, Any]]:
-    """What ``seqgen-generate`` writes with an example's file as ``common.user_dir``."""
+    """The JSON lines of ``seqgen-generate`` with an example as ``common.user_dir``; after an error, its message."""
     paths = ",".join(str(runs / name) for name in path)
     outcome = command(
         "generate", f"common.user_dir={EXAMPLES / example}.py", f"path=[{paths}]", f"input={runs / 'input'}",
@@ -66,7 +72,7 @@ def by_command(runs: Path, example: str, *keys: str, path: str = "a", code: int 
 
 
 def by_object(runs: Path, path: str = "a", **settings: Any) -> list[Translation]:
-    """What ``Translator`` gives for the same input."""
+    """The translations of ``Translator`` for the same input."""
     lines = (runs / "input").read_text(encoding="utf-8").splitlines()
     return Translator([str(runs / name) for name in path], max_len_b=12).translate(lines, **settings)
 
@@ -104,7 +110,7 @@ def test_search_strategy(runs: Path) -> None:
 
 
 def test_strategy_and_its_flags_agree() -> None:
-    """The flags promise that logits may take the place of log-probabilities, and that sentences may join a batch."""
+    """By its flags it may be given logits, and sentences may join the batch; without both, the result is the same."""
     settings = {**SETTINGS, "search": ThresholdSearch(0.7), "batch_size": 2}
     one = text_model()
     found = shown(Translator(one, **{k: v for k, v in settings.items() if k != "search"}).translate(TEXTS, **settings))
@@ -136,7 +142,7 @@ def test_logits_processor(runs: Path) -> None:
 
 
 class CountedTokens(LogitsProcessor):
-    """The frequency penalty from all tokens, counted at every step."""
+    """The frequency penalty without state: it counts all tokens at every step."""
 
     def __init__(self, penalty: float):
         self.penalty = penalty
@@ -150,7 +156,7 @@ class CountedTokens(LogitsProcessor):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_stateful_processor(batch_size: int) -> None:
-    """Its counts follow the beams: when these change places, and when sentences leave or join the batch."""
+    """Its counts are correct after reordering, and when sentences leave or join the batch."""
     translator = Translator(text_model(), batch_size=batch_size, **SETTINGS)
     size = len(translator.task.target_dictionary)
     found = translator.translate(TEXTS, processors=[FrequencyPenalty(size, 0.8)])
@@ -189,7 +195,7 @@ def test_combination(runs: Path) -> None:
 
 
 def test_member() -> None:
-    """The score of a hypothesis is that of the source, less a share of that of the source without its words."""
+    """The score is that with the whole source, plus the (negative) weight times that with the words hidden."""
     loaded = text_model()
     weight, text, words = -0.4, "w1 w5 w8 w5", ["w5"]
     found = decode(loaded, text, words, weight, beam=3)
@@ -257,7 +263,7 @@ def test_observer(runs: Path, tmp_path: Path) -> None:
 
 
 def test_cache() -> None:
-    """Greedy and beam search use the cache: rounding changes scores a little, and without it nothing changes."""
+    """Greedy and beam search use the cache: rounding changes scores slightly; without rounding they are equal."""
     for beam in (1, 4):
         settings = {**SETTINGS, "beam": beam, "nbest": beam}
         one, other = text_model(), text_model()
@@ -271,7 +277,7 @@ def test_cache() -> None:
         assert 0 < max(differences) < 0.05
         generator = other.task.build_generator([other.model], GenerationConfig(**settings))
         batch = other.task.collate([(0, other.task.encode_source(TEXTS[0]), None)], other.model)
-        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # nothing is rounded any more
+        with mock.patch.object(torch.Tensor, "bfloat16", lambda tensor: tensor):  # without rounding
             (hypotheses,) = generator.generate(batch)
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in exact[0].hypotheses], abs=1e-10)
 
@@ -299,6 +305,36 @@ def test_tokenizer(tmp_path: Path) -> None:
     known = load_tokenizer(tmp_path / "run" / "tokenizer").dictionary
     assert {CAPITAL, "hund", "the"} <= set(known.symbols)
     assert any(word[0].isupper() for word in translation.text.split())
+
+
+def test_criterion(tmp_path: Path) -> None:
+    """With ``gamma=0`` it is cross-entropy; its loss and its gradient are finite where ``p = 1``."""
+    model, task = build("transformer_tiny"), TinyTask()
+    words = torch.tensor([[5, 6, 2], [7, 2, 1]])
+    previous = torch.tensor([[2, 5, 6], [2, 7, 1]])
+    batch = replace(batch_of([(4, 5, 2), (6, 2)]), target=words, prev_output_tokens=previous)
+    focal, plain = FocalCriterion(FocalConfig(0.0), task), CrossEntropyCriterion(CrossEntropyConfig(), task)
+    torch.testing.assert_close(focal(model, batch).loss, plain(model, batch).loss)
+    assert {name: float(value) for name, value in focal(model, batch).logging.items()} == pytest.approx(
+        {name: float(value) for name, value in plain(model, batch).logging.items()}
+    )
+    lprobs = model(batch.source.src_tokens, batch.source.src_lengths, previous).logits.log_softmax(-1)
+    own = lprobs.gather(2, words.unsqueeze(2)).squeeze(2)[words != 1]
+    wanted = -((1 - own.exp()) ** 1.5 * own).sum()
+    torch.testing.assert_close(FocalCriterion(FocalConfig(1.5), task)(model, batch).loss, wanted)
+
+    logits = (torch.nn.functional.one_hot(words, VOCAB) * 1e4).requires_grad_()
+    sure = ScriptedModel(random_rule(VOCAB, seed=0))
+    with mock.patch.object(sure, "forward", return_value=DecoderOut(logits, None)):
+        FocalCriterion(FocalConfig(0.5), task)(sure, batch).loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+    outcome = command(
+        "train", f"common.user_dir={EXAMPLES / 'criterion.py'}", "criterion=focal", "criterion.gamma=1.0",
+        *training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
 
 
 def _all(found: list[Translation]) -> list[Any]:

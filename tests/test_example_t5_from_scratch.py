@@ -1,4 +1,4 @@
-"""The example that makes a T5 from raw text runs, at the smallest size, on both kinds of data."""
+"""examples/t5_from_scratch.py runs, at the smallest size, on parallel text and on names of numbers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the readers
+import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import load_model, split_path
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
@@ -228,7 +228,7 @@ def test_a_path_with_a_colon_that_exists_is_one(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Pickled, it is a call of a function that the reader would run."""
+    """Pickled, it is a call of a function that unpickling would run."""
 
     def __init__(self, function: Callable[..., Any], *args: Any):
         self.call = (function, args)

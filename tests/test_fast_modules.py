@@ -9,25 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.decoder import IncrementalDecoder
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import IncrementalState
-from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
-from seqgen.structures import EncoderOut
+from tests.decodes import BEAM, LENGTHS, Decode
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, build, expand, inputs
+from tests.model_zoo import VOCAB, ZOO, build, expand
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import queue
-
-BEAM = 3
-LENGTHS = [5, 3, 8, 1]
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 
@@ -44,121 +39,6 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "tight":
         monkeypatch.setattr(indirection, "_BLOCK", 2)
         monkeypatch.setattr(growing, "_BLOCK", 1)
-
-
-class Decode:
-    """A decode that keeps, beside the state, what each row should be: its tokens, its start and its source.
-
-    Each step is compared with the parallel pass over rows that started together.
-    """
-
-    def __init__(
-        self,
-        model: EncoderDecoderModel,
-        name: str,
-        lengths: list[int],
-        seed: int = 1,
-        beam_table: bool | None = None,
-        spare: int = 0,
-    ):
-        self.name, self.model = name, model
-        batch = inputs(name, lengths, target_length=1, rows_per_sentence=BEAM, seed=seed)
-        self.encoder_out: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
-        rows = expand(self.encoder_out, BEAM)
-        self.sources = [rows.index_select(torch.tensor([i])) for i in range(rows.num_rows)]
-        if not self.decoder.shares_encoder_output:
-            self.encoder_out = rows
-        self.histories = list(batch.prev_output_tokens)
-        self.width = 0
-        self.state = self.decoder.new_incremental_state(len(lengths), BEAM)
-        self.state.beam_table = beam_table
-        self.state.max_roll_back = spare
-        self.generator = torch.Generator().manual_seed(seed)
-        self.step()
-
-    @property
-    def decoder(self) -> IncrementalDecoder:
-        decoder = self.model.decoder
-        assert isinstance(decoder, IncrementalDecoder)
-        return decoder
-
-    @property
-    def tokens(self) -> Tensor:
-        """All rows, aligned at the last position; what stands before a start may be anything."""
-        width = max(len(row) for row in self.histories)
-        return torch.stack([torch.cat([row.new_full((width - len(row),), 4), row]) for row in self.histories])
-
-    def step(self, new: int = 1) -> None:
-        """Compute the new positions, compare them, and append random tokens."""
-        tokens = self.tokens
-        seen = self.decoder.positions_seen(self.state)
-        padding = tokens.new_full((len(tokens), max(self.width - tokens.size(1), 0)), 4)
-        got = self.decoder(torch.cat([padding, tokens], dim=1), self.encoder_out, self.state).logits
-        for rows in self.alike():
-            histories = torch.stack([self.histories[row] for row in rows])
-            sources = [self.sources[row] for row in rows]
-            source = sources[0].map(lambda tensor: tensor[:0])
-            for one in sources:
-                source = source.merge(one)
-            wanted = self.decoder(histories, source).logits
-            count = min(got.size(1), histories.size(1))
-            torch.testing.assert_close(got[rows, -count:], wanted[:, -count:], rtol=0, atol=1e-10)
-        self.width = seen + got.size(1) + new
-        words = torch.randint(4, ZOO[self.name].vocab, (len(tokens), new), generator=self.generator)
-        self.histories = [torch.cat([row, word]) for row, word in zip(self.histories, words, strict=True)]
-
-    def alike(self) -> list[list[int]]:
-        """The rows that started together and whose sources are of one width."""
-        groups: dict[tuple[int, int], list[int]] = {}
-        for row, (history, source) in enumerate(zip(self.histories, self.sources, strict=True)):
-            groups.setdefault((len(history), source.encoder_out.size(1)), []).append(row)
-        return list(groups.values())
-
-    def _move(self, rows: list[int]) -> None:
-        self.histories = [self.histories[row] for row in rows]
-        self.sources = [self.sources[row] for row in rows]
-
-    def reorder_beams(self) -> None:
-        parents = torch.randint(BEAM, (len(self.histories) // BEAM, BEAM), generator=self.generator)
-        rows = [i * BEAM + beam for i, row in enumerate(parents.tolist()) for beam in row]
-        self.decoder.reorder_beams(self.state, parents)
-        if self.encoder_out.num_rows == len(rows):
-            self.encoder_out = self.encoder_out.index_select(torch.tensor(rows))
-        self._move(rows)
-
-    def select_sentences(self, keep: list[int]) -> None:
-        rows = [i * BEAM + beam for i in keep for beam in range(BEAM)]
-        self.decoder.select_sentences(self.state, torch.tensor(keep))
-        shared = self.encoder_out.num_rows < len(self.histories)
-        self.encoder_out = self.encoder_out.index_select(torch.tensor(keep if shared else rows))
-        self._move(rows)
-
-    def reorder(self) -> None:
-        """Any order of as many rows, also across sentences; the encoder's output is expanded then."""
-        rows = torch.randint(len(self.histories), (len(self.histories),), generator=self.generator)
-        share = len(self.histories) // self.encoder_out.num_rows
-        self.decoder.reorder_incremental_state(self.state, rows)
-        self.encoder_out = self.encoder_out.index_select(rows // share)
-        self._move(rows.tolist())
-
-    def roll_back(self, positions: int) -> None:
-        """Forget positions; their tokens are drawn anew."""
-        self.decoder.roll_back(self.state, positions)
-        self.width -= positions
-        self.histories = [row[: len(row) - positions] for row in self.histories]
-
-    def merge(self, other: Decode) -> None:
-        self.state = self.decoder.merge(self.state, other.state)
-        self.encoder_out = self.model.encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
-        self.histories += other.histories
-        self.sources += other.sources
-        self.width = max(self.width, other.width)
-
-    def crop_left(self) -> None:
-        positions = int(self.state.start_offsets.min())
-        self.decoder.crop_left(self.state, positions)
-        self.width -= positions
-        assert int(self.state.start_offsets.min()) == 0
 
 
 @every_model
@@ -179,14 +59,14 @@ def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> Non
 @every_model
 @pytest.mark.parametrize("beam_table", [True, False])
 def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
-    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table, spare=3)
+    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table, max_roll_back=3)
     if not decode.decoder.can_roll_back:
         with pytest.raises(DecodingError, match="can_roll_back"):
             decode.decoder.roll_back(decode.state, 1)
         return
     for taken_back in (0, 1, 3, 2, 3):
-        decode.step(new=3)
         decode.step()
+        decode.step(new=3)
         decode.reorder_beams()
         decode.roll_back(taken_back)
         decode.reorder_beams()
@@ -270,7 +150,7 @@ def test_refusals() -> None:
     second.state.beam_size = 2
     with pytest.raises(ValueError, match="3 and 2 beams"):
         first.merge(second)
-    with pytest.raises(ValueError, match="decoded for a step"):
+    with pytest.raises(ValueError, match="after both have decoded a step"):
         first.decoder.merge(first.state, IncrementalState(1, BEAM))
     with pytest.raises(ValueError, match="first 1 positions are seen"):
         first.decoder.crop_left(first.state, 1)
@@ -304,7 +184,7 @@ def test_one_change_is_made_once() -> None:
         table.reorder(1, torch.tensor([[1, 0]]))
     assert table.table[0, :, 0].tolist() == [1, 0]
     table.append(2, 1)
-    with pytest.raises(RuntimeError, match="all see the same positions"):
+    with pytest.raises(RuntimeError, match="must see the same positions"):
         table.append(1, 1)
 
 

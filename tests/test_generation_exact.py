@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, Self
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.generation.component import BatchInfo, Component
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import ProbabilityMean
 from seqgen.generation.finished import Ranking
+from seqgen.generation.observers import Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.stopping import Custom, StoppingRule
 from seqgen.structures import Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
@@ -197,10 +205,12 @@ def test_what_it_cannot_do_is_said() -> None:
     model, batch = ScriptedModel(random_rule(vocab=7, seed=1, sharpness=0.1)), batch_of(SOURCES)
     with pytest.raises(DecodingError, match="sentence 0 of the batch has scored 50 prefixes"):
         generator([model], 3, ExactSearch(expansions=50), max_len_b=9).generate(batch)
-    with pytest.raises(DecodingError, match="scores that only fall"):
+    with pytest.raises(DecodingError, match="cumulative scores that only fall"):
         generator([model], 3, unk_penalty=-5.0).generate(batch)
     with pytest.raises(ConfigError, match="cannot be streamed"):
         generator([model], 3).generate(batch, streamer=object())
+    with pytest.raises(ConfigError, match=r"no steps that an observer \(Observer\)"):
+        generator([model], 3, observers=[Observer()]).generate(batch)
     with pytest.raises(ConfigError, match="constraints"):
         generator([model], 3).generate(batch, constraints=[[]] * len(SOURCES))
     for wrong in ({"expansions": 0}, {"at_once": 0}):
@@ -214,3 +224,68 @@ def test_configuration() -> None:
     made = SequenceGenerator.from_config([model], dictionary(3), cfg)
     assert isinstance(made.setup.search, ExactSearch)
     assert [len(hypotheses) for hypotheses in made.generate(batch_of(SOURCES))] == [3] * len(SOURCES)
+
+
+class Seen(Component):
+    """Remembers which tokens each beam has, in place."""
+
+    beam_state = ("seen",)
+
+    def begin(self, batch: BatchInfo) -> Self:
+        component = super().begin(batch)
+        component.seen = torch.zeros(batch.num_sentences, batch.beam_size, 7)
+        return component
+
+    def advance(self, active: Candidates) -> None:
+        super().advance(active)
+        self.seen.scatter_(2, active.tokens.unsqueeze(2), 1.0)
+
+
+class NoToken(Seen, LogitsProcessor):
+    """No token is generated twice."""
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        return lprobs.masked_fill(self.seen.flatten(0, 1) > 0, -torch.inf)
+
+
+class NoTokenAmongMembers(Seen, ProbabilityMean):
+    """The same as a combination."""
+
+    keeps_single = False
+
+    def __call__(self, lprobs: Any, context: StepContext) -> Tensor:
+        return super().__call__(lprobs, context).masked_fill(self.seen.flatten(0, 1) > 0, -torch.inf)
+
+
+class Twice(Seen, StoppingRule):
+    """An output ends with a token that it has already."""
+
+    def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
+        seen = gather_beams(self.seen, context.parents).flatten(0, 1)
+        return seen.gather(1, tokens[:, -1:]).squeeze(1) > 0
+
+
+def twice(tokens: Tensor, context: StepContext) -> Tensor:
+    """The same from the tokens themselves."""
+    return (tokens[:, :-1] == tokens[:, -1:]).any(1)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 50])
+@pytest.mark.parametrize(
+    ("stateful", "stateless"),
+    [
+        ({"processors": [NoToken()]}, {"no_repeat_ngram_size": 1}),
+        ({"combination": NoTokenAmongMembers()}, {"no_repeat_ngram_size": 1}),
+        ({"stopping": [Twice()]}, {"stopping": [Custom(twice)]}),
+    ],
+    ids=["processor", "combination", "stopping rule"],
+)
+def test_each_branch_has_its_own_state(stateful: dict, stateless: dict, at_once: int) -> None:
+    model = ScriptedModel(random_rule(vocab=7, seed=4))
+    options = {"beam_size": 3, "max_len_b": 4}
+    found, wanted = (
+        generator([model], 3, ExactSearch(at_once=at_once), **options, **own).generate(batch_of(SOURCES))
+        for own in (stateful, stateless)
+    )
+    for one, two in zip(found, wanted, strict=True):
+        assert_same_pairs(as_pairs(one), as_pairs(two))

@@ -14,11 +14,12 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
-from seqgen.generation.compatibility import CUTOFFS, NEEDS, check_compatible
+from seqgen.generation.compatibility import NEEDS, WARPERS, check_compatible
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
-from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, rules_named
+from seqgen.generation.rules import FAIRSEQ, HUGGINGFACE, Rules, rules_named
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import LOGITS_PROCESSORS, register_logits_processor
 from tests.generators import make_generator
@@ -35,6 +36,11 @@ def words() -> Dictionary:
 
 def encode(text: str) -> list[int]:
     return [words().index(letter) for letter in text]
+
+
+def processors_of(cfg: GenerationConfig, rules: Rules) -> list[LogitsProcessor]:
+    ends = end_tokens_from_config(cfg, words())
+    return processors_from_config(cfg, rules, Resources(words(), encode, extra_end_tokens=ends[1:]))
 
 
 def context(step: int, seed: int, beam: int) -> StepContext:
@@ -116,7 +122,7 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
     model._prepare_special_tokens(config, True, device="cpu")
     cfg = GenerationConfig(**{"semantics": "huggingface", "beam": 2, **ours})
     check_compatible(cfg)
-    chain = processors_from_config(cfg, words(), HUGGINGFACE, encode)
+    chain = processors_of(cfg, HUGGINGFACE)
     changed = False
     for seed in range(8):
         for step in range(MAXIMUM + 1):
@@ -135,7 +141,7 @@ def test_the_whole_chain_equals_transformers(name: str) -> None:
 
 
 def chain(semantics: str = "fairseq", **values: Any) -> list[LogitsProcessor]:
-    return processors_from_config(GenerationConfig(**values), words(), rules_named(semantics), encode)
+    return processors_of(GenerationConfig(**values), rules_named(semantics))
 
 
 def names(processors: list[LogitsProcessor]) -> list[str]:
@@ -163,14 +169,14 @@ def test_outputs_as_long_as_their_sources() -> None:
 
 def test_temperature_belongs_to_the_cutoffs_by_hugging_faces_rules_alone() -> None:
     cfg = GenerationConfig(sampling=True, temperature=2.0, sampling_topk=3)
-    assert names(processors_from_config(cfg, words(), FAIRSEQ))[-2:] == ["ForcePrefix", "TopK"]
-    assert names(processors_from_config(cfg, words(), HUGGINGFACE)) == ["ForcePrefix", "Temperature", "TopK"]
-    plain = processors_from_config(GenerationConfig(temperature=2.0), words(), HUGGINGFACE)
+    assert names(processors_of(cfg, FAIRSEQ))[-2:] == ["ForcePrefix", "TopK"]
+    assert names(processors_of(cfg, HUGGINGFACE)) == ["ForcePrefix", "Temperature", "TopK"]
+    plain = processors_of(GenerationConfig(temperature=2.0), HUGGINGFACE)
     assert names(plain) == ["ForcePrefix"]
 
 
 def test_texts_without_a_tokenizer_are_tokens() -> None:
-    found = processors_from_config(GenerationConfig(bad_words=["a b"]), words(), FAIRSEQ)
+    found = processors_from_config(GenerationConfig(bad_words=["a b"]), FAIRSEQ, Resources(words()))
     tokens = torch.tensor([[3]])
     now = step_context(1, tokens, torch.tensor([9]), 9, None, 1, 0)
     assert apply_all(found, torch.zeros(1, VOCAB), now)[0].isfinite().logical_not().nonzero().flatten().tolist() == [
@@ -312,6 +318,9 @@ REFUSED = [
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
     ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
     ({"sampling": True, "diverse_beam_groups": 2}, "generation.sampling=true is one search strategy"),
+    ({"search": "beam", "diverse_beam_groups": 2}, "is diverse beam search, and generation.search names another"),
+    ({"search": "beam", "diversity_rate": 0.5}, "is the search diverse_siblings, and generation.search names another"),
+    ({"search": "beam", "constraints": "ordered"}, "is constrained search, and generation.search names another"),
     ({"diverse_beam_strength": 0.7}, "has no effect without generation.diverse_beam_groups"),
     ({"penalty_alpha": 0.3}, "belongs to contrastive search"),
     ({"contrastive_topk": 3, "search": "beam"}, "belongs to contrastive search"),
@@ -361,7 +370,7 @@ def test_every_need_is_tested() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in CUTOFFS),
+        *({key: 0.5 if key != "sampling_topk" else 3, "sampling": True} for key in WARPERS),
         {"sampling_topk": 3, "search": "stochastic_beam"},
         {"sampling_topk": 3, "search": "a_users_own", "sampling": True},
         {"seed": 7, "sampling": True},

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from seqgen.structures import EncoderOut
+from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
+from seqgen.structures import EncoderOut, Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, registered, sharp
@@ -123,3 +129,70 @@ def test_where_nobody_can_join_each_batch_is_decoded_by_itself(name: str) -> Non
 def test_nobody_waits() -> None:
     generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4))
     assert list(generator.generate_continuously(lambda running, width: None)) == []
+
+
+class Journal(Observer):
+    """What becomes of the candidates of each sentence, by its own steps."""
+
+    can_merge = True
+
+    def __init__(self, needs: frozenset[str] = frozenset()) -> None:
+        self.needs = needs  # type: ignore[misc]
+        self.steps: dict[int, list[tuple[int, list[Any]]]] = defaultdict(list)
+        self.ended: dict[int, Sequence[Hypothesis]] = {}
+
+    def observe(self, record: StepRecord) -> None:
+        context, c = record.context, record.candidates
+        rows = zip(context.sentences.ids.tolist(), context.by_sentence(context.steps).tolist(), strict=True)
+        for row, (sentence, steps) in enumerate(rows):
+            if record.was_done[row]:
+                continue
+            histories = context.by_sentence(context.tokens)[row]
+            histories = histories[:, histories.size(1) - steps[0] :].tolist()
+            found = [
+                (*histories[beam], token, Outcome(outcome).name)
+                for beam, token, outcome in zip(
+                    c.beams[row].tolist(), c.tokens[row].tolist(), record.outcomes[row].tolist(), strict=True
+                )
+                if outcome != Outcome.IMPOSSIBLE
+            ]
+            if record.forbidden is not None:
+                found.append(context.by_sentence(record.forbidden.by)[row].tolist())
+            self.steps[sentence].append((steps[0], found))
+
+    def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
+        assert sentence not in self.ended
+        self.ended[sentence] = hypotheses
+
+
+@pytest.mark.parametrize("needs", [frozenset(), frozenset({FORBIDDEN})], ids=["", "forbidden"])
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_observers_see_the_same_as_without_continuous_batching(semantics: str, needs: frozenset[str]) -> None:
+    rows, model = sources(17, seed=3), sharp("transformer_tiny", seed=3)
+    options = {"beam_size": 3, "max_len_a": 1.0, "max_len_b": 3, "min_len": 2, "semantics": semantics}
+    together, alone = Journal(needs), Journal(needs)
+    generator = make_generator([model], dictionary(VOCAB - 4), observers=[together], **options)
+    assert generator.can_merge
+    take, asked = queue(rows, 5)
+    found = dict(generator.generate_continuously(take))
+    assert len([running for running in asked if 0 < running < 5]) > 2
+    plain = make_generator([model], dictionary(VOCAB - 4), observers=[alone], **options)
+    for number, row in enumerate(rows):
+        plain.generate(replace(batch_of([row]), ids=torch.tensor([number])))
+    assert together.steps == alone.steps
+    assert together.ended.keys() == alone.ended.keys() == set(range(17))
+    for number in found:
+        assert_same([together.ended[number]], [alone.ended[number]])
+
+
+def test_an_observer_that_cannot_follow_joining_sentences_is_still_called() -> None:
+    class Plain(Journal):
+        can_merge = False
+
+    observer, rows = Plain(), sources(7, seed=2)
+    generator = make_generator([sharp("transformer_tiny")], dictionary(VOCAB - 4), observers=[observer], max_len_b=5)
+    assert not generator.can_merge
+    take, asked = queue(rows, 3)
+    assert len(dict(generator.generate_continuously(take))) == 7
+    assert set(asked) == {0}
+    assert observer.steps.keys() == observer.ended.keys() == set(range(7))

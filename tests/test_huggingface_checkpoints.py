@@ -19,7 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the reader
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError, ConfigError

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed"},
     {"registry", "config", "devices", "conf", "memory"},
-    {"compose", "user_files"},
+    {"compose", "sweep", "arguments", "component_keys", "config_dicts", "config_keys", "config_values", "user_files"},
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules"},

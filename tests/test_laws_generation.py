@@ -1,4 +1,4 @@
-"""The laws of decoding over every registered model: cache, batch, ensembles and scorer change nothing."""
+"""Invariants of decoding with every registered model: the cache, the batch and an ensemble of itself change nothing."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
 
 @names
 @pytest.mark.parametrize("beam", [2, 5])
-def test_keeping_beams_in_place_equals_moving_them(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the memory grows, and where in the middle it stops to pay."""
+def test_indirection_table_equals_moving_rows(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the memory grows, and if the table is given up during decoding because too many slots are in use."""
     monkeypatch.setattr(indirection, "_BLOCK", 3)
     for seed, most in enumerate((2048, 40, 3)):
         monkeypatch.setattr(indirection, "_MOST_SLOTS", most)
@@ -148,7 +148,7 @@ def test_float32_stays_near_float64(name: str) -> None:
 
 @names
 def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second decode computes nothing from a weight that the first has computed."""
+    """A second decode uses the weights that the first has prepacked."""
     original, made = CachedWeight.kept, []
     monkeypatch.setattr(
         CachedWeight, "kept", lambda self, key, make: original(self, key, lambda: (made.append(key), make())[1])
@@ -162,8 +162,8 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @names
-def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
-    """Also by ``parameter.data``, of which autograd counts nothing."""
+def test_no_stale_weight_after_a_change_between_two_decodes(name: str) -> None:
+    """Also after a change through ``parameter.data``, which does not increase the version counter."""
     model, other = sharp(name), sharp(name, seed=1)
     with torch.no_grad():
         decode([model], batch_for(model))
@@ -177,7 +177,7 @@ def test_weights_changed_between_two_decodings_are_seen(name: str) -> None:
     [({}, 200), ({"max_len": 300}, 299), ({"max_len": 50}, 49), ({"max_len": 300, "max_len_b": 10}, 10)],
     ids=str,
 )
-def test_a_limit_that_is_given_alone_is_the_only_one(limits: dict[str, int], longest: int) -> None:
+def test_max_len_without_max_len_b_is_the_only_limit(limits: dict[str, int], longest: int) -> None:
     cfg = GenerationConfig(**limits)
     generator = SequenceGenerator.from_config([sharp("fconv_tiny")], words(), cfg)
     assert generator.last_steps(torch.tensor([5])).tolist() == [longest]

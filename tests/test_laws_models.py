@@ -1,4 +1,4 @@
-"""The laws of models: stepping gives what the parallel pass gives, and a sentence does not depend on its neighbours."""
+"""Invariants of every registered model: stepping equals the parallel pass; alone equals batched; no stale weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.decoder import IncrementalDecoder
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.layer_drop import LayerDropList
-from seqgen.structures import EncoderOut
+from tests.decodes import BEAM, LENGTHS, TOLERANCE, Decode, assert_same
 from tests.model_zoo import ZOO, build, expand, inputs
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-LENGTHS = [5, 3, 8, 1]
-BEAM = 3
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -30,85 +25,14 @@ def _no_grad() -> Any:
         yield
 
 
-def assert_same(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
-
-
-class Decode:
-    """A decode that keeps, beside the state, what each row should be, and compares every step with the parallel pass.
-
-    Rows are tracked by the simplest means there is: a list of token histories and a list of sentences.
-    """
-
-    def __init__(self, model: EncoderDecoderModel, name: str, *, shared: bool, plain_state: bool):
-        self.model = model
-        self.name = name
-        batch = inputs(name, LENGTHS, target_length=1, rows_per_sentence=BEAM)
-        self.per_sentence: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
-        self.encoder_out = self.per_sentence if shared else expand(self.per_sentence, BEAM)
-        self.sentences = [i // BEAM for i in range(len(LENGTHS) * BEAM)]
-        self.tokens = batch.prev_output_tokens
-        self.state: Any = {} if plain_state else self.decoder.new_incremental_state(len(LENGTHS), BEAM)
-        self.generator = torch.Generator().manual_seed(5)
-        self.step(0)
-
-    @property
-    def decoder(self) -> IncrementalDecoder:
-        decoder = self.model.decoder
-        assert isinstance(decoder, IncrementalDecoder)
-        return decoder
-
-    def step(self, new_tokens: int) -> None:
-        """Append random tokens, the padding id among them, and compare what the decoder says of them."""
-        seen = self.decoder.positions_seen(self.state)
-        shape = (self.tokens.size(0), new_tokens)
-        words = torch.randint(ZOO[self.name].vocab, shape, generator=self.generator)
-        self.tokens = torch.cat([self.tokens, words], dim=1)
-        got = self.decoder(self.tokens, self.encoder_out, self.state).logits
-        encoder_out = self.per_sentence.index_select(torch.tensor(self.sentences))
-        wanted = self.decoder(self.tokens, encoder_out).logits
-        assert got.size(1) == self.tokens.size(1) - seen
-        assert_same(got, wanted[:, seen:])
-
-    def _move(self, rows: Tensor) -> None:
-        self.tokens = self.tokens[rows]
-        self.sentences = [self.sentences[row] for row in rows.tolist()]
-
-    def reorder(self, new_order: list[int]) -> None:
-        """The general verb: any order, also across sentences."""
-        rows = torch.tensor(new_order)
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.reorder_incremental_state(self.state, rows)
-        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows // share)
-        self._move(rows)
-
-    def reorder_beams(self, parents: list[list[int]]) -> None:
-        """The narrower verb: an order within each sentence."""
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.reorder_beams(self.state, torch.tensor(parents))
-        rows = torch.tensor([i * BEAM + beam for i, row in enumerate(parents) for beam in row])
-        if share == 1:
-            self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, rows)
-        self._move(rows)
-
-    def select_sentences(self, keep: list[int]) -> None:
-        """The other narrower verb: some sentences, in any order."""
-        share = self.tokens.size(0) // self.encoder_out.num_rows
-        self.decoder.select_sentences(self.state, torch.tensor(keep))
-        rows = torch.tensor([i * BEAM + beam for i in keep for beam in range(BEAM)])
-        kept = torch.tensor(keep) if share == BEAM else rows
-        self.encoder_out = self.model.encoder.reorder_encoder_out(self.encoder_out, kept)
-        self._move(rows)
-
-
 @every_model
 @every_dtype
 @pytest.mark.parametrize("plain_state", [True, False], ids=["plain", "state"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
 def test_stepped_equals_full(name: str, dtype: torch.dtype, plain_state: bool, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder wants a row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=plain_state)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared, plain_state=plain_state)
     for new_tokens in (1, 1, 1, 3, 1, 2, 4):
         decode.step(new_tokens)
 
@@ -118,11 +42,11 @@ def test_stepped_equals_full(name: str, dtype: torch.dtype, plain_state: bool, s
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
 def test_stepped_equals_full_after_any_order(name: str, dtype: torch.dtype, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder wants a row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=True)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared, plain_state=True)
     decode.step(1)
     for size in (12, 12, 7, 1, 9, 3, 15):
-        rows = decode.tokens.size(0)
+        rows = len(decode.histories)
         decode.reorder(torch.randint(rows, (size,), generator=decode.generator).tolist())
         decode.step(1 + size % 2)
 
@@ -130,10 +54,10 @@ def test_stepped_equals_full_after_any_order(name: str, dtype: torch.dtype, shar
 @every_model
 @every_dtype
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "expanded"])
-def test_stepped_equals_full_after_the_narrower_verbs(name: str, dtype: torch.dtype, shared: bool) -> None:
+def test_stepped_equals_full_after_reordering_beams(name: str, dtype: torch.dtype, shared: bool) -> None:
     if shared and not build(name).decoder.shares_encoder_output:
-        pytest.skip("the decoder wants a row of encoder output for each row")
-    decode = Decode(build(name, dtype), name, shared=shared, plain_state=False)
+        pytest.skip("the decoder needs an encoder output with a row for each beam")
+    decode = Decode(build(name, dtype), name, LENGTHS, shared=shared)
     decode.step(1)
     decode.reorder_beams([[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 1, 2]])
     decode.step(1)
@@ -154,8 +78,8 @@ def test_stepped_equals_full_after_the_narrower_verbs(name: str, dtype: torch.dt
 
 
 @every_model
-def test_a_sentence_may_start_late(name: str) -> None:
-    """What stands before the start of a sentence is neither seen nor counted."""
+def test_sentences_with_start_offsets(name: str) -> None:
+    """Columns before the start offset of a sentence are masked, and do not count as positions."""
     if not ZOO[name].start_offsets:
         pytest.skip("the model does not support start offsets")
     model = build(name)
@@ -182,7 +106,7 @@ def test_a_sentence_may_start_late(name: str) -> None:
 
 @every_model
 @pytest.mark.parametrize("verb", ["select_sentences", "reorder_incremental_state"])
-def test_the_starts_follow_the_rows(name: str, verb: str) -> None:
+def test_start_offsets_are_reordered_with_the_rows(name: str, verb: str) -> None:
     if not ZOO[name].start_offsets:
         pytest.skip("the model does not support start offsets")
     model = build(name)
@@ -212,7 +136,7 @@ def test_alone_equals_batched(name: str, dtype: torch.dtype) -> None:
 
 @every_model
 @every_dtype
-def test_the_side_of_padding_does_not_matter(name: str, dtype: torch.dtype) -> None:
+def test_left_padding_equals_right_padding(name: str, dtype: torch.dtype) -> None:
     if not ZOO[name].either_padding:
         pytest.skip("the model reads sources padded on the right only")
     model = build(name, dtype)
@@ -226,7 +150,7 @@ def test_the_side_of_padding_does_not_matter(name: str, dtype: torch.dtype) -> N
 
 @every_model
 def test_every_token_matters(name: str) -> None:
-    """The tests above would pass for a model that reads nothing: this one would not."""
+    """Each source and target token changes the logits; a model that ignores its input passes the tests above."""
     model = build(name)
     batch = inputs(name, LENGTHS, target_length=5)
     logits = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
@@ -236,7 +160,7 @@ def test_every_token_matters(name: str) -> None:
         moved = (model(batch.src_tokens, batch.src_lengths, changed).logits - logits).abs().amax(-1) > 1e-9
         assert not moved[:, :column].any(), "an earlier position sees a later token"
         assert moved[:, column].all()
-        assert moved[:, -1].float().mean() > 0.5 or column < 2  # convolutions reach only so far
+        assert moved[:, -1].float().mean() > 0.5 or column < 2  # convolutions have a limited width
     for row, length in enumerate(LENGTHS):
         first = batch.src_tokens.size(1) - length if batch.padded_left else 0
         for column in range(first, first + length):
@@ -269,7 +193,7 @@ def test_attention_is_a_distribution_over_the_words(name: str) -> None:
 def test_attention_stepped_with_shared_encoder_output(name: str) -> None:
     model = build(name)
     if not model.decoder.shares_encoder_output:
-        pytest.skip("the decoder wants a row of encoder output for each row")
+        pytest.skip("the decoder needs one row of encoder output for each row")
     batch = inputs(name, LENGTHS, target_length=4, rows_per_sentence=BEAM)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
     wanted = model.decoder(batch.prev_output_tokens, expand(encoder_out, BEAM), need_attention=True).attention
@@ -282,7 +206,7 @@ def test_attention_stepped_with_shared_encoder_output(name: str) -> None:
 
 
 @every_model
-def test_copies_share_no_slots(name: str) -> None:
+def test_copies_share_no_module_state(name: str) -> None:
     model = build(name)
     batch = inputs(name, LENGTHS, target_length=3)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
@@ -294,7 +218,7 @@ def test_copies_share_no_slots(name: str) -> None:
     if "Parametrized" not in repr([type(module) for module in model.modules()]):  # PyTorch refuses to pickle those
         copies.append(pickle.loads(pickle.dumps(model)))
     for other in copies:
-        # The copy does not go on from what the original has seen, nor writes over it.
+        # The copy does not continue from the state of the original, and does not overwrite it.
         assert_same(other.decoder(batch.prev_output_tokens, encoder_out, state).logits, wanted)
         assert len(state) == 2 * len(keys)
         for key in set(state) - keys:
@@ -304,7 +228,7 @@ def test_copies_share_no_slots(name: str) -> None:
 
 @every_model
 def test_states_do_not_mix(name: str) -> None:
-    """Two decodes with one model, step by step in turn."""
+    """Two decodes with one model, one step of each at a time."""
     model = build(name)
     a, b = (inputs(name, LENGTHS, target_length=4, seed=seed) for seed in (1, 2))
     outs = [model.encoder(batch.src_tokens, batch.src_lengths) for batch in (a, b)]
@@ -336,7 +260,7 @@ def train_step(model: EncoderDecoderModel, name: str) -> dict[str, float]:
 
 
 def stepped_logits(model: EncoderDecoderModel, name: str) -> Tensor:
-    """Logits of a decode in evaluation mode, step by step, with whatever the model may have cached."""
+    """Logits of a decode in evaluation mode, step by step; cached weights are used."""
     batch = inputs(name, LENGTHS, target_length=5)
     encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)
     state: Any = {}
@@ -345,7 +269,7 @@ def stepped_logits(model: EncoderDecoderModel, name: str) -> Tensor:
 
 
 def assert_fresh(model: EncoderDecoderModel, name: str, before: Tensor) -> None:
-    """What a decode gives is not what it gave before, but what a model without any cache gives."""
+    """The logits are not those from before the change, but those of a model without cached weights."""
     got = stepped_logits(model, name)
     with torch.enable_grad():  # nothing is cached where gradients are recorded
         wanted = stepped_logits(copy.deepcopy(model), name).detach()
@@ -422,7 +346,7 @@ def test_no_stale_weight_after_a_change_in_place(name: str) -> None:
 
 @every_model
 def test_inference_mode(name: str) -> None:
-    """Weights computed in inference mode serve later decodes too, and training goes on."""
+    """Weights prepacked in inference mode are usable in later decodes, and training is possible afterwards."""
     model = build(name)
     wanted = stepped_logits(model, name)
     model.train().eval()
@@ -440,7 +364,7 @@ def test_too_long(name: str) -> None:
     model = build(name)
     longest_source, longest_target = model.max_positions()
     batch = inputs(name, [longest_source, 3], target_length=2)
-    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)  # the longest is not too long
+    encoder_out = model.encoder(batch.src_tokens, batch.src_lengths)  # the maximum length itself is allowed
     short = encoder_out.index_select(torch.tensor([1]))
     targets = inputs(name, [3], target_length=longest_target + 1).prev_output_tokens
     state: Any = {}

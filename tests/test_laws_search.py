@@ -1,6 +1,6 @@
-"""The laws of every registered search strategy, by the rules of either toolkit, and what must not break it.
+"""Invariants of every registered search strategy, by fairseq's and by Hugging Face's rules, and degenerate inputs.
 
-A strategy joins by one entry in ``STRATEGIES`` (strategy_zoo.py); a test fails for one that is registered and has none.
+A new strategy needs one entry in ``STRATEGIES`` (strategy_zoo.py); a test fails for a registered one without it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ names = pytest.mark.parametrize("name", list(STRATEGIES))
 semantics = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 
 
-def test_no_registered_strategy_is_forgotten() -> None:
+def test_every_registered_strategy_has_an_entry() -> None:
     own = {entry.name for entry in SEARCHES.entries() if entry.component.__module__.startswith("seqgen.")}
     assert own == set(STRATEGIES)
 
 
-# -- what must make no difference --------------------------------------------------------------------------------------
+# -- invariants --------------------------------------------------------------------------------------------------------
 
 
 @names
 @pytest.mark.parametrize(("model", "semantics"), [("transformer_tiny", "fairseq"), ("t5_tiny", "huggingface")])
-def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: str, name: str) -> None:
-    """Alone equals batched; nor do the cache, the places of beams, logits and finished sentences matter."""
+def test_alone_equals_batched_and_optimizations_change_nothing(model: str, semantics: str, name: str) -> None:
+    """Each optimization is turned off; then each sentence is decoded alone."""
     models, phrases = [sharp(model, factor=1.6)], PHRASES if STRATEGIES[name].phrases else None
     common: dict[str, Any] = {"semantics": semantics, "end_tokens": ENDS, "beam_size": 2 if name == "exact" else 4}
     together = decode(name, models, lines(), VOCAB - 4, phrases, **common)
@@ -68,7 +68,7 @@ def test_neighbours_and_ways_of_computing_change_nothing(model: str, semantics: 
 @names
 @semantics
 def test_ensembles(semantics: str, name: str) -> None:
-    """A model with itself is that model, and members may come in any order; or an ensemble is refused."""
+    """An ensemble of a model with itself equals the model, in any order of members; or ensembles are refused."""
     one, other = sharp("transformer_tiny", factor=1.6), sharp("fconv_tiny", factor=1.6)
     phrases = PHRASES if STRATEGIES[name].phrases else None
     if STRATEGIES[name].reads_features:
@@ -85,9 +85,9 @@ def test_ensembles(semantics: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["beam", "beam_sampling", "stochastic_beam", "diverse_siblings", "exact"])
 @semantics
 def test_a_wide_beam_finds_everything(semantics: str, name: str) -> None:
-    """A beam that covers all prefixes finds every output, with the model's score of it."""
+    """A beam that covers all prefixes finds every output, with the score of the model."""
     rule, longest, vocab = random_rule(6, seed=5), 3, 6
-    ends_truncated = semantics == "huggingface"  # the last token may be any; else it is end-of-sentence
+    ends_truncated = semantics == "huggingface"  # the last token may be any; by fairseq's rules it is end-of-sentence
     tokens = [t for t in range(vocab) if t != EOS and (ends_truncated or t != PAD)]
     outputs = [
         (*history, EOS)
@@ -123,7 +123,7 @@ def model_scores(rule: Rule, source: tuple[int, ...], output: Sequence[int]) -> 
 
 
 class Nothing(LogitsProcessor):
-    """Forbids everything from some step on."""
+    """Forbids all tokens of one sentence from a given step."""
 
     shift_invariant = True
 
@@ -140,7 +140,7 @@ class Nothing(LogitsProcessor):
 @semantics
 @pytest.mark.parametrize(("step", "skip_log_softmax"), [(0, True), (2, True), (2, False)])
 def test_everything_forbidden_gives_no_hypothesis(step: int, skip_log_softmax: bool, semantics: str, name: str) -> None:
-    """Of that sentence, none that goes on past the step; the others are what they were."""
+    """That sentence has no hypothesis that is longer; the other sentences do not change."""
     models = [sharp("transformer_tiny", factor=1.6)]
     options = {"semantics": semantics, "skip_log_softmax": skip_log_softmax}
     found = decode(name, models, lines(), VOCAB - 4, processors=[Nothing(step, 2)], **options)
@@ -164,7 +164,7 @@ def test_a_beam_larger_than_the_vocabulary(semantics: str, name: str) -> None:
 @names
 @semantics
 def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
-    """Nothing is free but the last token, which by fairseq's rules is end-of-sentence."""
+    """Only the last token is free; by fairseq's rules it is end-of-sentence."""
     rule = random_rule(9, seed=4)
     prefix = torch.tensor([[4, 5, 6, 7], [8, 8, 8, 1], [5, 1, 1, 1]])
     sources = [(4, 2), (5, 6, 2), (2,)]
@@ -192,7 +192,7 @@ def test_a_prefix_as_long_as_the_maximum(semantics: str, name: str) -> None:
 @semantics
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("skip_log_softmax", [True, False])
-def test_damaged_scores_are_an_error_that_says_where(
+def test_nan_and_infinity_are_errors_with_the_step(
     skip_log_softmax: bool, value: float, semantics: str, name: str
 ) -> None:
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> Tensor:
@@ -240,13 +240,13 @@ def test_phrases_that_do_not_fit_give_no_hypothesis(phrase: Any, semantics: str)
     assert all(7 in h.tokens for h in found[1])
 
 
-# -- whatever comes ----------------------------------------------------------------------------------------------------
+# -- random options ----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
-    """No crash, no forbidden token, no more and no fewer hypotheses than promised, and the scores that are due."""
+def test_random_options_are_respected(data: st.DataObject) -> None:
+    """No forbidden token, the expected number of hypotheses, and the expected scores."""
     name = data.draw(st.sampled_from(list(STRATEGIES)))
     rules = data.draw(st.sampled_from(["fairseq", "huggingface"]))
     vocab, longest = data.draw(st.integers(6, 9)), data.draw(st.integers(1, 6))
@@ -309,7 +309,7 @@ def test_whatever_is_asked_for_is_kept(data: st.DataObject) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an output of the property test above may contain."""
+    """The outputs that the options of ``test_random_options_are_respected`` allow."""
 
     rules: str
     longest: int
@@ -330,7 +330,7 @@ class Limits:
 
 
 def renormalized_scores(rule: Rule, source: tuple[int, ...], output: list[int], limits: Limits) -> list[float]:
-    """Each token's log-probability among those that are allowed."""
+    """The log-probability of each token, renormalized over the allowed tokens."""
     scores = []
     for step, token in enumerate(output):
         logits = rule(source, tuple(output[:step]))
@@ -340,8 +340,8 @@ def renormalized_scores(rule: Rule, source: tuple[int, ...], output: list[int], 
 
 
 def possible(free: int, longest: int, min_len: int, prefix: int, rules: str) -> int:
-    """How many outputs there are of ``free`` words, the first ``prefix`` words being given."""
-    if rules == "fairseq":  # an output of the greatest length ends, however long it should be
+    """The number of possible outputs with ``free`` types of tokens, if the first ``prefix`` tokens are given."""
+    if rules == "fairseq":  # at the maximum length end-of-sentence is forced, even below min_len
         return sum(free ** (length - prefix) for length in range(max(min(min_len, longest - 1), prefix), longest))
     ended = sum(free ** (length - prefix) for length in range(max(min_len, prefix), longest))
     return int(ended + free ** (longest - prefix))

@@ -11,10 +11,10 @@ from seqgen.checkpoints.loading import (
     DecodingTask,
     LoadedModel,
     Placement,
+    checkpoint_loader_of,
     load_model,
     load_models,
-    reader_of,
-    register_reader,
+    register_checkpoint_loader,
 )
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
@@ -23,13 +23,13 @@ from tests.fairseq_checkpoints import FCONV, dictionary, random_model
 
 
 @pytest.fixture(autouse=True)
-def _forget_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_READERS", dict(loading._READERS))
+def _forget_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_LOADERS", dict(loading._LOADERS))
     monkeypatch.setattr(loading, "_DECLARED", dict(loading._DECLARED))
 
 
 def register_toy() -> None:
-    @register_reader("toy", recognizes=lambda path: path.suffix == ".toy")
+    @register_checkpoint_loader("toy", recognizes=lambda path: path.suffix == ".toy")
     def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
         tokenizer = WhitespaceTokenizer(dictionary())
         task = DecodingTask(None, tokenizer, tokenizer)
@@ -38,7 +38,7 @@ def register_toy() -> None:
         )
 
 
-def test_a_reader_of_ones_own() -> None:
+def test_a_loader_of_ones_own() -> None:
     register_toy()
     (loaded,) = load_models(["x.toy"], reading=ReadingConfig(dictionary="given"))
     assert loaded.notes == ["given"]
@@ -50,16 +50,16 @@ def test_a_reader_of_ones_own() -> None:
 
 def test_other_paths_are_runs(tmp_path: Path) -> None:
     register_toy()
-    assert reader_of(tmp_path) is None
+    assert checkpoint_loader_of(tmp_path) is None
     with pytest.raises(CheckpointError, match="neither a run folder nor a checkpoint"):
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="applies only to checkpoints of other toolkits"):
         load_models([str(tmp_path)], reading=ReadingConfig(dictionary="x"))
 
 
-def test_a_kind_has_one_reader_that_says_what_it_reads() -> None:
+def test_a_kind_has_one_loader_that_defines_its_paths() -> None:
     register_toy()
     with pytest.raises(ConfigError, match="two checkpoint loaders are registered for a toy"):
         register_toy()
     with pytest.raises(ConfigError, match="does not define which paths"):
-        register_reader("other")(lambda path, reading, placement: load_model(path))
+        register_checkpoint_loader("other")(lambda path, reading, placement: load_model(path))

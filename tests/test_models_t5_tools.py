@@ -103,7 +103,7 @@ def test_bfloat16(cfg: T5Config) -> None:
 
 
 def test_sizes_by_hand() -> None:
-    """d_model 16, 3 heads of 4 (12 channels), d_ff 24, 2 + 2 layers, 50 tokens."""
+    """d_model 16, 3 heads of 4 (dimension 12), d_ff 24, 2 + 2 layers, 50 tokens."""
     attention, dense, norm, bias = 4 * 16 * 12, 2 * 16 * 24, 16, 32 * 3
     encoder = 2 * (attention + dense + 2 * norm) + norm + bias
     decoder = 2 * (2 * attention + dense + 3 * norm) + norm + bias

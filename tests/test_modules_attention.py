@@ -280,7 +280,7 @@ def test_initial_projections_are_independent_glorot_matrices() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="10 channels cannot be divided among 4 heads"):
+    with pytest.raises(ValueError, match="embed_dim=10 is not a multiple of num_heads=4"):
         MultiheadAttention(10, 4)
     with pytest.raises(ValueError, match="either attn_mask or is_causal"):
         MultiheadAttention(8, 2)(torch.zeros(1, 2, 8), attn_mask=torch.ones(2, 2).bool(), is_causal=True)
@@ -304,7 +304,7 @@ def test_starts_of_rows() -> None:
     assert start_offsets_of_rows(state, 4) is None
     state.start_offsets = torch.tensor([0, 3])
     assert start_offsets_of_rows(state, 4).tolist() == [0, 0, 3, 3]
-    with pytest.raises(ValueError, match="3 rows do not belong to 2 sentences"):
+    with pytest.raises(ValueError, match="3 rows are not a multiple of 2 sentences"):
         start_offsets_of_rows(state, 3)
     state.start_offsets = state.start_offsets * 0
     assert start_offsets_of_rows(state, 4) is None

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the built-in models and readers
+import seqgen.models  # noqa: F401  # declares the built-in models and checkpoint loaders
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.cli.generate import main as generate
 from seqgen.config import GenerationConfig

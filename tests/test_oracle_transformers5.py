@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import seqgen.models  # noqa: F401  # declares the reader
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface_checkpoint import save_pretrained

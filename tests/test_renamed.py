@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -23,7 +24,7 @@ from seqgen.generation.processors.length import MinimumLength
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.incremental_state import IncrementalState
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, SPLIT, RenamedMethods
+from seqgen.renamed import MEMBERS, MODULES, NAMES, PACKAGES, REMOVED, SPLIT, RenamedMembers
 from seqgen.tasks.denoising import DenoisingTask
 from tests.generators import make_generator
 from tests.model_zoo import build
@@ -31,7 +32,20 @@ from tests.scripted_model import dictionary
 from tests.waiting_sentences import queue
 
 RENAMED = [
+    ("seqgen.compose", "DECODING_COMPONENTS", "seqgen.registry", "DECODING_COMPONENTS"),
+    ("seqgen.compose", "check_component_keys", "seqgen.component_keys", "check_component_keys"),
+    ("seqgen.compose", "expand_sweep", "seqgen.sweep", "expand_sweep"),
+    ("seqgen.compose", "from_dict", "seqgen.config_dicts", "from_dict"),
+    ("seqgen.compose", "given_values", "seqgen.arguments", "given_values"),
+    ("seqgen.compose", "LARGEST", "seqgen.config_values", "LARGEST"),
+    ("seqgen.compose", "known_keys", "seqgen.config_keys", "known_keys"),
     ("seqgen.training.training_loop", "train", "seqgen.training.train", "train"),
+    ("seqgen.training.milestones", "Milestones", "seqgen.training.triggers", "Triggers"),
+    ("seqgen.training.distributed", "Peers", "seqgen.training.distributed", "ProcessGroup"),
+    (
+        *("seqgen.training.distributed", "peers_from_environment"),
+        *("seqgen.training.distributed", "group_from_environment"),
+    ),
     ("seqgen.generation.history", "History", "seqgen.generation.backpointers", "BackPointers"),
     ("seqgen.generation.decoding", "Decoding", "seqgen.generation.session", "Session"),
     ("seqgen.generation.decoding", "Streamer", "seqgen.generation.setup", "Streamer"),
@@ -52,6 +66,7 @@ RENAMED = [
         *("seqgen.generation.rolling", "RollingDecoding"),
         *("seqgen.generation.continuous_batching", "ContinuousBatching"),
     ),
+    ("seqgen.generation.processors.warpers", "Cutoff", "seqgen.generation.processors.warpers", "Warper"),
     ("seqgen.generation.candidates", "log_normalizer", "seqgen.generation.candidates", "log_sum_exp"),
     ("seqgen.generation.combinations", "check_combinations", "seqgen.generation.compatibility", "check_compatible"),
     ("seqgen.generation.sampling", "StochasticBeam", "seqgen.generation.search.stochastic_beam", "StochasticBeam"),
@@ -80,7 +95,37 @@ RENAMED = [
     ),
     ("seqgen.generation.stopping", "EndSymbols", "seqgen.generation.stopping", "EndTokens"),
     ("seqgen.data.noising", "NoiseSymbols", "seqgen.data.noising", "NoiseTokens"),
+    (
+        *("seqgen.generation.processor_setup", "FAIRSEQ_ORDER"),
+        *("seqgen.generation.rules.fairseq", "OVERRULED_BY_PREFIX"),
+    ),
+    ("seqgen.generation.processor_setup", "HUGGINGFACE_ORDER", "seqgen.generation.rules.huggingface", "ORDER"),
+    ("seqgen.generation.drafting", "LookedUp", "seqgen.generation.speculative.drafters", "NgramDraft"),
+    (
+        *("seqgen.generation.speculative", "Speculation"),
+        *("seqgen.generation.speculative.verification", "SpeculativeSession"),
+    ),
+    ("seqgen.loading", "Reader", "seqgen.checkpoints.loading", "CheckpointLoader"),
+    ("seqgen.loading", "reader_of", "seqgen.checkpoints.loading", "checkpoint_loader_of"),
+    (*("seqgen.checkpoints.loading", "declare_reader"), *("seqgen.checkpoints.loading", "declare_checkpoint_loader")),
+    (*("seqgen.checkpoints.loading", "register_reader"), *("seqgen.checkpoints.loading", "register_checkpoint_loader")),
+    ("seqgen.modules.beam_table_cache", "BeamTable", "seqgen.modules.kv_cache.indirection", "IndirectionTable"),
+    ("seqgen.modules.key_value_cache", "StaticCache", "seqgen.modules.kv_cache.static", "StaticCache"),
 ]
+
+FORMER = {  # where the removed names were
+    "Asked": "processor_setup",
+    "BLEU_ORDER": "minimum_bayes_risk",
+    "BeamTableCache": "seqgen.modules.beam_table_cache",
+    "FeaturesMember": "contrastive",
+    "Procedure": "procedure",
+    "bleu_of_pairs": "minimum_bayes_risk",
+    "chrf_of_pairs": "minimum_bayes_risk",
+    "guide": "guidance",
+    "of_a_user": "combinations",
+    "speculation_from_config": "speculative",
+    "warpers_from_config": "processor_setup",
+}
 
 
 @pytest.mark.parametrize("old", MODULES)
@@ -112,6 +157,20 @@ def test_every_renamed_name_is_tried() -> None:
     assert set(NAMES) <= {old for _, old, _, _ in RENAMED}
     assert set(PACKAGES) <= {module for module, *_ in RENAMED}
     assert set(SPLIT) <= {module for module, *_ in RENAMED}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", REMOVED)
+def test_removed_names(name: str) -> None:
+    """The error says what replaces the name; the modules and names in that sentence exist."""
+    module = FORMER[name] if "." in FORMER[name] else f"seqgen.generation.{FORMER[name]}"
+    with pytest.raises(ImportError) as error:
+        exec(f"from {module} import {name}")
+    assert str(error.value) == f"{module}.{name} was removed; {REMOVED[name]}"
+    for found in re.findall(r"seqgen(?:\.[a-z_]+)+", REMOVED[name]):
+        homes = importlib.import_module(found)
+        used = [word for word in re.findall(r"\w+", REMOVED[name]) if hasattr(homes, word)]
+        assert used, f"{found} has nothing of what the message names"
 
 
 def test_the_warning_names_the_line_of_the_user(tmp_path: Path) -> None:
@@ -175,9 +234,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
     exec(source + "import torch", vars(mine))
-    with pytest.warns(
-        DeprecationWarning, match="MyDecoder uses former names: can_truncate is now can_roll_back, jo"
-    ) as said:
+    with pytest.warns(DeprecationWarning, match="MyDecoder.can_truncate is now can_roll_back, MyDecoder.joins") as said:
         exec(FORMER_LSTM, vars(mine))
     assert len(said) == 1
     assert said[0].filename == "<string>"
@@ -185,7 +242,7 @@ def test_a_model_in_former_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder.can_merge
     assert decoder.can_roll_back
     assert not type("Other", (decoder,), {"roll_back_state": lambda *_: {}}).can_roll_back
-    with pytest.warns(DeprecationWarning, match="Other uses former names: truncate_slots is now roll_back_state"):
+    with pytest.warns(DeprecationWarning, match="Other.truncate_slots is now roll_back_state"):
         assert not type("Other", (decoder,), {"truncate_slots": lambda *_: {}}).can_roll_back
 
     def decode() -> list[tuple[int, list[int]]]:
@@ -207,14 +264,14 @@ def test_a_mixin_in_former_names() -> None:
     class Joining:
         joins = True
 
-    with pytest.warns(DeprecationWarning, match="Mine uses former names: joins is now can_merge"):
+    with pytest.warns(DeprecationWarning, match="Mine.joins is now can_merge"):
 
         class Mine(Joining, MinimumLength):
             def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
                 return lprobs
 
     assert Mine(1).can_merge
-    with pytest.warns(DeprecationWarning, match="Own uses former names: joins"):
+    with pytest.warns(DeprecationWarning, match="Own.joins"):
 
         class Own(MinimumLength):
             flags: ClassVar[Flags] = {"joins": ("__call__", "truncate")}
@@ -248,8 +305,10 @@ def test_old_parameters() -> None:
         MinimumLength(2, end_tokens=[4], end_symbols=[5])  # type: ignore[call-arg]
 
 
-def test_methods_that_are_overridden_by_their_old_names() -> None:
-    class New(RenamedMethods, renamed={"old": "new"}):
+def test_methods_that_are_overridden_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MEMBERS, "old", "new")
+
+    class New(RenamedMembers):
         def new(self, number: int) -> int:
             return number
 
@@ -267,7 +326,7 @@ def test_methods_that_are_overridden_by_their_old_names() -> None:
     called: Any = Ten()
     with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
         assert called.old(1) == 11
-    with pytest.warns(DeprecationWarning, match="Hundred.old is now new"):
+    with pytest.warns(DeprecationWarning, match="Ten.old is now new"):
         assert Hundred().new(1) == 111
 
 

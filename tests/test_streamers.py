@@ -172,7 +172,7 @@ def test_what_may_change_yet_is_not_streamed(settings_: dict[str, object], word:
 
 def test_an_error_of_the_decoding_thread_reaches_the_listener() -> None:
     stream = Translator(text_model(), max_len_b=5).stream(["w1", "w2"], prefixes=["w1"])
-    with pytest.raises(DataError, match="as many prefixes"):
+    with pytest.raises(DataError, match="one prefix for each line"):
         list(stream)
 
 

@@ -56,7 +56,7 @@ def test_registered() -> None:
     assert TASKS.entry("denoising").component is DenoisingTask
 
 
-def test_every_token_comes_once_in_order_whatever_the_files(run: Path, tmp_path: Path) -> None:
+def test_every_token_occurs_once_in_order_for_any_files(run: Path, tmp_path: Path) -> None:
     """Plain and compressed files, wildcards and JSON lines all are the same text; blank lines are none."""
     parts = [TEXT[:70], TEXT[70:71], TEXT[71:]]
     plain = [write(tmp_path / f"part{i}.txt{'.gz' * (i == 1)}", ["", *part, "  "]) for i, part in enumerate(parts)]
@@ -76,7 +76,7 @@ def test_pieces_fill_the_input(run: Path) -> None:
     assert (dataset.lengths()[:-1] == dataset.lengths()[0]).all()
 
 
-def test_documents_may_stay_apart(run: Path) -> None:
+def test_documents_can_be_cut_separately(run: Path) -> None:
     apart = task(run, train=[str(run / "text.txt")], input_length=16, concatenate=False)
     dataset = apart.load_dataset("train")
     longest = dataset.objective.raw_length(16)
@@ -88,7 +88,7 @@ def test_documents_may_stay_apart(run: Path) -> None:
 
 
 @pytest.mark.parametrize("objective", ["span_corruption", "iid_drop", "bert", "prefix_lm"])
-def test_examples_are_a_function_of_seed_epoch_and_position(run: Path, objective: str) -> None:
+def test_examples_depend_only_on_seed_epoch_and_position(run: Path, objective: str) -> None:
     one, two = (
         task(run, train=[str(run / "text.txt")], objective=objective, input_length=40).load_dataset("train")
         for _ in range(2)
@@ -100,7 +100,7 @@ def test_examples_are_a_function_of_seed_epoch_and_position(run: Path, objective
             assert torch.equal(first.target, second.target)
             assert [len(first.source), len(first.target)] <= one.lengths()[position].tolist()
     sources = {tuple(one.example(0, epoch=e, seed=s).source.tolist()) for e in range(3) for s in range(3)}
-    assert len(sources) > 5, "the noise is drawn anew"
+    assert len(sources) > 5, "each epoch draws new noise"
 
 
 def test_validation_noise_is_always_the_same(run: Path) -> None:
@@ -196,7 +196,7 @@ LONG = ["the dog sees a ball"] * 50
         (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
         (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' is not text"),
         (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has no tokens;.*on_empty"),
-        (["", "  "], "a.txt", {}, r"train: a\.txt contains no token"),
+        (["", "  "], "a.txt", {}, r"train: a\.txt has no tokens"),
         ([], "a.txt", {}, r"a\.txt is empty"),
         (LONG, "a.txt", {"mean_span_length": 1.0}, r"needs \d+ sentinels, but .* has 40; .*task\.input_length"),
         (LONG, "a.txt", {"input_length": 400, "objective": "iid_spans"}, r"sentinels, but the tokenizer has 40"),
@@ -222,7 +222,7 @@ def test_empty_documents_may_be_skipped(run: Path, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, "task.train is missing"),
-        ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl holds JSON lines and .*a\.txt plain text"),
+        ({"train": ["a.txt", "b.jsonl"]}, r"b\.jsonl contains JSON lines and .*a\.txt plain text"),
         ({"train": ["nowhere.txt"]}, "there is no such file"),
         ({"joined_dictionary": False}, "joined_dictionary=true"),
         ({"subword_sampling": True, "tokenizer": "sentencepiece"}, "subword_sampling"),
@@ -243,11 +243,12 @@ def test_a_vocabulary_without_sentinels(tmp_path: Path) -> None:
         plain.load_dataset("train")
 
 
-def test_a_model_that_cannot_read_so_much(run: Path) -> None:
+def test_a_model_with_too_few_positions(run: Path) -> None:
     dataset = task(run, train=[str(run / "text.txt")], input_length=100).load_dataset("train")
     assert dataset.limited(100, 100) is dataset
     with pytest.raises(
-        ConfigError, match=r"task\.input_length makes examples of up to 100 tokens, but the model reads at most 99"
+        ConfigError,
+        match=r"task\.input_length makes examples of up to 100 source tokens, but the model has only 99 positions",
     ):
         dataset.limited(99, None)
 

@@ -61,7 +61,7 @@ def test_task(tmp_path: Path) -> None:
 def test_other_languages_and_bad_ones(tmp_path: Path) -> None:
     cfg = NumberNamesConfig(source_lang="fr", target_lang="ru", train_size=500, vocab_size=8000)
     task = NumberNamesTask.setup_task(cfg, tmp_path / "run")
-    assert len(task.source_dictionary) < 8000, "as many pieces as there are"
+    assert len(task.source_dictionary) < 8000, "as many pieces as the text has"
     assert len(task.dataset("train")) == 500
     with pytest.raises(ConfigError, match="must differ"):
         NumberNamesTask.setup_task(NumberNamesConfig(target_lang="en"), tmp_path / "other")

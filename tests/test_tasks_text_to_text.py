@@ -75,7 +75,7 @@ def test_registered() -> None:
     assert TASKS.entry("text_to_text").component is TextToTextTask
 
 
-def test_inputs_and_targets_are_what_the_templates_say(data: Path, tmp_path: Path) -> None:
+def test_inputs_and_targets_follow_the_templates(data: Path, tmp_path: Path) -> None:
     ours = task(data, tmp_path / "run")
     assert ours.splits() == ["train", "valid", "test"]
     lines, references = list(ours.source_lines("train")), list(ours.references("train"))
@@ -143,10 +143,12 @@ def test_another_mixture_does_not_continue_a_run(data: Path, tmp_path: Path) -> 
     changed = sources(data)
     changed["de"]["input"] = "English to German: {source}"
     del changed["pairs"]
-    assert task(data, tmp_path / "run", changed).part("de").input_of("a") == "English to German: a", "not begun yet"
+    assert task(data, tmp_path / "run", changed).part("de").input_of("a") == "English to German: a", (
+        "training has not started"
+    )
     (tmp_path / "run" / "checkpoints" / "last").mkdir(parents=True)
     begun = task(data, tmp_path / "run", sources(data))
-    assert begun.part("de").input_of("a") == "English to German: a", "decoding goes on as trained"
+    assert begun.part("de").input_of("a") == "English to German: a", "decoding uses the mixture of training"
     with pytest.raises(ConfigError) as error:
         begun.load_dataset("train")
     assert "sources.de.input: English to German: {source} -> translate English to German: {source}" in str(error.value)
@@ -182,7 +184,9 @@ def changed(data: Path, **values: Any) -> dict[str, Any]:
         ({"train": ""}, r"no source has the split 'train'"),
     ],
 )
-def test_mixtures_that_make_no_sense(data: Path, tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_mixtures_that_contradict_themselves(
+    data: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         task(data, tmp_path / "run", changed(data, **settings)).load_dataset("train")
 
@@ -225,7 +229,7 @@ def test_a_wrong_template_ends_the_training_of_a_tokenizer_in_one_sentence(data:
         ("sources: {de: !!python/object/apply:os.system [true]}", "is not valid YAML"),
     ],
 )
-def test_files_that_are_no_mixture(tmp_path: Path, text: str, message: str) -> None:
+def test_files_that_are_not_mixtures(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         TextToTextTask.setup_task(TextToTextConfig(mixture=str(tmp_path / "m.yaml")), tmp_path / "run")
@@ -249,7 +253,7 @@ GOOD = '{"first": "a", "second": "b", "long": "c"}\n'
         ("a.tsv", "", r"a\.tsv is empty"),
     ],
 )
-def test_lines_that_are_no_use(data: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_lines_that_cannot_be_used(data: Path, tmp_path: Path, name: str, content: str, message: str) -> None:
     good = task(data, tmp_path / "run", changed(data, of="pairs"))  # makes the vocabulary
     (tmp_path / name).write_text(content)
     bad = task(data, tmp_path / "run", changed(data, of="pairs", train=str(tmp_path / name)))

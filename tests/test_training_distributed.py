@@ -15,7 +15,7 @@ import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import UserError
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.user_files import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
@@ -104,8 +104,8 @@ def test_fewer_processes_make_smaller_updates_of_the_same_batches(lab: Lab, caps
     lab.train("smaller", *options)
     assert everything(run)["state"]["update"] == 2 + batches - 4
     said = capsys.readouterr().err
-    assert "the number of processes is 1 rather than 2" in said
-    assert "an update has 1 batches, rather than 2, which changes what is learned" in said
+    assert "the number of processes is 1, not 2 as before" in said
+    assert "an update has 1 batches, not 2 as before, which changes the training result" in said
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_an_error_in_a_process_is_one_sentence(lab: Lab) -> None:
 
 
 def test_sums_over_one_process() -> None:
-    assert Peers().sum({"a": 1.0}) == {"a": 1.0}
-    assert Peers().gather("x") == ["x"]
+    assert ProcessGroup().sum({"a": 1.0}) == {"a": 1.0}
+    assert ProcessGroup().gather("x") == ["x"]
 
 
 def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.training import training_loop
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.records import Records
 from seqgen.training.scores_file import ScoresFile
 from seqgen.training.signals import StopSignals
@@ -35,7 +35,7 @@ def training_run(lab: Lab, name: str, *overrides: str) -> TrainingRun:
     cfg = lab.config(*overrides)
     folder = lab.root / name
     folder.mkdir(exist_ok=True)
-    return TrainingRun(cfg, lab.task(cfg, folder), folder, torch.device("cpu"), Peers(), StopSignals())
+    return TrainingRun(cfg, lab.task(cfg, folder), folder, torch.device("cpu"), ProcessGroup(), StopSignals())
 
 
 # -- one update -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ResourceError, UserError
-from seqgen.training.distributed import LostRanksError, Peers, join
+from seqgen.training.distributed import LostRanksError, ProcessGroup, join
 from seqgen.training.launch import _cause
 from seqgen.training.signals import StopSignals
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
@@ -135,7 +135,7 @@ def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(_free_port()))
     with pytest.raises(LostRanksError, match=r"process 0 of 2 cannot continue .* distributed_training\.timeout"):
-        join(Peers(0, 2), DistributedConfig(timeout=1), torch.device("cpu"))
+        join(ProcessGroup(0, 2), DistributedConfig(timeout=1), torch.device("cpu"))
 
 
 class TestStopSignals:

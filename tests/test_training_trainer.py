@@ -11,7 +11,7 @@ from torch import nn
 
 from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.ema import EMA
 from seqgen.training.trainer import Trainer
 from tests.training_runs import Lab, lab
@@ -34,17 +34,17 @@ def test_moving_average_equals_the_plain_computation(decay: float) -> None:
         assert ema.model.weight.item() == pytest.approx(wanted, rel=1e-12), f"after update {before + 1}"
 
 
-def trainer(lab: Lab, peers: Peers, *overrides: str) -> Trainer:
+def trainer(lab: Lab, group: ProcessGroup, *overrides: str) -> Trainer:
     cfg = lab.config(*overrides)
     task = lab.task(cfg, lab.root / "trainer")
-    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), peers)
+    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
 
 
 def test_the_first_update_is_number_one_for_the_average(lab: Lab) -> None:
     """After one update the average is a tenth of the first weights and nine tenths of the new ones."""
     one = trainer(
         lab,
-        Peers(),
+        ProcessGroup(),
         "optimization.ema_decay=0.99",
         "optimization.lr=[1.0]",
         "lr_scheduler=fixed",
@@ -81,15 +81,15 @@ def random_numbers(trainer: Trainer, places: range) -> list[list[float]]:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_draw_what_one_process_draws_for_the_same_batches(lab: Lab, world_size: int) -> None:
     """Batch ``i`` of an update is number ``i // world_size`` of rank ``i % world_size``; dropout depends on ``i``."""
-    alone = random_numbers(trainer(lab, Peers()), range(2 * world_size))
+    alone = random_numbers(trainer(lab, ProcessGroup()), range(2 * world_size))
     assert len({tuple(numbers) for numbers in alone}) == 2 * world_size, "no two batches share their dropout masks"
     for rank in range(world_size):
-        mine = random_numbers(trainer(lab, Peers(rank, world_size)), range(2))
+        mine = random_numbers(trainer(lab, ProcessGroup(rank, world_size)), range(2))
         assert mine == [alone[rank], alone[world_size + rank]]
 
 
 def test_dropout_changes_with_the_update_and_the_seed(lab: Lab) -> None:
-    one, other = trainer(lab, Peers()), trainer(lab, Peers(), "common.seed=2")
+    one, other = trainer(lab, ProcessGroup()), trainer(lab, ProcessGroup(), "common.seed=2")
     first = random_numbers(one, range(1))
     assert random_numbers(other, range(1)) != first
     one.update = 1

@@ -141,7 +141,7 @@ def test_prefixes_that_do_not_fit() -> None:
     (found,) = translator.translate(["w1"], prefixes=["w1 nothere"])
     assert "nothere" in found.notes[0]
     for prefixes in (["w1"], ["w1", "w2", "w3"]):
-        with pytest.raises(DataError, match="as many prefixes as lines"):
+        with pytest.raises(DataError, match="one prefix for each line"):
             translator.translate(["w1", "w2"], prefixes=prefixes)
 
 

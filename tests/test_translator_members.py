@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from examples.extending.member import Blind, decode
+from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.ensemble.combinations import Fusion
+from seqgen.generation.ensemble.member import MemberSpec
+from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.text_models import text_model
@@ -56,12 +61,64 @@ def test_fusion_goes_with_diverse_beam_search_and_the_models_score_is_that_of_th
             assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
+def test_specs_as_objects() -> None:
+    one, other = text_model(seed=1), text_model(seed=2)
+    options = {"beam": 3, "nbest": 3, "max_len_b": 8}
+    names = ["field1", "field2"]
+    specs = [MemberSpec(one.model, "field1"), MemberSpec(other.model, "field2")]
+    expected = outputs(Translator([one, other], members=names, **options).translate(both()))
+    translator = Translator([one, other], **options)
+    for members in (names, specs, [names[0], specs[1]]):
+        assert outputs(translator.translate(both(), members=members)) == expected
+        assert outputs(Translator([one, other], members=members, **options).translate(both())) == expected
+
+
+def test_a_spec_with_a_source_of_its_own() -> None:
+    model = text_model(seed=1)
+    hidden = model.task.source_tokenizer.encode("w3")
+    blind = Blind(model.model, hidden=tuple(hidden), unk=model.task.source_dictionary.unk())
+    translator = Translator([model, model], members=["input", blind], combination=Fusion(-0.6), nbest=5)
+    for line, translation in zip(LINES, translator.translate(LINES), strict=True):
+        expected = decode(model, line, ["w3"], weight=-0.6)
+        assert [h.tokens.tolist() for h in translation.hypotheses] == [h.tokens.tolist() for h in expected]
+    assert outputs(translator.translate(LINES, combination="probability")) != outputs(translator.translate(LINES))
+
+
+def test_known_targets_are_scored_with_the_sources_of_the_members() -> None:
+    one, other = text_model(seed=1), text_model(seed=2)
+    targets = ["w2 w3", "w1", "w4 w4 w5"]
+    together = Translator([one, other], members=["field1", "field2"])
+    for weights, model, texts in (([1.0, 0.0], one, LINES), ([0.0, 1.0], other, OTHERS)):
+        alone = [found.score for found in Translator(model).score(texts, targets)]
+        found = [found.score for found in together.score(both(), targets, ensemble_weights=weights)]
+        assert found == pytest.approx(alone, abs=1e-6)
+
+
+def test_objects_in_the_constructor_are_used_until_a_call_replaces_them() -> None:
+    model, options = text_model(seed=1), {"beam": 4, "nbest": 4, "max_len_b": 8}
+    translator = Translator(model, search=DiverseBeamSearch(2, 3.0), **options)
+    plain = Translator(model, **options)
+    diverse = outputs(plain.translate(LINES, search=DiverseBeamSearch(2, 3.0)))
+    assert outputs(translator.translate(LINES)) == diverse != outputs(plain.translate(LINES))
+    assert outputs(translator.translate(LINES, search="beam")) == outputs(plain.translate(LINES))
+    with pytest.raises(ConfigError, match="does not apply to the search object DiverseBeamSearch"):
+        translator.translate(LINES, diverse_beam_groups=2)
+
+
 def test_what_members_cannot_be() -> None:
     one, other = text_model(seed=1), text_model(seed=2)
     with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
         Translator([one, other], members=["input"]).translate(LINES)
     with pytest.raises(ConfigError, match="'fields' is not a source"):
         Translator([one, other], members=["input", "fields"]).translate(LINES)
+    spec = MemberSpec(one.model)
+    for members in (["input", spec], [spec, MemberSpec(other.model, companion=True)]):
+        with pytest.raises(ConfigError, match="entry 2 of members must be a source, or a MemberSpec of model 2"):
+            Translator([one, other], members=members).translate(LINES)
+    with pytest.raises(ConfigError, match="has 1 entries for 2 models"):
+        Translator([one, other], members=[spec]).translate(LINES)
+    with pytest.raises(ConfigError, match="gives the source field2 to a MemberSpec whose source is input"):
+        one.task.build_generator([spec], GenerationConfig(members=["field2"]))
     with pytest.raises(DataError, match="line 1 has 1 fields, and"):
         Translator([one, other], members=["field1", "field2"]).translate(LINES)
     with pytest.raises(ConfigError, match=r"combination\.weights has 3 weights for 1 members"):

@@ -115,7 +115,7 @@ def test_the_beginning_of_an_allowed_output(tmp_path: Path, how: dict[str, Any])
 
 def test_a_tab_without_constraints() -> None:
     (found,) = Translator(text_model(), beam=1, max_len_b=60).translate(["w1\tw2"])
-    assert "what stands after a tab was read as text" in found.notes[0]
+    assert "the text after a tab is part of the source" in found.notes[0]
     (found,) = Translator(text_model(), max_len_b=60).translate(["w1\tw2"], constraints="ordered")
     assert not any("tab" in note for note in found.notes)
 
@@ -123,7 +123,7 @@ def test_a_tab_without_constraints() -> None:
 def test_what_an_empty_line_should_have_had() -> None:
     translator = Translator(text_model(), max_len_b=20, constraints="ordered")
     notes = [line.notes for line in translator.translate(["", "\tw1", "", " \tw2"], prefixes=["", "", "w1", "w2"])]
-    empty = "the line is empty, and so is its answer"
+    empty = "the line is empty, and so is its output"
     assert notes == [
         [empty],
         [f"{empty}; its phrases had no effect"],

@@ -169,4 +169,4 @@ def test_a_model_without_attention_says_so() -> None:
     made.models[0].decoder = Silent(copying({9}), 50)
     (found,) = made.translate(["w1 w5"])
     assert found.text == "<unk> w1"
-    assert "does not say what it attends to" in found.notes[0]
+    assert "the model returns no attention weights" in found.notes[0]

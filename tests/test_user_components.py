@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import yaml
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
+from seqgen.generation.search.sampling import Sampling
 from seqgen.text.translator import Translator
 from seqgen.user_files import import_user_dir
 from tests import user_components as own
@@ -84,6 +88,42 @@ def test_a_runs_own_keys_are_used_where_its_component_is(run: Path) -> None:
     )
     assert rows(changed) != rows(named)
     assert rows(decode(run)) == in_python(run)  # no key of the run's own is left over for beam search
+
+
+def test_keys_of_components_that_the_run_names(run: Path) -> None:
+    """Its ``generation`` group names the search and the processor, so that their keys can be given alone."""
+
+    def bare(*keys: str) -> Outcome:
+        text = "\n".join(LINES).encode() + b"\n"
+        fixed = ("input=-", "generation.nbest=3", "format=json", *LIMITS)
+        return command("generate", f"path={run}", f"common.user_dir={FILE}", *fixed, *keys, stdin=text)
+
+    keys = ("search.delta=0.0", "processor.variety.weight=2.0")
+    named = rows(decode(run, "generation.search=cropping", "generation.processors=[variety]", *keys))
+    assert rows(bare(*keys)) == named != rows(bare())
+    assert "generation.processors=['variety'], search=cropping\n" in bare(*keys).err
+    assert "generation.processors=['variety'], search=cropping, search.delta=1.5\n" in bare(keys[1]).err
+    values = {"search.delta": 0.0, "processor.variety.weight": 2.0}
+    for found in (
+        Translator(run, nbest=3, max_len_b=8, **values).translate(LINES),
+        Translator(run).translate(LINES, nbest=3, max_len_b=8, **values),
+    ):
+        assert [[(item.tokens.tolist(), item.score) for item in line.hypotheses] for line in found] == named
+    for key, said in (
+        ("search.dleta=1", "unknown key 'search.dleta' of search strategy cropping (did you mean 'delta'?)"),
+        ("search.delta=wide", "search.delta=wide should be float"),
+        ("processor.journal.x=1", "generation.processors does not name its logits processor"),
+    ):
+        outcome = bare(key)
+        assert outcome.code == 2
+        assert said in outcome.err
+    text = run.parent / "input"
+    text.write_text("\n".join(LINES) + "\n")
+    diff = ("check", "diff", f"path={run}", f"input={text}", f"common.user_dir={FILE}", *LIMITS)
+    same = command(*diff, "other.search.delta=1.5", "debug.use_cache=false", "other.debug.use_cache=true")
+    assert (same.code, "no difference" in same.out) == (0, True), same.err
+    other = command(*diff, "other.search.delta=0.0")
+    assert (other.code, "search.delta" in other.out) == (1, True), other.err
 
 
 def test_a_search_strategy(run: Path) -> None:
@@ -188,6 +228,38 @@ def test_keys_beside_an_object_are_refused() -> None:
         translator.translate(TEXTS, search=DiverseBeamSearch(2, 0.5), **{"search.groups": 3})
     with pytest.raises(ConfigError, match=r"'combination\.scale' has no effect on a component that is given as an ob"):
         translator.translate(TEXTS, combination=own.BestOf(1.0), **{"combination.scale": 2.0})
+
+
+def test_flat_keys_beside_a_search_object_are_refused() -> None:
+    """The models' own values of such keys are left out: the user's object replaces the strategy that they describe."""
+    for keys in ({"diverse_beam_groups": 2}, {"diversity_rate": 0.5}, {"constraints": "ordered"}):
+        (key,) = keys
+        with pytest.raises(ConfigError, match=rf"generation\.{key}=.* does not apply to the search object BeamSearch"):
+            Translator(text_model()).translate(TEXTS, search=BeamSearch(), **keys)
+    with pytest.raises(ConfigError, match=r"generation\.seed=5 does not apply to the search object Sampling"):
+        Translator(text_model()).translate(TEXTS, search=Sampling(3), sampling=True, seed=5)
+    with pytest.raises(ConfigError, match=r"constraints=ordered does not apply to the search object ConstrainedSearch"):
+        Translator(text_model()).translate(TEXTS, search=ConstrainedSearch(ordered=False), constraints="ordered")
+    constrained = Translator(text_model()).translate(
+        ["w1 w5\tw3"], search=ConstrainedSearch(ordered=True), constraints="ordered", max_len_b=6
+    )
+    assert "w3" in constrained[0].text.split()
+    for own_settings in ({"diverse_beam_groups": 2}, {"sampling": True, "sampling_topk": 2, "seed": 3}):
+        model = replace(text_model(), generation=own_settings)
+        found = Translator(model).prepare(search=BeamSearch(), beam=4)
+        assert found.notes == []
+        plain = Translator(text_model()).prepare(search=BeamSearch(), beam=4)
+        assert [type(p) for p in found.generator.setup.processors] == [
+            type(p) for p in plain.generator.setup.processors
+        ]
+
+
+def test_a_named_search_replaces_the_one_that_the_models_keys_imply() -> None:
+    for own_settings in ({"diverse_beam_groups": 2}, {"diversity_rate": 0.5}, {"constraints": "ordered"}):
+        decoding = Translator(replace(text_model(), generation=own_settings)).prepare(search="beam", beam=4)
+        assert type(decoding.generator.setup.search) is BeamSearch
+        with pytest.raises(ConfigError, match="names another strategy; choose one"):
+            Translator(text_model()).prepare(search="beam", beam=4, **own_settings)
 
 
 def test_settings_of_the_constructor_and_of_a_call() -> None:

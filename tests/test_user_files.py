@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from seqgen.arguments import text_list, text_values
 from seqgen.checkpoints.loading import load_model
-from seqgen.compose import DECODING_COMPONENTS, GROUPS, compose, from_dict, text_list, text_values
+from seqgen.compose import compose
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
+from seqgen.config_dicts import from_dict
 from seqgen.errors import ConfigError
+from seqgen.registry import DECODING_COMPONENTS, GROUPS
 from seqgen.user_files import import_user_dir
 from tests.commands import Outcome, command
 from tests.training_runs import TINY

@@ -1,4 +1,4 @@
-"""Small random models that read and write words, ready to translate text."""
+"""Small random models with a vocabulary of words, ready to translate text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def task_of(tokenizer: Tokenizer | None = None, words: Dictionary | None = None)
 def text_model(
     name: str = "transformer_tiny", seed: int = 0, task: DecodingTask | None = None, sharpness: float = 1.5
 ) -> ModelInMemory:
-    """A model of the registry in float64, sharper than at the start, so that hypotheses differ and some end early."""
+    """A registered model in float64 with scaled random weights, so that hypotheses differ and some end early."""
     task = task or task_of()
     torch.manual_seed(seed)
     model: EncoderDecoderModel = MODELS.entry(name).component.build_model(MODELS.config(name), task).double().eval()

@@ -1,4 +1,4 @@
-"""Small training runs for tests: the built-in example with a model that is trained in a moment."""
+"""Small training runs: the built-in example with a tiny model."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ TINY = [
 ]
 
 
-@functools.cache  # Hydra takes longer than such a run
+@functools.cache  # Hydra takes longer than such a training run
 def _compose(overrides: tuple[str, ...]) -> TrainConfig:
     return compose(TrainConfig, overrides)
 
 
 class Lab:
-    """Runs of one data set; the text is encoded once.
+    """Training runs on one dataset, whose text is encoded once.
 
     Args:
         root: folder for the runs.
@@ -75,7 +75,7 @@ class Lab:
         return task
 
     def train(self, name: str, *overrides: str) -> Path:
-        """Train a run, or go on with it; return its folder."""
+        """Train a run, or resume it; return its folder."""
         folder = self.root / name
         folder.mkdir(exist_ok=True)
         cfg = self.config(*overrides)
@@ -85,7 +85,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A place for runs, on one thread."""
+    """A folder for runs, which train on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield Lab(tmp_path_factory.mktemp("runs"))
@@ -93,14 +93,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def records(run: Path, event: str = "train") -> list[dict[str, Any]]:
-    """The log's records of a kind, without what depends on the clock."""
+    """The records of one kind in the log, without values that depend on the clock."""
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     clock = ("time", "tokens_per_second", "seconds")
     return [{k: v for k, v in row.items() if k not in clock} for row in rows if row["event"] == event]
 
 
 def everything(run: Path, name: str = "last") -> dict[str, Any]:
-    """All that a checkpoint holds, except what depends on the clock."""
+    """Weights and training state of a checkpoint, without values that depend on the clock."""
     checkpoint = run / "checkpoints" / name
     state = read_training_state(checkpoint)
     for key in ("busy", "seconds"):
@@ -109,7 +109,7 @@ def everything(run: Path, name: str = "last") -> dict[str, Any]:
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested values by path."""
+    """The leaves of nested values, by path."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
@@ -120,7 +120,7 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def assert_identical(got: Any, wanted: Any) -> None:
-    """Check that two states are the same to the last bit, naming what is not."""
+    """Two states are bit-identical; the message names the paths that differ."""
     one, other = flat(got), flat(wanted)
     assert one.keys() == other.keys()
     different = [

@@ -1,4 +1,4 @@
-"""A file as a user writes it: one component of each kind, with keys of its own. Imported by ``common.user_dir``."""
+"""A user's file with one decoding component of each kind and its keys; imported through ``common.user_dir``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CroppingSearch(BeamSearch):
 
 @dataclass
 class VarietyConfig:
-    weight: float = option(1.0, "nats that a token loses for each time that its beam has it", minimum=0, maximum=100)
+    weight: float = option(1.0, "subtracted for each occurrence in the beam, in nats", minimum=0, maximum=100)
 
 
 @register_logits_processor("variety", config=VarietyConfig, presets={"much_variety": VarietyConfig(weight=9.0)})
@@ -82,12 +82,12 @@ class Variety(LogitsProcessor):
 
 @dataclass
 class AtMostConfig:
-    tokens: int = option(3, "tokens of an output", minimum=1)
+    tokens: int = option(3, "maximum length of an output, in tokens", minimum=1)
 
 
 @register_stopping_rule("at_most", config=AtMostConfig, presets={"at_most_two": AtMostConfig(tokens=2)})
 class AtMost(StoppingRule):
-    """An output ends when it has so many tokens."""
+    """Ends an output that has ``tokens`` tokens."""
 
     def __init__(self, tokens: int):
         self.tokens = tokens
@@ -103,7 +103,7 @@ class BestOfConfig:
 
 @register_combination("best_of", config=BestOfConfig, presets={"best_of_double": BestOfConfig(scale=2.0)})
 class BestOf(Combination):
-    """The largest log-probability that any member gives."""
+    """The largest log-probability of any member, scaled."""
 
     def __init__(self, scale: float):
         self.scale = scale

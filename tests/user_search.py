@@ -1,4 +1,4 @@
-"""A search strategy of a user's own, which no test imports but by ``common.user_dir``."""
+"""A user's search strategy; tests import it only through ``common.user_dir``."""
 
 from __future__ import annotations
 

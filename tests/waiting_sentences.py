@@ -1,4 +1,4 @@
-"""Sentences that wait to join a running batch."""
+"""Queues of sentences for continuous batching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sources(count: int, seed: int) -> list[tuple[int, ...]]:
 
 
 def padded_on_the_left(source: Source) -> Tensor:
-    """The tokens of a source that is padded on the right, moved to the other side."""
+    """The tokens of a source that is padded on the right, padded on the left."""
     rows = zip(source.src_tokens, source.src_lengths.tolist(), strict=True)
     return torch.stack([row.roll(len(row) - length) for row, length in rows])
 
@@ -28,7 +28,7 @@ def padded_on_the_left(source: Source) -> Tensor:
 def queue(
     rows: list[tuple[int, ...]], size: int, left: bool = False
 ) -> tuple[Callable[[int, int], Batch | None], list[int]]:
-    """What waits, and a record of how many were running."""
+    """The function from which continuous batching takes sentences, and the number of running sentences at each call."""
     waiting, asked = list(enumerate(rows)), []
 
     def take(running: int, width: int) -> Batch | None:

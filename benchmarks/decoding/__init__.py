@@ -1,1 +1,1 @@
-"""What ``benchmarks.decode`` is made of. Workers of peers run in environments without seqgen, and import none of it."""
+"""Modules of ``benchmarks.decode``. Workers of other toolkits import no seqgen: their environments do not have it."""

@@ -1,4 +1,4 @@
-"""Commands that read a text and write one, measured from the outside, start-up included."""
+"""Commands that translate a file, measured as whole processes, including start-up."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from benchmarks.decoding.process import WorkerError, environment
 from seqgen.metrics import text_scores
 
 SAME_TEXTS = 0.98
-"""Share of outputs that are the same in float32, below which it is not the same search: ties are fewer."""
+"""Minimum share of equal outputs in float32; fewer cannot be explained by ties."""
 
 
 @dataclass
 class Command:
-    """A command, and how it did.
+    """A command and its figures.
 
     Attributes:
-        model: what it decodes with; commands of one model are compared.
-        name: of the toolkit, or of the way it goes.
+        model: name of the model; commands with the same model are compared.
+        name: name of the toolkit or its variant.
         format: dtype.
         argv: makes the command line from the input file and the output file.
-        seconds: of the whole command, of each round.
-        start_up: the same for a text of one line.
-        processor_seconds: of all threads, of each round.
-        peak_bytes: the process's largest size, of each round.
-        same: share of the outputs that are those of the first command of this model.
-        bleu: of the outputs.
-        elsewhere: sentences a second that were measured on another machine, start-up not counted.
+        seconds: wall time of the whole command, for each round.
+        start_up: wall time with a text of one line, for each round.
+        processor_seconds: CPU time of all threads, for each round.
+        peak_bytes: peak memory of the process, for each round.
+        same: fraction of the outputs that equal those of the first command with this model.
+        bleu: BLEU of the outputs.
+        elsewhere: sentences per second measured on another machine, without start-up; ``None`` for figures of this run.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Command:
         """Decode a file.
 
         Returns:
-            The seconds, those of the processor, and the largest size in bytes.
+            Wall time and CPU time in seconds, and peak memory in bytes.
 
         Raises:
             WorkerError: the command failed.
@@ -72,7 +72,11 @@ class Command:
         return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
     def starts(self, line: Path, output: Path, threads: int) -> bool:
-        """Whether the command works in its dtype; in float32 it must."""
+        """Whether the command supports its dtype.
+
+        Raises:
+            WorkerError: the command failed in float32.
+        """
         try:
             self.run(line, output, threads)
         except WorkerError as error:
@@ -87,8 +91,8 @@ class Command:
 
         Args:
             files: the text, and its first line.
-            output: file to write the one's translation to.
-            threads: of the matrix libraries.
+            output: file to write the translation of the text to.
+            threads: number of threads of the matrix libraries.
         """
         self.start_up.append(self.run(files[1], output.with_name("one.txt"), threads)[0])
         seconds, processor, peak = self.run(files[0], output, threads)
@@ -97,14 +101,14 @@ class Command:
         self.peak_bytes.append(peak)
 
     def speed(self, sentences: int, whole: bool) -> float | None:
-        """Sentences a second, by the medians of the rounds.
+        """Sentences per second, by the medians over the rounds.
 
         Args:
-            sentences: how many the text has.
-            whole: whether the start-up, which reading the weights is part of, counts.
+            sentences: number of sentences in the text.
+            whole: whether to include the start-up, which includes reading the weights.
 
         Returns:
-            The speed; ``None`` where it was not measured, or the text is so short that the start-up is all of it.
+            The speed; ``None`` if it was not measured, or if the command takes no longer than its start-up.
         """
         if self.elsewhere is not None:
             return None if whole else self.elsewhere
@@ -112,13 +116,13 @@ class Command:
         return sentences / seconds if seconds > 0 else None
 
     def record(self, sentences: int) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """All figures, for JSON."""
         names = ("model", "name", "format", "seconds", "start_up", "processor_seconds", "peak_bytes", "same", "bleu")
         speeds = {"whole": self.speed(sentences, True), "without_start_up": self.speed(sentences, False)}
         return {**{name: getattr(self, name) for name in names}, "elsewhere": self.elsewhere, **speeds}
 
 
-def contest(
+def compare_commands(
     commands: Sequence[Command],
     lines: Sequence[str],
     references: Sequence[str],
@@ -126,18 +130,18 @@ def contest(
     rounds: int,
     threads: int,
 ) -> list[str]:
-    """Let commands of one model decode a text by turns.
+    """Measure commands with one model, alternating in each round; the figures are added to the commands.
 
     Args:
-        commands: the first is seqgen in float32; they keep their figures.
+        commands: the commands; the first is seqgen in float32.
         lines: the text.
         references: its translation.
-        folder: where to write.
-        rounds: how often.
-        threads: of the matrix libraries.
+        folder: folder for input and output files.
+        rounds: number of measurements of each command.
+        threads: number of threads of the matrix libraries.
 
     Returns:
-        Sentences on commands in float32 of whose outputs too many differ from those of the first.
+        Messages on float32 commands of which too many outputs differ from those of the first.
 
     Raises:
         WorkerError: a command failed.
@@ -165,7 +169,7 @@ def contest(
 
 
 def table(commands: Sequence[Command], sentences: int) -> str:
-    """What was measured, a line for each command."""
+    """A table of the figures, one line for each command."""
     lines = [
         f"{'':<42} {'s':>7} {'start':>6} {'sent./s':>8} {'same':>6} {'BLEU':>6} {'peak MB':>8} | {'whole':>6} "
         f"{'rest':>6}"
@@ -187,8 +191,8 @@ def table(commands: Sequence[Command], sentences: int) -> str:
         ]
         lines.append(" ".join(cells).rstrip())
     legend = """
-s: the whole command; start: the same with a text of one line. sent./s: without the start-up. Right of the bar: how many
-times faster than this is seqgen in float32, start-up included, and without it."""
+s: seconds of the whole command; start: seconds with a text of one line. sent./s: without start-up. Right of the bar:
+the speed of seqgen in float32 divided by the speed in this line, with start-up (whole) and without (rest)."""
     return "\n".join(lines) + "\n" + legend
 
 

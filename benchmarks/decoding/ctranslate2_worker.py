@@ -1,4 +1,4 @@
-"""CTranslate2 as a worker; it needs ctranslate2, and torch and transformers for converting a folder."""
+"""CTranslate2 as a worker; needs ctranslate2, and torch and transformers to convert the model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.decoding.worker import Request, Worker, serve
 
 
 class Converter(TransformersConverter):
-    """The converter, which gives ``from_pretrained`` an argument that older versions of transformers call otherwise."""
+    """The converter, adapted to versions of transformers in which ``dtype`` is named ``torch_dtype``."""
 
     def load_model(self, model_class: Any, name: str, **arguments: Any) -> Any:
-        """Load the model that is converted."""
+        """Load the model to convert."""
         if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56):
             arguments["torch_dtype"] = arguments.pop("dtype")
         return super().load_model(model_class, name, **arguments)
 
 
 class CTranslate2(Worker):
-    """A model of a Hugging Face folder, converted beside it.
+    """CTranslate2 with a model from a Hugging Face folder, converted to a folder beside it.
 
     Args:
         arguments: those of ``worker.parser``.

@@ -1,4 +1,4 @@
-"""Text in, text out by Hugging Face's ``generate``, as a user's own script does it; it needs torch and transformers.
+"""Translates a file with Hugging Face's ``generate``, as a simple script does; needs torch and transformers.
 
 python -m benchmarks.decoding.huggingface_text FOLDER INPUT OUTPUT [--beam 5] [--batch 64] [--sort]
 """
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--length", type=int, default=128, help="longest output in tokens")
-    parser.add_argument("--sort", action="store_true", help="lines of like length together")
+    parser.add_argument("--sort", action="store_true", help="decode lines sorted by length")
     parser.add_argument("--format", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Hugging Face's ``generate`` as a worker; it needs torch and transformers."""
+"""Hugging Face's ``generate`` as a worker; needs torch and transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class HuggingFace(Worker):
-    """A model of a folder.
+    """transformers with a model from a folder.
 
     Args:
         arguments: those of ``worker.parser``.
@@ -24,7 +24,7 @@ class HuggingFace(Worker):
 
     def __init__(self, arguments: argparse.Namespace):
         if arguments.format not in FORMATS:
-            raise ValueError(f"transformers alone does not compute in {arguments.format}")
+            raise ValueError(f"transformers does not compute in {arguments.format}")
         torch.set_num_threads(arguments.threads)
         transformers.logging.set_verbosity_error()
         self.device = arguments.device

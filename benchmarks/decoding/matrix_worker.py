@@ -1,4 +1,4 @@
-"""The limit: nothing but the matrix products that decoding with T5 cannot do without, as a worker."""
+"""A lower limit of the time of decoding with T5, as a worker: only the necessary matrix products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class MatrixProducts(Worker):
-    """The products of the linear layers of a folder's model, each with weights of its own; see ``decode``.
+    """The matrix products of the linear layers of a folder's model; see ``decode``.
 
     Args:
         arguments: those of ``worker.parser``.
@@ -30,7 +30,7 @@ class MatrixProducts(Worker):
 
     def __init__(self, arguments: argparse.Namespace):
         if arguments.format not in FORMATS:
-            raise ValueError(f"the products of PyTorch do not compute in {arguments.format}")
+            raise ValueError(f"matrix products of PyTorch do not compute in {arguments.format}")
         torch.set_num_threads(arguments.threads)
         self.device, self.dtype = arguments.device, FORMATS[arguments.format]
         if self.device != "cpu":
@@ -48,29 +48,33 @@ class MatrixProducts(Worker):
         self.step += self.weights([(cfg["vocab_size"], model)], 1)
 
     def weights(self, shapes: list[tuple[int, int]], layers: int) -> list[tuple[int, Product]]:
-        """Random weights, of each layer different ones, so that they come from memory as those of a model do.
+        """Random weights, different ones for each layer, so that they are read from memory as in a model.
+
+        Args:
+            shapes: (outputs, inputs) of the linear layers.
+            layers: number of layers.
 
         Returns:
-            For each the width of its inputs, and its product in the way that is fastest on this device.
+            For each weight, the number of inputs and its product in the form that is fastest on this device.
         """
         weights = [self.random(*shape) for _ in range(layers) for shape in shapes]
         packs = Projection.packs and self.device == "cpu" and has_onednn()
         return [(weight.size(1), packed_product(weight) if packs else _plain_product(weight)) for weight in weights]
 
     def random(self, *shape: int) -> Tensor:
-        """Small numbers."""
+        """Small random values."""
         return torch.randn(*shape, device=self.device).mul_(0.01).to(self.dtype)
 
     def answer(self, request: Request) -> Answer:
-        """See ``Worker.answer``; what is multiplied is made before."""
+        """See ``Worker.answer``; a first step creates the inputs before the time is measured."""
         self.decode(request["sources"][: request["batch"]], request, steps=1)
         return super().answer(request)
 
     @torch.inference_mode()
     def decode(self, sources: list[list[int]], request: Request, steps: int = 0) -> list[list[int]]:
-        """Multiply: for the encoder and the keys of its output once, for the decoder at each step.
+        """Compute the products of the encoder and of the keys of its output once, those of the decoder at each step.
 
-        With ``attention`` in the request, also what attention multiplies, each row having a history of its own.
+        With ``attention`` in the request, also the products of attention, with keys and values of each row.
         """
         sentences, positions = len(sources), sum(map(len, sources))
         self.multiply(self.encoder + self.memory_keys, positions)
@@ -83,17 +87,17 @@ class MatrixProducts(Worker):
         return [[0] * request["length"]] * sentences
 
     def multiply(self, weights: list[tuple[int, Product]], rows: int) -> None:
-        """Multiply so many rows with each of the weights."""
+        """Multiply ``(rows, width)`` inputs with each of the weights."""
         for width, product in weights:
             product(self.inputs(rows, width), None)
 
     @lru_cache(maxsize=64)  # noqa: B019  # the worker lives as long as its process
     def inputs(self, rows: int, width: int) -> Tensor:
-        """What is multiplied."""
+        """Inputs ``(rows, width)``, made once."""
         return self.random(rows, width)
 
     def attend(self, sentences: int, beam: int, seen: int, length: int, source: int) -> None:
-        """Multiply what attention does in one step: with the ``seen`` positions, and with those of the source."""
+        """The products of attention in one step: over the ``seen`` positions, and over those of the source."""
         rows = sentences * beam * self.heads
         for layer in range(self.layers):
             own = self.keys(layer, rows, length)[:, :seen]
@@ -103,12 +107,12 @@ class MatrixProducts(Worker):
 
     @lru_cache(maxsize=64)  # noqa: B019
     def keys(self, layer: int, rows: int, length: int) -> Tensor:
-        """Keys, and values, of a layer."""
+        """Keys of a layer, used as values too."""
         return self.random(rows, length, self.head)
 
     @lru_cache(maxsize=64)  # noqa: B019
     def queries(self, rows: int, count: int) -> Tensor:
-        """Queries of a step."""
+        """Queries of one step."""
         return self.random(rows, count, self.head)
 
 

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes."""
+"""Peak memory of a workload."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class ProcessMemory:
     """The memory of this process.
 
-    Linux forgets the largest size of a process on request. Elsewhere it never gets smaller, so that what a piece of
-    work takes is known of the greatest one alone.
+    On Linux the peak can be reset. Elsewhere it cannot, so that only the memory of the largest workload is measured.
     """
 
     def start(self) -> int:
-        """Give back what is free, forget the peak, and return the bytes in use."""
+        """Return free memory to the system, reset the peak, and return the bytes in use."""
         try:
             ctypes.CDLL(None).malloc_trim(0)
             CLEAR.write_text("5")
@@ -28,27 +27,27 @@ class ProcessMemory:
         return _status("VmRSS")
 
     def peak(self) -> int:
-        """The most bytes since ``start``."""
+        """The peak since ``start``, in bytes."""
         return _status("VmHWM") if STATUS.exists() else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class CudaMemory:
-    """The memory of a GPU that tensors have.
+    """The memory of tensors on a GPU.
 
     Args:
-        torch: the module, which not every worker has.
+        torch: the module; some workers do not have it.
     """
 
     def __init__(self, torch: Any):
         self.cuda = torch.cuda
 
     def start(self) -> int:
-        """Forget the peak, and return the bytes in use."""
+        """Reset the peak, and return the bytes in use."""
         self.cuda.reset_peak_memory_stats()
         return int(self.cuda.memory_allocated())
 
     def peak(self) -> int:
-        """The most bytes since ``start``."""
+        """The peak since ``start``, in bytes."""
         return int(self.cuda.max_memory_allocated())
 
 

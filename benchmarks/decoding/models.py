@@ -1,4 +1,4 @@
-"""Models with random weights and texts to decode with them."""
+"""Models with random weights, and sources to decode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 class Vocabulary:
-    """A task as far as a model asks: its dictionaries, of words that are numbers.
+    """The part of a task that a model uses: dictionaries, here with the words ``w0``, ``w1``, ….
 
     Args:
         size: vocabulary size.
@@ -41,7 +41,7 @@ class Vocabulary:
 
 
 def random_model(preset: str, vocabulary: Vocabulary, seed: int = 1) -> EncoderDecoderModel:
-    """A model of a preset's shape."""
+    """A model of a preset, with random weights."""
     torch.manual_seed(seed)
     model: EncoderDecoderModel = MODELS.entry(preset).component.build_model(MODELS.config(preset), vocabulary)
     return model.eval()
@@ -63,19 +63,19 @@ def save_random_t5(preset: str, vocabulary: int, folder: Path) -> None:
     """Write a T5 with random weights in Hugging Face's layout."""
     torch.manual_seed(1)
     model = T5Model(replace(PRESETS[preset], vocab_size=vocabulary), padding_idx=0)
-    with torch.no_grad():  # a new T5 writes what it wrote before; one with larger weights does not
+    with torch.no_grad():  # with its initial weights, a T5 repeats one token; with larger weights it does not
         for weight in model.decoder.layers.parameters():
             weight.mul_(4 if weight.dim() == 2 else 1)
     save_pretrained(model, folder, numbered_words(vocabulary))
 
 
 def shared_folder() -> Path:
-    """Where the data and the checkpoints of other toolkits are, that are not part of the repository."""
+    """The folder with data and other toolkits' checkpoints, which are not part of the repository."""
     return Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def multi30k(language: str) -> list[str]:
-    """The lines of test_2016_flickr; none where it is not found."""
+    """The lines of test_2016_flickr; empty if it is not found."""
     path = shared_folder() / "data" / "multi30k" / f"test_2016_flickr.{language}.gz"
     if not path.exists():
         return []
@@ -84,7 +84,7 @@ def multi30k(language: str) -> list[str]:
 
 
 def natural_lengths(count: int) -> list[int]:
-    """Source lengths, shortest first: one and a third tokens for each word of Multi30k, or like it."""
+    """Source lengths, shortest first: 4/3 tokens for each word of Multi30k, or random lengths like these."""
     if lines := multi30k("en")[:count]:
         return sorted(round(len(line.split()) * 4 / 3) for line in lines)
     rng = random.Random(0)
@@ -95,8 +95,8 @@ def random_sources(lengths: list[int], vocabulary: int, eos: int) -> list[list[i
     """Sentences of random words.
 
     Args:
-        lengths: of each, without its end-of-sentence.
-        vocabulary: vocabulary size, the first four of which are no words.
+        lengths: length of each source, without end-of-sentence.
+        vocabulary: vocabulary size; the first four ids are special tokens.
         eos: id of end-of-sentence.
     """
     rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""Plots of what ``benchmarks.decode`` wrote as JSON; matplotlib alone is needed.
+"""Plots of the JSON files of ``benchmarks.decode``; needs only matplotlib.
 
 python -m benchmarks.decoding.plots FILE.json FOLDER
 """
@@ -22,14 +22,14 @@ CONSTANT = ("model", "batch", "length", "beam", "source")
 
 
 def plot(file: Path, folder: Path) -> list[Path]:
-    """Plot speed against each variable that varies, and memory likewise.
+    """Plot speed and memory against each variable that has at least three values.
 
     Args:
-        file: what ``benchmarks.decode`` wrote.
-        folder: where to put the images.
+        file: JSON file of ``benchmarks.decode``.
+        folder: folder to write the images to.
 
     Returns:
-        The images.
+        The paths of the images.
     """
     content = json.loads(file.read_text())
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,8 +37,8 @@ def plot(file: Path, folder: Path) -> list[Path]:
     for variable in VARIABLES:
         for name, rows in curves(content["rows"], variable).items():
             for figure, label, unit in (
-                ("tokens_per_second", "tokens a second", 1.0),
-                ("bytes_per_hypothesis", "kB for each hypothesis", 1e-3),
+                ("tokens_per_second", "tokens per second", 1.0),
+                ("bytes_per_hypothesis", "kB per hypothesis", 1e-3),
             ):
                 path = folder / f"decode_{content['work']}_{name}_{variable}_{figure.partition('_')[0]}.png"
                 if draw(rows, variable, figure, label, unit, path):
@@ -47,9 +47,9 @@ def plot(file: Path, folder: Path) -> list[Path]:
 
 
 def curves(rows: list[Row], variable: str) -> dict[str, list[Row]]:
-    """For each model rows that differ in a variable alone.
+    """For each model, rows that differ only in one variable.
 
-    Of all such series it is the one with most values, and of those the one whose other values are the most frequent.
+    Of all such series, this is the one with the most values; of several, the one whose other values are most frequent.
     """
     others = [name for name in CONSTANT if name != variable]
     frequency = Counter((name, row[name]) for row in rows for name in others)
@@ -69,7 +69,7 @@ def curves(rows: list[Row], variable: str) -> dict[str, list[Row]]:
 
 
 def draw(rows: list[Row], variable: str, figure: str, label: str, unit: float, path: Path) -> bool:
-    """Draw one image, a line for each dtype of those that decode; nothing where the figure was not measured."""
+    """Draw one image with a line for each toolkit and dtype; return false if the figure was not measured."""
     import matplotlib
 
     matplotlib.use("Agg")

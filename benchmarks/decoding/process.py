@@ -1,4 +1,4 @@
-"""Workers as the measuring process sees them."""
+"""Workers from the side of the measuring process."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerError(Exception):
-    """A worker could not start, or could not do what it was asked for."""
+    """A worker did not start, or a request failed."""
 
 
 class Answering(Protocol):
-    """What answers requests: a worker, wherever it is.
+    """A worker, in this process or another one.
 
     Attributes:
-        failed: whether it has failed, and is not asked any more.
+        failed: whether a request has failed; the worker is then not used again.
     """
 
     failed: bool
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked for."""
+        """See ``Worker.answer``."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the worker."""
         ...
 
 
 class WorkerInside:
-    """A worker in this process, where a profiler sees it.
+    """A worker in this process, for profilers.
 
     Args:
-        make: makes it.
+        make: makes the worker.
 
     Raises:
-        WorkerError: it cannot be made.
+        WorkerError: ``make`` fails.
     """
 
     def __init__(self, make: Callable[[], Worker]):
         self.failed = False
         try:
             self.worker = make()
-        except Exception as error:  # as in a process of its own, whatever it is
+        except Exception as error:  # as in a process of its own
             raise WorkerError(f"{type(error).__name__}: {error}") from None
 
     def answer(self, request: Request) -> Answer:
@@ -60,23 +60,24 @@ class WorkerInside:
         return self.worker.answer(request)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
 
 class WorkerProcess:
     """A worker in a process of its own.
 
     Args:
-        python: the interpreter of the environment that has the toolkit.
+        python: the Python interpreter of the toolkit's environment.
         module: the worker's module in this package.
         arguments: see ``worker.parser``.
-        threads: of the matrix libraries.
+        threads: number of threads of the matrix libraries.
+        root: the checkout whose worker runs, with the seqgen of that checkout.
 
     Raises:
-        WorkerError: it does not start.
+        WorkerError: the worker does not start.
     """
 
-    def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int):
+    def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int, root: Path = ROOT):
         self.failed = False
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is closed with the worker
         command = [python, "-m", f"benchmarks.decoding.{module}", *arguments, "--threads", str(threads)]
@@ -87,7 +88,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
                 text=True,
-                env=environment(threads),
+                env=environment(threads, root),
             )
         except OSError as error:
             raise WorkerError(f"cannot run {python}: {error.strerror or error}") from None
@@ -101,7 +102,7 @@ class WorkerProcess:
         """See ``Worker.answer``.
 
         Raises:
-            WorkerError: it failed.
+            WorkerError: the request failed, or the process has ended.
         """
         assert self.process.stdin is not None
         try:
@@ -135,7 +136,9 @@ class WorkerProcess:
         self.errors.close()
 
 
-def environment(threads: int) -> dict[str, str]:
-    """The environment of a process that is measured: so many threads, no network, and this package."""
+def environment(threads: int, root: Path = ROOT) -> dict[str, str]:
+    """Environment variables of a measured process: number of threads, no network, the checkout at ``root``."""
     further = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **further, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    # with PYTHONSAFEPATH, `python -m` does not import from the current folder, which may be another checkout
+    checkout = {"PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **further, **checkout, "HF_HUB_OFFLINE": "1"}

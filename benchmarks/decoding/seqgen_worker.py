@@ -24,11 +24,11 @@ from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch
 
 SCORED_AT_ONCE = 8
-"""Outputs that are scored together, since each token takes memory in proportion to the vocabulary."""
+"""Number of outputs that are scored in one batch: the logits of each token take memory."""
 
 
 class Seqgen(Worker):
-    """A model of a folder, or of a preset with random weights; several are an ensemble.
+    """seqgen with a model from a folder, or a preset with random weights; several models are an ensemble.
 
     Args:
         arguments: those of ``worker.parser``.
@@ -45,7 +45,7 @@ class Seqgen(Worker):
         self.models = [to_dtype(model, arguments.format).to(self.device) for model in self.models]
 
     def answer(self, request: Request) -> Answer:
-        """Decode, or find the scores of given ``outputs``."""
+        """Decode the sources, or score the ``outputs`` of the request."""
         return {"scores": list(self.scores(request))} if "outputs" in request else super().answer(request)
 
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
@@ -54,7 +54,7 @@ class Seqgen(Worker):
         return [best.tokens.tolist() for best, *_ in hypotheses]
 
     def generator(self, request: Request) -> SequenceGenerator:
-        """One that writes outputs of exactly the wanted length, in fairseq's semantics with end-of-sentence."""
+        """A generator of outputs of exactly the requested length; with fairseq's rules, including end-of-sentence."""
         length: dict[str, Any] = {"min_len": request["length"], "max_len": request["length"]}
         if request["semantics"] == "fairseq":
             length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
@@ -63,7 +63,7 @@ class Seqgen(Worker):
         return SequenceGenerator.from_config(self.models, self.dictionary, cfg, debug=DebugConfig(**switches))
 
     def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
-        """Put sentences into a batch."""
+        """Collate sources, and targets if given, into a batch."""
         rows = [torch.tensor(source) for source in sources]
         outputs = [None] * len(rows) if targets is None else [torch.tensor(target) for target in targets]
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
@@ -77,7 +77,7 @@ class Seqgen(Worker):
         ).to(self.device)
 
     def scores(self, request: Request) -> Iterator[float]:
-        """The mean log-probability of each token of given outputs."""
+        """The mean log-probability per token of each given output."""
         scorer = SequenceScorer(self.models, self.dictionary.pad(), self.dictionary.eos())
         pairs = iter(zip(request["sources"], request["outputs"], strict=True))
         while rows := list(islice(pairs, SCORED_AT_ONCE)):

@@ -1,4 +1,4 @@
-"""Trained models by the commands, text in and text out."""
+"""Benchmark c: whole commands with trained models, from text to text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decoding.command import Command, contest, table
+from benchmarks.decoding.command import Command, compare_commands, table
 from benchmarks.decoding.models import multi30k, shared_folder
-from benchmarks.decoding.work import SEQGEN
+from benchmarks.decoding.workload import SEQGEN
 from seqgen.cli.convert import ConvertConfig, convert
 
 FAIRSEQ_TEXTS = {"fconv": 263.0, "transformer": 186.0, "fconv:transformer": 95.0}
-"""Sentences a second by fairseq on another machine, the best of several runs, start-up not counted."""
+"""Sentences per second of fairseq on another machine: the best of several runs, without start-up."""
 
 
 def commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
-    """The commands of work c."""
+    """The commands of benchmark c."""
     generate = [sys.executable, "-m", "seqgen.cli.generate"]
     common = [f"common.device={options.device}", f"common.threads={options.threads}", "generation.beam=5"]
 
@@ -44,7 +44,7 @@ def commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
 
 
 def huggingface_commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
-    """Hugging Face with lines as they come, and with lines of like length together."""
+    """Hugging Face with lines in their order, and with lines sorted by length."""
     script = [options.huggingface, "-m", "benchmarks.decoding.huggingface_text", str(folder)]
     for name in (name for name in options.formats if name != "int8"):
         further = ["--threads", str(options.threads), "--format", name, "--device", options.device]
@@ -53,12 +53,12 @@ def huggingface_commands(options: argparse.Namespace, folder: Path) -> Iterator[
 
 
 def on_files(script: list[str], options: list[str], source: Path, output: Path) -> list[str]:
-    """A command line with its files."""
+    """The command line of a script that takes an input and an output file."""
     return [*script, str(source), str(output), *options]
 
 
 def huggingface_folder(path: str, folder: Path) -> Path:
-    """The folder itself where it is in Hugging Face's layout; otherwise one that is made of the run."""
+    """The folder if it has Hugging Face's layout; otherwise a folder in this layout, converted from the run."""
     if (Path(path) / "config.json").exists():
         return Path(path)
     convert(ConvertConfig(path=path, huggingface_dir=str(folder / "t5")))
@@ -66,7 +66,7 @@ def huggingface_folder(path: str, folder: Path) -> Path:
 
 
 def measure_texts(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Work c."""
+    """Run benchmark c, and print its table."""
     lines, references = multi30k("en"), multi30k("de")
     if not lines:
         sys.exit("test_2016_flickr is not found; set SEQGEN_SHARED to the folder with data/multi30k")
@@ -74,7 +74,7 @@ def measure_texts(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for model in dict.fromkeys(command.model for command in measured):
         texts = [f"{options.prefix}{line}" for line in lines] if model == "t5" else lines
         here = [command for command in measured if command.model == model and command.elsewhere is None]
-        disagreements += contest(here, texts, references, folder, options.rounds, options.threads)
+        disagreements += compare_commands(here, texts, references, folder, options.rounds, options.threads)
     measured = [command for command in measured if command.seconds or command.elsewhere is not None]
     print(table(measured, len(lines)))
     return {"rows": [command.record(len(lines)) for command in measured], "disagreements": disagreements}

@@ -1,8 +1,8 @@
-"""A toolkit with a model, as a process of its own that answers requests: JSON, one line each way.
+"""A worker: a process with a toolkit and a model, which reads requests and writes answers, one JSON line each.
 
 A request is ``{"sources": [[id, ...], ...], "batch": 8, "beam": 5, "length": 64, "semantics": "huggingface"}``: decode
-these sentences, so many at a time, each to exactly so many tokens. The answer has the seconds of each batch, the best
-output of each sentence, and the memory.
+these sentences in batches of 8, each to an output of exactly 64 tokens. The answer has the seconds of each batch, the
+best output of each sentence, and the memory used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Answer = dict[str, Any]
 
 
 class Worker(ABC):
-    """A toolkit with a model that it has loaded.
+    """A toolkit that has loaded a model.
 
     Attributes:
-        version: of the toolkit.
-        memory: measures what its work takes.
+        version: name and version of the library.
+        memory: measures the memory that decoding uses.
     """
 
     version = ""
@@ -39,14 +39,21 @@ class Worker(ABC):
 
         Args:
             sources: ids of each sentence, end-of-sentence included.
-            request: says how.
+            request: the request; see the module.
 
         Returns:
-            The ids of each sentence's best output; the start token not included.
+            The ids of each sentence's best output, without the start token.
         """
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked for, and measure it."""
+        """Decode the sources of a request and measure time and memory.
+
+        Args:
+            request: the request; see the module.
+
+        Returns:
+            The answer: ``seconds``, ``processor_seconds``, ``outputs``, ``peak_bytes``, ``used_bytes``.
+        """
         sources, size = request["sources"], request["batch"]
         batches = [sources[start : start + size] for start in range(0, len(sources), size)]
         outputs: list[list[int]] = []
@@ -68,29 +75,29 @@ class Worker(ABC):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments that all workers have."""
+    """The command-line arguments of all workers."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("models", nargs="+", help="folder, or name of a preset")
     arguments.add_argument("--format", default="float32")
     arguments.add_argument("--device", default="cpu")
     arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--vocabulary", type=int, default=8000, help="of presets")
+    arguments.add_argument("--vocabulary", type=int, default=8000, help="vocabulary size of presets")
     return arguments
 
 
 def serve(make: Callable[[argparse.Namespace], Worker]) -> None:
-    """Load a model and answer requests until there are no more.
+    """Load a model, then answer requests until standard input ends.
 
     Args:
         make: makes the worker from its arguments.
     """
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print must not get between the answers
+    os.dup2(2, 1)  # libraries that print to standard output must not write between the answers
 
     def attempt(work: Callable[[], Answer]) -> bool:
         try:
             reply = work()
-        except Exception as error:  # whatever it is, the other side should know
+        except Exception as error:  # every error is reported to the measuring process
             reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
         channel.write(json.dumps(reply) + "\n")
         channel.flush()

@@ -1,4 +1,4 @@
-"""The workers of a measurement, one for each toolkit and dtype."""
+"""Starts the workers of a benchmark, one for each toolkit and dtype."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.process import Answering, WorkerError, WorkerInside, WorkerProcess
+from benchmarks.decoding.process import ROOT, Answering, WorkerError, WorkerInside, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
-from benchmarks.decoding.work import SEQGEN, Toolkit
 from benchmarks.decoding.worker import Worker, parser
+from benchmarks.decoding.workload import BEFORE, SEQGEN, Toolkit
 
-PEERS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
+OTHER_TOOLKITS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
 
 
 INSIDE: dict[str, Callable[[argparse.Namespace], Worker]] = {"seqgen_worker": Seqgen, "matrix_worker": MatrixProducts}
-"""Those that need no other environment, by their modules."""
+"""Workers that can run in this process, by their modules."""
 
 
 class Workers:
-    """Starts workers, and ends them.
+    """A context manager that starts workers and ends them on exit.
 
     Args:
-        options: of the command.
+        options: the options of the command.
     """
 
     def __init__(self, options: argparse.Namespace):
@@ -41,18 +41,27 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def start(self, python: str, module: str, models: Sequence[str], name: str, vocabulary: int = 0) -> Answering:
-        """Start one.
+    def start(
+        self,
+        python: str,
+        module: str,
+        models: Sequence[str],
+        name: str,
+        vocabulary: int = 0,
+        root: Path = ROOT,
+    ) -> Answering:
+        """Start a worker.
 
         Args:
-            python: of its environment.
+            python: the Python of its environment.
             module: the worker's module.
-            models: what it decodes with.
+            models: folders or presets; several are an ensemble.
             name: dtype.
-            vocabulary: of presets.
+            vocabulary: vocabulary size of presets.
+            root: the checkout whose worker runs.
 
         Raises:
-            WorkerError: it does not start.
+            WorkerError: the worker does not start.
         """
         given = [*models, "--format", name, "--device", self.options.device, "--vocabulary", str(vocabulary)]
         worker: Answering
@@ -60,26 +69,32 @@ class Workers:
             given += ["--threads", str(self.options.threads)]
             worker = WorkerInside(partial(INSIDE[module], parser().parse_args(given)))
         else:
-            worker = WorkerProcess(python, module, given, self.options.threads)
+            worker = WorkerProcess(python, module, given, self.options.threads, root)
         self.stack.callback(worker.close)
         return worker
 
     def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
-        """seqgen in each dtype that there is."""
+        """seqgen in each dtype that it supports here, then the checkout of ``--seqgen-before`` in the same dtypes."""
         start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
-        return [Toolkit(SEQGEN, "float32", start("float32")), *self.attempt(SEQGEN, start, self.options.formats[1:])]
+        toolkits = [
+            Toolkit(SEQGEN, "float32", start("float32")),
+            *self.attempt(SEQGEN, start, self.options.formats[1:]),
+        ]
+        if (root := self.options.seqgen_before) is not None:
+            toolkits += [Toolkit(BEFORE, kit.format, start(kit.format, root=root)) for kit in toolkits]
+        return toolkits
 
-    def peers(self, folder: Path) -> list[Toolkit]:
-        """The other toolkits that the user has, in each dtype that they have."""
+    def others(self, folder: Path) -> list[Toolkit]:
+        """The other toolkits that the options name, in each dtype that they support."""
         toolkits = []
-        for name, module in PEERS.items():
+        for name, module in OTHER_TOOLKITS.items():
             if python := getattr(self.options, name):
                 start = partial(self.start, python, module, [str(folder)])
                 toolkits += self.attempt(name, start, self.options.formats)
         return toolkits
 
     def limits(self, folder: Path) -> list[Toolkit]:
-        """The matrix products alone, without and with those of attention."""
+        """The matrix products alone, once without and once with those of attention."""
         start = partial(self.start, sys.executable, "matrix_worker", [str(folder)])
         toolkits = self.attempt("matrix products", start, self.options.formats)
         with_attention = [
@@ -88,7 +103,7 @@ class Workers:
         return [replace(toolkit, decodes=False) for toolkit in [*toolkits, *with_attention]]
 
     def attempt(self, name: str, start: Callable[[str], Answering], formats: Sequence[str]) -> list[Toolkit]:
-        """Those dtypes of a toolkit that it has here."""
+        """A toolkit in each dtype in which its worker starts; the others are skipped with a message."""
         toolkits = []
         for dtype in formats:
             try:

@@ -1,6 +1,10 @@
 """A key/value cache: keys and values of self-attention are stored in bfloat16, which takes half the memory of float32.
 
-``use(model)`` gives it to every self-attention of a model.
+It has no key on the command line. From Python::
+
+    loaded = seqgen.load_model("runs/a")
+    use(loaded.model)
+    print(seqgen.Translator(loaded).translate(["a dog runs"])[0].text)
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from seqgen.modules.kv_cache.protocol import KeysAndValues
 
 
 class BFloat16Cache(GrowingCache):
-    """Converts what ``GrowingCache`` stores; rows are moved in bfloat16."""
+    """A ``GrowingCache`` whose memory is bfloat16; attention is computed in the dtype of the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,20 +30,24 @@ class BFloat16Cache(GrowingCache):
         """Store the keys and values of new positions.
 
         Args:
-            new: ``(N, H, positions, D)`` keys and values, with the padding among them.
+            new: keys and values ``(N, H, positions, D)``, for ``N`` rows, ``H`` heads of size ``D``, and the padding
+                mask ``(N, positions)`` or ``None``.
             rows: rows of the batch.
+
+        Returns:
+            The cache to use from now on, here this object.
         """
         self.dtype = new.keys.dtype
         return super().append(KeysAndValues(new.keys.bfloat16(), new.values.bfloat16(), new.padding_mask), rows)
 
     def view(self) -> KeysAndValues:
-        """All keys and values, in the dtype in which attention is computed."""
+        """All keys and values ``(N, H, K, D)``, where ``K`` counts the positions so far, in the dtype of the model."""
         stored = super().view()
         return KeysAndValues(stored.keys.to(self.dtype), stored.values.to(self.dtype), stored.padding_mask)
 
 
 def use(model: nn.Module) -> None:
-    """Let every self-attention of a model store its keys and values this way."""
+    """Use this cache in every self-attention of ``model``."""
     for module in model.modules():
         if isinstance(module, MultiheadAttention) and not module.encoder_decoder:
             module.cache = BFloat16Cache

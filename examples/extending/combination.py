@@ -1,4 +1,4 @@
-"""A combination of an ensemble's members: the power mean of their probabilities.
+"""A combination of an ensemble's members: the power mean of their probabilities (Hardy, Littlewood and Pólya 1934).
 
 ``seqgen-generate common.user_dir=examples/extending/combination.py path=[runs/a,runs/b] input=test.en
 generation.combination=power_mean combination.power=-4.0``
@@ -24,25 +24,36 @@ from seqgen.registry import register_combination
 class PowerMeanConfig:
     """Configuration of the power mean; its fields are the keys ``combination.FIELD``."""
 
-    power: float = option(-1.0, "1 for the mean of probabilities, -1 for the harmonic mean; not 0")
+    power: float = option(-1.0, "exponent: 1 is the arithmetic mean, -1 the harmonic mean; not 0")
 
 
 @register_combination("power_mean", config=PowerMeanConfig)
 class PowerMean(Combination):
-    """``log (mean_i p_i^r)^(1/r)``, not renormalized: the lower ``r``, the more the least sure member decides.
+    """``log (mean_i p_i^r)^(1/r)``, not renormalized: the lower ``r``, the closer to the smallest ``p_i``.
 
     Args:
-        power: ``r``.
+        power: the exponent ``r``, not 0.
+
+    Raises:
+        ConfigError: ``power`` is 0.
     """
 
     keeps_single = True  # the power mean of one distribution is that distribution
 
     def __init__(self, power: float):
         if power == 0:
-            raise ConfigError("combination.power=0 has no power mean; give generation.combination=log")
+            raise ConfigError("combination.power=0 has no power mean; use generation.combination=log for its limit")
         self.power = power
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
-        """Combine the members' ``(..., V)`` log-probabilities; ``context`` is ``None`` where targets are scored."""
+        """Combine the members' scores of the next token.
+
+        Args:
+            lprobs: from each member ``(..., V)`` log-probabilities in nats.
+            context: the step; ``None`` where known targets are scored.
+
+        Returns:
+            ``(..., V)`` scores in nats.
+        """
         total = torch.stack([self.power * scores for scores in lprobs]).logsumexp(0)
         return (total - math.log(len(lprobs))) / self.power

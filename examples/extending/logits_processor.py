@@ -22,32 +22,39 @@ from seqgen.registry import register_logits_processor
 class WordRewardConfig:
     """Configuration of the reward; its fields are the keys ``processor.word_reward.FIELD``."""
 
-    reward: float = option(0.2, "what each token but end-of-sentence gains, in nats")
+    reward: float = option(0.2, "added to the score of each token except end-of-sentence, in nats")
 
 
 @register_logits_processor("word_reward", config=WordRewardConfig)
 class WordReward(LogitsProcessor):
-    """Adds a constant to every token but end-of-sentence.
+    """Adds a constant to the score of every token except end-of-sentence, so that longer outputs rank higher.
 
     Args:
         eos: id of end-of-sentence.
         reward: the constant, in nats.
     """
 
-    shift_invariant = True  # a constant added to a row before gives the same as one added after
-    can_merge = True  # it reads neither tokens nor sources
+    shift_invariant = True  # adding a constant to a row before this processor equals adding it afterwards
+    can_merge = True  # it does not read tokens, source ids or context.step
 
     def __init__(self, eos: int, reward: float):
         self.eos, self.reward = eos, reward
 
     @classmethod
     def build(cls, cfg: WordRewardConfig, resources: Resources) -> Self:
-        """Make the processor from its configuration and the target vocabulary."""
+        """Make the processor; it needs the id of end-of-sentence, so the default ``build`` is not enough."""
         return cls(resources.dictionary.eos(), cfg.reward)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
-        """Change ``(rows, V)`` scores, in place or not."""
-        ends = lprobs[:, self.eos].clone()
-        lprobs = lprobs + self.reward
-        lprobs[:, self.eos] = ends
-        return lprobs
+        """Change the scores of the next token.
+
+        Args:
+            lprobs: ``(rows, V)`` scores in nats; may be changed in place.
+            context: the step.
+
+        Returns:
+            ``(rows, V)`` scores.
+        """
+        rewards = lprobs.new_full((lprobs.size(1),), self.reward)
+        rewards[self.eos] = 0
+        return lprobs + rewards

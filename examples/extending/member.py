@@ -1,7 +1,11 @@
-"""A member with a source of its own: the same model once more, unable to see some source words.
+"""A member with its own source: source-contrastive decoding (Sennrich, Vamvas and Mohammadshahi 2024).
 
-The fusion of the two with a negative weight prefers outputs that depend on those words: the source-contrastive decoding
-of Sennrich et al. (2024), with a source that lacks words in place of a random one. ``main`` decodes a text so.
+The ensemble has the same model twice. The second member reads the source with some words replaced by the unknown word,
+where the paper uses a random source. Fusion with a negative weight prefers outputs that depend on these words::
+
+    loaded = seqgen.load_model("runs/a")
+    best = decode(loaded, "a dog sees a cat", words=["cat"], weight=-0.3)[0]
+    print(loaded.task.decode(best.tokens))
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ from seqgen.text.text_decoding import TextModel
 
 @dataclass(frozen=True)
 class Blind(MemberSpec):
-    """A model that reads the unknown word in place of some tokens.
+    """A member that reads the unknown word in place of some tokens.
 
     Attributes:
-        hidden: ids of the tokens.
-        unk: id of the unknown word.
+        hidden: source ids of these tokens.
+        unk: source id of the unknown word.
     """
 
     source: str = "blind"
@@ -32,7 +36,7 @@ class Blind(MemberSpec):
     unk: int = 3
 
     def source_of(self, source: Source) -> Source:
-        """What this member reads where an ordinary one reads ``source``."""
+        """The source ``(sentences, S)`` that this member reads, made from the source of the batch."""
         hidden = torch.tensor(self.hidden, dtype=torch.int64, device=source.src_tokens.device)
         return replace(source, src_tokens=source.src_tokens.where(~torch.isin(source.src_tokens, hidden), self.unk))
 
@@ -44,8 +48,11 @@ def decode(loaded: TextModel, text: str, words: Sequence[str], weight: float, be
         loaded: the model, as ``seqgen.load_model`` returns it.
         text: the source.
         words: the source words to emphasize.
-        weight: weight of the member that cannot see them, below 0.
+        weight: fusion weight of the member that cannot see them, below 0.
         beam: hypotheses kept at each step.
+
+    Returns:
+        The n-best list, best first.
     """
     task, model = loaded.task, loaded.model
     hidden = tuple(index for word in words for index in task.source_tokenizer.encode(word))

@@ -1,4 +1,4 @@
-"""An observer: writes, for each step and sentence, what happened to the candidates of the search.
+"""An observer: counts, for each step and sentence, what happened to the candidates of the search.
 
 ``seqgen-generate common.user_dir=examples/extending/observer.py path=runs/a input=test.en
 generation.observers=[outcomes] observer.outcomes.file=outcomes.jsonl``
@@ -20,7 +20,7 @@ from seqgen.registry import register_observer
 class OutcomesConfig:
     """Configuration of the observer; its fields are the keys ``observer.outcomes.FIELD``."""
 
-    file: str = option("outcomes.jsonl", "file that one line is added to for each step and sentence")
+    file: str = option("outcomes.jsonl", "JSON lines are appended to this file")
 
 
 @register_observer("outcomes", config=OutcomesConfig)
@@ -28,21 +28,21 @@ class OutcomesObserver(Observer):
     """Writes JSON lines such as ``{"step": 3, "sentence": 0, "continues": 5, "finished": 1, "below_beam": 4}``.
 
     Args:
-        file: where to.
+        file: JSON lines are appended to it, one for each step and sentence.
     """
 
-    needs = frozenset({FORBIDDEN})  # asks for record.forbidden, which costs another pass over the vocabulary
+    needs = frozenset({FORBIDDEN})  # record.forbidden is computed only on request: it costs a pass over the vocabulary
 
     def __init__(self, file: str):
         self.file = Path(file)
 
     def observe(self, record: StepRecord) -> None:
-        """Look at a step; nothing that is changed here has an effect.
+        """Write the counts of a step.
 
         Args:
-            record: the step.
+            record: the step: context, candidates ``(live, K)``, outcomes ``(live, K)``. Changing it has no effect.
         """
-        rows = record.outcomes.tolist()  # (live, K)
+        rows = record.outcomes.tolist()
         with self.file.open("a", encoding="utf-8") as file:
             for sentence, row in zip(record.context.sentences.ids.tolist(), rows, strict=True):
                 counts = Counter(Outcome(outcome).name.lower() for outcome in row)
@@ -50,7 +50,7 @@ class OutcomesObserver(Observer):
                 file.write(json.dumps(line) + "\n")
 
     def why(self, record: StepRecord) -> dict[str, int]:
-        """How many of the most probable tokens each processor forbade in this step, over the whole batch."""
+        """For each processor, how many of the most probable tokens of the whole batch it forbade in this step."""
         forbidden = record.forbidden
         assert forbidden is not None
         return Counter(forbidden.processors[index] for index in forbidden.by.flatten().tolist() if index >= 0)

@@ -27,27 +27,30 @@ class ThresholdConfig:
 
 @register_search("threshold", config=ThresholdConfig, presets={"threshold_tight": ThresholdConfig(delta=0.5)})
 class ThresholdSearch(BeamSearch):
-    """Beam search whose beam is narrower where the model is sure.
+    """Beam search that keeps fewer beams at steps where the best candidate is far ahead.
 
     Args:
-        delta: how far below the best candidate of its sentence a candidate may be, in nats.
+        delta: the largest allowed distance to the best candidate of the sentence, in nats.
     """
 
-    # `step` overrides that of beam search, so that both flags must be stated again; without them the search is slower
-    additive = True  # it only adds and compares lprobs and scores
-    can_merge = True  # it does not look at context.step, tokens or sources
+    # A subclass that overrides `step` loses both flags unless it states them again; decoding is then slower.
+    additive = True  # `step` only adds and compares lprobs and scores
+    can_merge = True  # `step` does not read context.step, tokens or source ids
 
     def __init__(self, delta: float):
         super().__init__()
         self.delta = delta
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """Choose as beam search does, then drop what is too low: a score of ``-inf`` means that there is no candidate.
+        """Choose as beam search does, then set the scores of dropped candidates to ``-inf``.
 
         Args:
             context: the step.
             lprobs: ``(sentences, beam, V)`` log-probabilities of the next token.
             scores: ``(sentences, beam)`` cumulative scores.
+
+        Returns:
+            ``2 * beam`` candidates of each sentence, best first; a score of ``-inf`` means that there is no candidate.
         """
         found = super().step(context, lprobs, scores)
         too_low = found.scores < found.scores[:, :1] - self.delta

@@ -1,4 +1,4 @@
-"""A stopping rule: an output ends as soon as its last tokens repeat, so that a loop does not fill the whole output.
+"""A stopping rule: an output ends when its last tokens are one n-gram, repeated.
 
 ``seqgen-generate common.user_dir=examples/extending/stopping_rule.py path=runs/a input=test.en
 generation.stopping_rules=[loop] stopping.loop.size=2 stopping.loop.times=3``
@@ -22,7 +22,7 @@ class LoopConfig:
     """Configuration of the rule; its fields are the keys ``stopping.loop.FIELD``."""
 
     size: int = option(1, "tokens in the n-gram that repeats", minimum=1)
-    times: int = option(4, "how often it must follow itself, the first time included", minimum=2)
+    times: int = option(4, "number of consecutive occurrences, the first one included", minimum=2)
 
 
 @register_stopping_rule("loop", config=LoopConfig)
@@ -31,18 +31,21 @@ class LoopRule(StoppingRule):
 
     Args:
         size: tokens in the n-gram.
-        times: how often it must occur.
+        times: number of consecutive occurrences.
     """
 
     def __init__(self, size: int = 1, times: int = 4):
         self.size, self.times = size, times
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
-        """Say which rows end: ``(rows,)`` bool.
+        """Decide which candidates end with their newest token.
 
         Args:
             tokens: ``(rows, step + 1)`` int64 generated tokens of each candidate, the newest last.
-            context: the step.
+            context: the step; its rows are candidates.
+
+        Returns:
+            ``(rows,)`` bool.
         """
         window = self.size * self.times
         if tokens.size(1) < window:

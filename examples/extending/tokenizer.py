@@ -1,7 +1,8 @@
 """A tokenizer: words in lower case, with a mark before each word that had a capital letter.
 
-A tokenizer is chosen by the task that makes it; this task is translation with this tokenizer:
-``seqgen-train common.user_dir=examples/extending/tokenizer.py task=cased_translation model=transformer_tiny ...``
+The task makes the tokenizer; the task of this file is translation with this tokenizer:
+``seqgen-train common.user_dir=examples/extending/tokenizer.py task=cased_translation model=transformer_tiny
+task.source_lang=en task.target_lang=de task.train=DATA/train task.valid=DATA/val run_dir=runs/cased``
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class CasedWordTokenizer(Tokenizer):
         return " ".join(word.capitalize() if upper else word for word, upper in pairs if word != CAPITAL)
 
     def fingerprint(self) -> str:
-        """A hash that changes with what ``encode`` gives."""
+        """A hash that changes whenever ``encode`` would give other ids."""
         return f"cased_words:{self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
-        """Write what ``load`` reads; ``tokenizer.json`` names the class by its registered name."""
+        """Write what ``load`` reads, and the registered name, by which the class is found again."""
         write_settings(folder, {"tokenizer": "cased_words"})
         self.dictionary.save(folder / "dictionary.json")
 
@@ -54,7 +55,7 @@ class CasedWordTokenizer(Tokenizer):
 
 @dataclass
 class CasedTranslationConfig(TranslationConfig):
-    """Configuration of the task, with the keys of translation."""
+    """Configuration of the task; it has the keys of translation, ``task.FIELD``."""
 
 
 @register_task("cased_translation", config=CasedTranslationConfig)
@@ -62,7 +63,7 @@ class CasedTranslationTask(TranslationTask):
     """Translation with one vocabulary of cased words for both languages."""
 
     @classmethod
-    def setup_task(cls, cfg: CasedTranslationConfig, folder: Path) -> Self:
+    def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:
         """Make the tokenizer from the training text, or read it from the run folder."""
         home = folder / "tokenizer"
         if not home.is_dir():

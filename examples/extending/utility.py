@@ -1,4 +1,4 @@
-"""A utility for minimum Bayes risk: how many words two outputs share, whatever their order.
+"""A utility for minimum Bayes risk: the F1 score of the words that two outputs share, in any order.
 
 ``seqgen-generate common.user_dir=examples/extending/utility.py path=runs/a input=test.en generation.sampling=true
 generation.beam=16 generation.mbr=word_f1 utility.ignore_case=false``
@@ -21,7 +21,7 @@ from seqgen.text.mbr import Matrix, Utility
 class WordF1Config:
     """Configuration of the utility; its fields are the keys ``utility.FIELD``."""
 
-    ignore_case: bool = option(True, "whether Dog and dog are the same word")
+    ignore_case: bool = option(True, "compare words in lower case")
 
 
 @register_utility("word_f1", config=WordF1Config)
@@ -29,14 +29,21 @@ class WordF1(Utility):
     """The harmonic mean of the precision and the recall of words, between 0 and 1.
 
     Args:
-        ignore_case: whether words are lower-cased first.
+        ignore_case: whether words are compared in lower case.
     """
 
     def __init__(self, ignore_case: bool = True):
         self.ignore_case = ignore_case
 
     def __call__(self, texts: Sequence[str]) -> Matrix:
-        """Compare all pairs: ``(N, N)``, row ``i`` and column ``j`` for text ``i`` with reference ``j``."""
+        """Compare all pairs of texts.
+
+        Args:
+            texts: ``N`` distinct outputs for one source.
+
+        Returns:
+            ``(N, N)`` float64: row ``i``, column ``j`` is the utility of text ``i`` with text ``j`` as its reference.
+        """
         words = [Counter((text.lower() if self.ignore_case else text).split()) for text in texts]
         scores = numpy.zeros((len(texts), len(texts)))
         for i, own in enumerate(words):

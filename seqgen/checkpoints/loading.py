@@ -3,9 +3,9 @@
 A path names a run of seqgen, or a checkpoint of another toolkit that a registered checkpoint loader recognizes. A
 loader is declared with a function that tells whether it can load a path; its module is imported only for such a path::
 
-    declare_reader("fairseq checkpoint", lambda path: path.suffix == ".pt", "seqgen.models.fairseq_checkpoint")
+    declare_checkpoint_loader("fairseq checkpoint", lambda path: path.suffix == ".pt", "my_package.fairseq")
 
-    @register_reader("fairseq checkpoint")  # in that module
+    @register_checkpoint_loader("fairseq checkpoint")  # in that module
     def read(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel: ...
 """
 
@@ -23,8 +23,8 @@ import yaml
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
-from seqgen.compose import from_dict, to_dict
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.devices import find_device
@@ -35,7 +35,10 @@ from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel
 from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
+from seqgen.renamed import former_names
 from seqgen.task import Task
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -113,59 +116,61 @@ class Placement:
     dtype: torch.dtype | None = None
 
 
-Reader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
+CheckpointLoader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
 
 _DECLARED: dict[str, tuple[Callable[[Path], bool], str]] = {}
-_READERS: dict[str, Reader] = {}
+_LOADERS: dict[str, CheckpointLoader] = {}
 
 
-def declare_reader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
+def declare_checkpoint_loader(kind: str, recognizes: Callable[[Path], bool], module: str) -> None:
     """Declare which module loads one kind of checkpoint, so that it is imported only when needed.
 
     Args:
-        kind: what it reads, in words, such as ``"fairseq checkpoint"``.
+        kind: what it loads, in words, such as ``"fairseq checkpoint"``.
         recognizes: whether a path is of that kind; it should check names rather than contents, to be fast.
-        module: dotted name of the module, which calls ``register_reader(kind)``.
+        module: dotted name of the module, which calls ``register_checkpoint_loader(kind)``.
     """
     _DECLARED[kind] = (recognizes, module)
 
 
-def register_reader(kind: str, recognizes: Callable[[Path], bool] | None = None) -> Callable[[Reader], Reader]:
+def register_checkpoint_loader(
+    kind: str, recognizes: Callable[[Path], bool] | None = None
+) -> Callable[[CheckpointLoader], CheckpointLoader]:
     """Register the decorated function as the checkpoint loader for one kind of checkpoint.
 
     Args:
-        kind: what it reads, in words.
+        kind: what it loads, in words.
         recognizes: whether a path is of that kind; required if the kind was not declared before.
 
     Raises:
         ConfigError: the kind already has a loader, or it was not declared and ``recognizes`` is missing.
     """
 
-    def decorator(reader: Reader) -> Reader:
-        if kind in _READERS:
+    def decorator(loader: CheckpointLoader) -> CheckpointLoader:
+        if kind in _LOADERS:
             raise ConfigError(
-                f"two checkpoint loaders are registered for a {kind}, in {_READERS[kind].__module__} and "
-                f"{reader.__module__}"
+                f"two checkpoint loaders are registered for a {kind}, in {_LOADERS[kind].__module__} and "
+                f"{loader.__module__}"
             )
         if recognizes is not None:
-            declare_reader(kind, recognizes, reader.__module__)
+            declare_checkpoint_loader(kind, recognizes, loader.__module__)
         elif kind not in _DECLARED:
             raise ConfigError(
-                f"the checkpoint loader for a {kind} in {reader.__module__} does not define which paths it recognizes"
+                f"the checkpoint loader for a {kind} in {loader.__module__} does not define which paths it recognizes"
             )
-        _READERS[kind] = reader
-        return reader
+        _LOADERS[kind] = loader
+        return loader
 
     return decorator
 
 
-def reader_of(path: Path) -> Reader | None:
+def checkpoint_loader_of(path: Path) -> CheckpointLoader | None:
     """The checkpoint loader that recognizes a path, its module imported; ``None`` if there is none, as for a run."""
     for kind, (recognizes, module) in _DECLARED.items():
         if recognizes(path):
-            if kind not in _READERS:
+            if kind not in _LOADERS:
                 importlib.import_module(module)
-            return _READERS[kind]
+            return _LOADERS[kind]
     return None
 
 
@@ -189,7 +194,7 @@ def load_models(
     """
     separate = [part for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
-    if given and not any(reader_of(Path(path)) for path in separate):
+    if given and not any(checkpoint_loader_of(Path(path)) for path in separate):
         raise ConfigError(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
@@ -211,7 +216,8 @@ def load_model(
     """Load a trained model.
 
     Args:
-        path: a run folder (its best checkpoint is taken), a checkpoint inside one, or what a reader recognizes.
+        path: a run folder (its best checkpoint is loaded), a checkpoint inside one, or a path that a checkpoint loader
+            recognizes.
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
@@ -224,8 +230,8 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    reader, placement = reader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
-    loaded = _load_run(Path(path)) if reader is None else reader(Path(path), reading or ReadingConfig(), placement)
+    loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
+    loaded = _load_run(Path(path)) if loader is None else loader(Path(path), reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
     return loaded
 
@@ -276,7 +282,7 @@ def run_folder(path: Path) -> Path | None:
     if (path / CONFIG_FILE).is_file():
         return path
     above = (folder for folder in path.resolve().parents if (folder / CONFIG_FILE).is_file())
-    return next(above, None) if path.exists() and reader_of(path) is None else None
+    return next(above, None) if path.exists() and checkpoint_loader_of(path) is None else None
 
 
 def recorded_user_dirs(folder: Path) -> list[str]:

@@ -19,8 +19,9 @@ from typing import Any
 
 from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
-from seqgen.compose import known_keys, to_dict
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config_dicts import to_dict
+from seqgen.config_keys import known_keys
 from seqgen.errors import CheckpointError
 from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes

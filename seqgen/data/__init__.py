@@ -1,1 +1,1 @@
-"""From text files to batches: vocabularies, tokenizers, encoded datasets on disk, batching and collation."""
+"""Data, from text files to batches: vocabularies, tokenizers, encoded datasets on disk, batching and collation."""

@@ -1,4 +1,4 @@
-"""Which examples go together into a batch, and in which order the batches come."""
+"""Batching: which examples form a batch, and the order of the batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of positions, kept in two flat arrays because there may be hundreds of thousands of them.
+    """Batches of positions in a dataset, stored in flat arrays because there may be hundreds of thousands of batches.
 
     Attributes:
         order: ``(n,)`` int64 positions, batch after batch.
-        starts: ``(batches,)`` int64 where each batch begins in ``order``.
-        stops: ``(batches,)`` int64 where each batch ends.
+        starts: ``(batches,)`` int64 index into ``order`` of each batch's first position.
+        stops: ``(batches,)`` int64 index after its last one.
     """
 
     order: NDArray[np.int64]
@@ -26,22 +26,26 @@ class Batches:
         return len(self.starts)
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
-        """The positions of a batch."""
+        """The positions of a batch, ``(examples,)`` int64."""
         return self.order[self.starts[index] : self.stops[index]]
 
     def select(self, which: NDArray[np.int64]) -> Batches:
-        """Some of the batches, in the given order."""
+        """A selection of the batches.
+
+        Args:
+            which: ``(n,)`` int64 indices of batches, in the order of the result.
+        """
         return Batches(self.order, self.starts[which], self.stops[which])
 
     def shard(self, rank: int, world_size: int, *, even: bool = True) -> Batches:
-        """The batches of one of several processes: every ``world_size``-th.
+        """The batches of one rank: every ``world_size``-th batch, beginning with number ``rank``.
 
         Args:
-            rank: which process, from 0.
-            world_size: how many processes.
-            even: if true, every process gets the same number of batches, which synchronous training needs; the first
-                batches of the epoch are repeated to fill the difference. If false, every batch is used exactly once,
-                which evaluation needs, and the last processes may get one batch less.
+            rank: the process, from 0.
+            world_size: number of processes.
+            even: if true, every rank gets the same number of batches, which synchronous training needs; to this end the
+                first batches of the epoch are repeated. If false, every batch is used exactly once, which evaluation
+                needs, and the last ranks may get one batch less.
         """
         count = len(self)
         if even:
@@ -70,7 +74,7 @@ def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None 
         source  2 4 7 8 5 3 3 4 6
 
     Args:
-        lengths: ``(n, sides)`` tokens of each example: source, and target where there is one.
+        lengths: ``(n, sides)`` tokens of each example: source, and target if there is one.
         ties: shuffles examples of equal lengths; ``None`` leaves them in their order.
 
     Returns:
@@ -85,10 +89,10 @@ def sort_by_length(lengths: NDArray[np.int32], ties: np.random.Generator | None 
 
 
 def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | None) -> NDArray[np.int64]:
-    """Cut a sequence of examples into batches, each as large as the limits allow.
+    """Split a sequence of examples into consecutive batches, each as large as the limits allow.
 
-    The size of a batch is its number of rows times its longest example, that is, its tokens and its padding. An example
-    that is longer than ``max_tokens`` gets a batch of its own.
+    The size of a batch is its number of rows times the length of its longest example: its tokens and its padding. An
+    example that is longer than ``max_tokens`` gets a batch of its own.
 
     Args:
         sizes: ``(n,)`` tokens of each example: the longer of its sides.
@@ -96,7 +100,7 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
         batch_size: maximum examples per batch; ``None`` for no limit.
 
     Returns:
-        ``(batches,)`` int64 where each batch begins.
+        ``(batches,)`` int64 index of the first example of each batch.
     """
     starts = []
     start, n = 0, len(sizes)
@@ -105,7 +109,7 @@ def split(sizes: NDArray[np.int32], max_tokens: int | None, batch_size: int | No
         rows = n - start if batch_size is None else batch_size
         if max_tokens is not None:
             rows = min(rows, max_tokens // max(1, int(sizes[start])))
-            # the longest so far times the rows so far never falls, so the last row that fits can be searched for
+            # the size of the first n rows never decreases with n, so a binary search finds the last row that fits
             longest = np.maximum.accumulate(sizes[start : start + rows], dtype=np.int64)
             tokens = longest * np.arange(1, len(longest) + 1)
             rows = int(np.searchsorted(tokens, max_tokens, side="right"))
@@ -124,9 +128,12 @@ def make_batches(
 
     Args:
         lengths: ``(n, sides)`` tokens of each example.
-        max_tokens: most tokens in a batch: rows times the longest source or target; ``None`` for no limit.
+        max_tokens: maximum tokens per batch: rows times the longest source or target; ``None`` for no limit.
         batch_size: maximum examples per batch; ``None`` for no limit.
         rng: shuffles the batches and the examples of equal length; ``None`` for a fixed order.
+
+    Returns:
+        The batches.
 
     Raises:
         ValueError: a limit is below 1.
@@ -141,14 +148,14 @@ def make_batches(
 
 
 def padding_share(lengths: NDArray[np.int32], batches: Batches) -> NDArray[np.float64]:
-    """How much of the batches is padding.
+    """The fraction of the positions in batches that is padding.
 
     Args:
         lengths: ``(n, sides)`` tokens of each example.
-        batches: how they are put together.
+        batches: the batches.
 
     Returns:
-        ``(sides,)`` padding divided by all positions, for each side.
+        ``(sides,)`` number of padding positions divided by the number of all positions.
     """
     real = padded = np.zeros(lengths.shape[1])
     for i in range(len(batches)):

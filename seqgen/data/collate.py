@@ -1,4 +1,4 @@
-"""Putting examples of unequal length into one batch."""
+"""Collation: examples of different lengths are padded and combined into a batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from seqgen.structures import Batch, Source
 
 
 class Example(NamedTuple):
-    """A sentence, and its translation where there is one.
+    """A sentence and its translation, if it has one.
 
     Attributes:
-        id: its index in the dataset, from 0.
+        id: index in the dataset, from 0.
         source: ``(S,)`` int64 ids, end-of-sentence included.
         target: ``(T,)`` int64 ids, end-of-sentence included, or ``None``.
     """
@@ -27,12 +27,12 @@ class Example(NamedTuple):
 
 
 def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
-    """Put sequences into the rows of one tensor that is as wide as the longest.
+    """Put sequences into the rows of one tensor, padded to the length of the longest.
 
     Args:
         rows: ``(length,)`` int64 each.
-        pad: fills the rest of a row.
-        left: whether the rest is at the left.
+        pad: id of padding.
+        left: whether shorter rows are padded on the left.
 
     Returns:
         ``(N, longest)`` int64.
@@ -51,7 +51,7 @@ def collate(
     start_token: int,
     left_pad_source: bool = False,
 ) -> Batch:
-    """Put examples into a batch.
+    """Combine examples into a batch.
 
     With ``start_token`` s, padding p and the targets ``[a b e]`` and ``[c e]`` (e: end-of-sentence)::
 
@@ -59,14 +59,15 @@ def collate(
                             c e p                          s c p
 
     Args:
-        examples: number, source and target of each; either all have a target or none has.
+        examples: the id, source and target of each, 1-D int64; either all have a target or none has.
         source_pad: id of padding in the source vocabulary.
         target_pad: id of padding in the target vocabulary.
         start_token: id that ``prev_output_tokens`` begins with.
         left_pad_source: whether sources are padded on the left.
 
     Returns:
-        The batch, no wider than its longest source and target.
+        The batch: ``src_tokens`` ``(N, S)``, ``target`` and ``prev_output_tokens`` ``(N, T)``, where S and T are the
+        lengths of the longest source and the longest target.
 
     Raises:
         ValueError: there is no example, or only some have a target.

@@ -16,9 +16,10 @@ from seqgen.files import write_atomically
 from seqgen.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""The special tokens, which a ``dict.txt`` does not list; their ids are 0 to 3."""
+"""The special tokens with the ids 0 to 3, which a ``dict.txt`` does not list."""
 
 OVERWRITE_FLAG = "#fairseq:overwrite"
+"""At the end of a line of a ``dict.txt``: the token may have occurred before, and gets this line's id."""
 
 
 class Dictionary:
@@ -28,14 +29,19 @@ class Dictionary:
 
     Args:
         symbols: all tokens in the order of their ids, special ones included; ``None`` for the four special ones.
-        counts: how often each was seen; ``None`` for not known (all 0).
+        counts: number of occurrences of each token; ``None`` for all 0.
         pad: id of padding.
         eos: id of end-of-sentence.
         unk: id of unknown tokens.
-        bos: id of begin-of-sentence; ``None`` where there is none.
+        bos: id of begin-of-sentence; ``None`` for none.
+
+    Attributes:
+        symbols: all tokens in the order of their ids.
+        counts: the count of each.
 
     Raises:
-        DataError: a token occurs twice, or a special id is outside the vocabulary.
+        DataError: a token occurs twice, the numbers of tokens and counts differ, or a special id is outside the
+            vocabulary.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Dictionary:
         return self._unk
 
     def bos(self) -> int:
-        """Id of begin-of-sentence; that of end-of-sentence where the vocabulary has none."""
+        """Id of begin-of-sentence; that of end-of-sentence if the vocabulary has none."""
         return self._eos if self._bos is None else self._bos
 
     def index(self, token: str) -> int:
@@ -87,15 +93,18 @@ class Dictionary:
         return self._ids.get(token, self._unk)
 
     def word_index(self, word: str) -> int:
-        """Id of a word of a text: as ``index``, but a word such as ``</s>`` is unknown."""
+        """Id of a word in a text; unlike ``index``, words such as ``</s>`` and ``<pad>`` are unknown."""
         index = self.index(word)
         return self._unk if index in (self._pad, self._eos, self._bos) else index
 
     def symbol(self, index: int) -> str:
         """Token of an id.
 
+        Args:
+            index: the id.
+
         Raises:
-            IndexError: there is no such id.
+            IndexError: the id is outside the vocabulary.
         """
         if not 0 <= index < len(self.symbols):
             raise IndexError(f"id {index} is outside the vocabulary of {len(self.symbols)} tokens")
@@ -114,7 +123,7 @@ class Dictionary:
         return iter(self.symbols)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all ids stand for the same tokens; counts are not compared."""
+        """Whether tokens, ids and special ids are equal; counts are not compared."""
         if not isinstance(other, Dictionary):
             return NotImplemented
         return self.symbols == other.symbols and self.special_ids == other.special_ids
@@ -125,14 +134,14 @@ class Dictionary:
         return f"Dictionary({len(self)} tokens, {', '.join(f'{k} {v}' for k, v in self.special_ids.items())})"
 
     def add_symbol(self, token: str, count: int = 1) -> int:
-        """Add a token at the end, or increase its count if it exists.
+        """Append a token, or increase its count if it exists.
 
         Args:
             token: the token.
-            count: how often it was seen.
+            count: number of occurrences to add.
 
         Returns:
-            Its id.
+            The token's id.
         """
         index = self._ids.setdefault(token, len(self.symbols))
         if index == len(self.symbols):
@@ -142,7 +151,7 @@ class Dictionary:
         return index
 
     def fingerprint(self) -> str:
-        """A hexadecimal hash that is equal for equal vocabularies, the same in every process."""
+        """A hexadecimal SHA-256 of tokens and special ids; equal vocabularies have the same one in every process."""
         content = json.dumps([self.symbols, self.special_ids], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -153,6 +162,9 @@ class Dictionary:
         Args:
             counts: number of occurrences of each token.
             size: maximum number of tokens, special ones included; ``None`` for all.
+
+        Returns:
+            The vocabulary, sorted by decreasing count, then by token.
         """
         ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         dictionary = cls()
@@ -177,7 +189,14 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a vocabulary: one that ``save`` wrote as ``.json``, or else a fairseq ``dict.txt``.
+        """Read a vocabulary.
+
+        Args:
+            path: a ``.json`` file written by ``save``, or any other name for a file in the format of fairseq's
+                ``dict.txt``.
+
+        Returns:
+            The vocabulary.
 
         Raises:
             DataError: the file is missing, empty or damaged; the message names the line.
@@ -208,7 +227,7 @@ class Dictionary:
             raise ValueError(f"{line[:60]!r} is not a token, a space and a count")
         if token in self and not overwrite:
             raise ValueError(f"the token {token!r} occurs twice; remove one, or add {OVERWRITE_FLAG!r} to the line")
-        if overwrite and token in self:  # the old id is kept under a name that no text contains
+        if overwrite and token in self:  # the old id gets another name, such as the#7
             self.symbols[self._ids[token]] += f"#{self._ids[token]}"
         self._ids[token] = len(self.symbols)
         self.symbols.append(token)
@@ -233,10 +252,15 @@ class Dictionary:
             raise DataError(f"{path} is not a vocabulary, or damaged: {error}") from None
 
     def save(self, path: Path | str) -> None:
-        """Write the vocabulary: complete as ``.json``, or else as a fairseq ``dict.txt``.
+        """Write the vocabulary.
+
+        Args:
+            path: a ``.json`` file, which can represent every vocabulary, or any other name for the format of fairseq's
+                ``dict.txt``.
 
         Raises:
-            DataError: the file cannot be written, or the vocabulary is not one that a ``dict.txt`` can hold.
+            DataError: a ``dict.txt`` cannot represent the vocabulary.
+            UserError: the file cannot be written.
         """
         path = Path(path)
         if path.suffix == ".json":

@@ -20,34 +20,34 @@ PREFETCH = 8
 
 
 class EpochIterator:
-    """Gives the batches of an epoch, then those of the next::
+    """Iterates over the batches of one epoch after the other::
 
         while iterator.epoch <= max_epoch:
-            for batch in iterator:      # what is left of the epoch
+            for batch in iterator:      # the rest of the epoch
                 ...
 
-    Batches and their order are a function of (data, limits, seed, epoch). Threads prepare batches in advance. They do
-    not change the order, and they end when the loop ends, also by an error. A batch counts as consumed when the
-    iterator has returned it: after a state that was saved in the loop's body is loaded, the next batch comes first.
+    Batches and their order depend only on the data, the limits, the seed and the epoch. Threads prepare batches in
+    advance, which does not change the order; they end when the loop ends, also by an exception. A batch counts as
+    consumed when the iterator has returned it: a state saved in the loop's body continues with the next batch.
 
     Args:
         dataset: the examples.
-        collate: puts examples into a batch.
+        collate: combines examples into a batch.
         max_tokens: maximum tokens per batch, padding included; ``None`` for no limit.
         batch_size: maximum examples per batch; ``None`` for no limit.
-        seed: of the order, and of what is random in the examples.
-        shuffle: whether batches come in random order; if false, from short to long, the same in each epoch.
-        rank: which of several processes this is.
-        world_size: how many processes there are.
-        even: whether each process gets the same number of batches (training) or each batch is given out exactly once
-            (evaluation).
+        seed: seed of the order and of random examples (noise, subword sampling).
+        shuffle: whether batches are in random order; if false, they are sorted from short to long in each epoch.
+        rank: this process, from 0.
+        world_size: number of processes.
+        even: whether each rank gets the same number of batches (training) or each batch is used exactly once
+            (evaluation); see ``Batches.shard``.
         num_workers: threads that prepare batches in advance; 0 prepares each batch when it is requested.
 
     Attributes:
         epoch: number of the current epoch, from 1.
-        first: batches of the epoch that all processes together had returned before the state was loaded; the batches
-            after them are distributed among the current processes.
-        consumed: batches that this process has returned since then.
+        first: number of batches of the epoch that all ranks together had consumed when the state was saved; the batches
+            after them are distributed among the current ranks.
+        consumed: number of batches that this rank has returned since then.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EpochIterator:
         self._made: tuple[int, Batches] | None = None
 
     def _all_batches(self) -> Batches:
-        """The current epoch's batches, of all processes."""
+        """The current epoch's batches, of all ranks."""
         if self._made is None or self._made[0] != self.epoch:
             rng = generator(self.seed, self.epoch) if self.shuffle else None
             lengths = self.dataset.lengths(self.epoch, self.seed)
@@ -90,22 +90,22 @@ class EpochIterator:
 
     @property
     def batches(self) -> Batches:
-        """This process's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
+        """This rank's batches of positions in the dataset, from ``first`` to the end of the current epoch."""
         batches = self._all_batches()
         rest = batches.select(np.arange(self.first, len(batches)))
         return rest.shard(self.rank, self.world_size, even=self.even)
 
     @property
     def rounds(self) -> int:
-        """How many batches the process with the most has, from ``first`` to the end of the current epoch."""
+        """The largest number of batches that a rank has from ``first`` to the end of the current epoch."""
         return -(-(len(self._all_batches()) - self.first) // self.world_size)
 
     def __len__(self) -> int:
-        """Batches of this process from ``first`` to the end of the current epoch, those consumed included."""
+        """Number of this rank's batches from ``first`` to the end of the current epoch, consumed ones included."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the rest of the current epoch; at its end, ``epoch`` is increased."""
+        """Iterate over the rest of the current epoch, then increase ``epoch``."""
         epoch, batches = self.epoch, self.batches
         left = range(self.consumed, len(batches))
         for batch in self._in_line(batches, left) if self.num_workers < 1 else self._ahead(batches, left):
@@ -139,7 +139,7 @@ class EpochIterator:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The current position, which is the same in all processes; ``load_state_dict`` continues from it."""
+        """The current position, for ``load_state_dict``; it is the same on all ranks."""
         return {
             "epoch": self.epoch,
             "consumed": self.first + self.consumed * self.world_size,
@@ -151,8 +151,8 @@ class EpochIterator:
         """Continue from a position that ``state_dict`` returned.
 
         Args:
-            state: the position. It may come from a run with another number of processes: the rest of the epoch is
-                distributed among the current ones, and no batch is skipped or repeated.
+            state: the position. It may come from a run with another number of ranks: the rest of the epoch is
+                distributed among the current ranks, and no batch is skipped or repeated.
 
         Raises:
             DataError: the data or the batch limits have changed, so the position is not valid.

@@ -35,9 +35,9 @@ def mixing_rates(
         sizes: number of examples of each dataset.
         mixing: ``proportional`` to the sizes, ``equal``, ``temperature`` (sizes to the power of ``1 / temperature``),
             or ``rates`` as they are given.
-        size_limit: a larger size counts as this much (proportional and temperature); 0 for no limit.
-        temperature: 1 is proportional, and the higher the more equal.
-        rates: for ``mixing="rates"``, relative to each other.
+        size_limit: upper limit of each size (``proportional`` and ``temperature``); 0 for no limit.
+        temperature: 1 for proportional rates; higher values make rates more equal.
+        rates: the rates for ``mixing="rates"``, relative to each other.
 
     Returns:
         Rates that sum to one.
@@ -54,20 +54,20 @@ def mixing_rates(
 
 
 def draws(rates: Sequence[float], size: int, epoch: int) -> NDArray[np.int64]:
-    """How many examples an epoch draws from each dataset, and how many all earlier epochs drew.
+    """Numbers of examples that an epoch and all epochs before it draw from each dataset.
 
-    ``size`` evenly spaced points lie on the interval from 0 to 1, which is divided into one segment per dataset, whose
-    length is its rate; each point is an example of the dataset in whose segment it lies. Every epoch shifts the points
-    by the golden ratio times their distance. So the numbers sum to ``size``, each differs from ``rate * size`` by less
-    than one, and their mean over epochs converges to it.
+    The interval from 0 to 1 is divided into one segment per dataset, whose length is the dataset's rate. An epoch has
+    ``size`` evenly spaced points in the interval; each point draws an example from the dataset in whose segment it is.
+    Every epoch shifts the points by the golden ratio times their distance. Therefore the numbers of an epoch sum to
+    ``size``, each differs from ``rate * size`` by less than one, and their mean over epochs converges to it.
 
     Args:
         rates: the sampling rates, which sum to one.
-        size: examples of an epoch.
+        size: number of examples of an epoch.
         epoch: its number, from 1.
 
     Returns:
-        ``(2, len(rates))`` int64: before, and now.
+        ``(2, len(rates))`` int64: examples of all earlier epochs together, and of this epoch.
     """
     edges = np.append(0.0, np.cumsum(rates)) * size
     edges[-1] = size
@@ -86,7 +86,7 @@ class JoinedDataset:
     def __init__(self, parts: Mapping[str, PairDataset]):
         self.parts = dict(parts)
         self.offsets = np.append(0, np.cumsum([len(part) for part in self.parts.values()]))
-        # examples are numbered through all parts, so that ids are unique
+        # ids continue from one part to the next, so that they are unique
         self.first_ids = np.append(0, np.cumsum([len(part.source.store) for part in self.parts.values()]))
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class JoinedDataset:
         return np.concatenate([part.lengths(epoch, seed) for part in self.parts.values()])
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """The example at a position, counted through all parts."""
+        """The example at a position of the concatenation; see ``Dataset.example``."""
         number = int(np.searchsorted(self.offsets, position, side="right")) - 1
         return self._example(number, position - int(self.offsets[number]), epoch, seed)
 
@@ -114,24 +114,24 @@ class JoinedDataset:
         return {name: part.limited(source, target) for name, part in self.parts.items()}
 
     def report(self) -> list[str]:
-        """The sentences of all parts."""
+        """The notes of all parts."""
         return [sentence for part in self.parts.values() for sentence in part.report()]
 
 
 class MixtureDataset(JoinedDataset):
     """Draws examples from several datasets at given rates.
 
-    Each dataset is read in a random order, then in another random order, and so on; an epoch continues where the one
-    before it stopped. So no example is drawn a second time before all others were drawn once. The examples of an epoch
-    depend only on the seed and the epoch.
+    Each dataset is read repeatedly, each time in a new random order. An epoch continues where the previous one stopped,
+    so that all examples of a dataset are drawn before one is repeated. The examples of an epoch depend only on the seed
+    and the epoch.
 
     Args:
         parts: the datasets by name.
-        rates: the share of each.
-        size: examples of an epoch; 0 for as many as there are.
+        rates: the sampling rate of each, relative to each other.
+        size: number of examples of an epoch; 0 for the number of examples of all parts.
 
     Raises:
-        ConfigError: a rate is not above zero.
+        ConfigError: a rate is not positive and finite.
     """
 
     def __init__(self, parts: Mapping[str, PairDataset], rates: Sequence[float], size: int = 0):
@@ -150,30 +150,29 @@ class MixtureDataset(JoinedDataset):
         return self.size
 
     def _draw(self, epoch: int, seed: int) -> NDArray[np.int64]:
-        """``(size, 2)`` part and position within it of each example of an epoch."""
+        """``(size, 2)`` int64: the part, and the position within it, of each example of an epoch."""
         before, now = draws(self.rates, self.size, epoch)
         rows = []
         for number, part in enumerate(self.parts.values()):
-            places = np.arange(before[number], before[number] + now[number])
-            rounds, places = np.divmod(places, len(part))
-            for number_of_round in np.unique(rounds):
-                order = np.random.default_rng([seed, number, number_of_round]).permutation(len(part))
-                mine = rounds == number_of_round
-                places[mine] = order[places[mine]]
-            rows.append(np.stack([np.full(len(places), number), places], axis=1))
+            drawn = np.arange(before[number], before[number] + now[number])
+            passes, positions = np.divmod(drawn, len(part))
+            for current in np.unique(passes):
+                order = np.random.default_rng([seed, number, current]).permutation(len(part))
+                positions[passes == current] = order[positions[passes == current]]
+            rows.append(np.stack([np.full(len(positions), number), positions], axis=1))
         return np.concatenate(rows)
 
     def lengths(self, epoch: int = 1, seed: int = 0) -> NDArray[np.int32]:
-        """``(size, sides)`` tokens of each example that the epoch draws."""
+        """``(size, sides)`` tokens of each example that the epoch draws; see ``Dataset.lengths``."""
         number, position = self._drawn(epoch, seed).T
         every = super().lengths(epoch, seed)
         drawn: NDArray[np.int32] = every[self.offsets[number] + position]
         return drawn
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """An example that the epoch draws."""
-        number, place = self._drawn(epoch, seed)[position].tolist()
-        return self._example(number, place, epoch, seed)
+        """An example that the epoch draws; see ``Dataset.example``."""
+        number, within = self._drawn(epoch, seed)[position].tolist()
+        return self._example(number, within, epoch, seed)
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> MixtureDataset:
         """The same mixture, with lower or equal limits for its parts."""

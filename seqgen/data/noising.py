@@ -1,6 +1,6 @@
-"""Denoising objectives: the tokens hidden from the input, and the target (Raffel et al. 2020, section 3.3).
+"""Denoising objectives: how a text becomes an input with hidden tokens and a target (Raffel et al. 2020, section 3.3).
 
-Of the text ``a b c d e`` with ``b c`` and ``e`` hidden, sentinels ``<0> <1>``, the mask ``<M>`` (sentinel 0) and
+For the text ``a b c d e`` with ``b c`` and ``e`` hidden, sentinels ``<0> <1>``, the mask ``<M>`` (sentinel 0) and
 end-of-sentence ``.``::
 
     objective                          input            target
@@ -11,7 +11,7 @@ end-of-sentence ``.``::
     prefix_lm                          a b .            c d e .
     deshuffling                        d a e c b .      a b c d e .
 
-All results depend only on the tokens and a random generator, so an example can be reproduced.
+The results depend only on the tokens and the state of a random generator, so that each example can be reproduced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 RANDOM_SHARE = 0.1
-"""Fraction of the tokens hidden by ``bert`` that are replaced by a random word instead of the mask."""
+"""Fraction of the hidden tokens that ``bert`` replaces by a random word instead of the mask."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class NoiseTokens:
     """The ids of the tokens that the objectives insert.
 
     Attributes:
-        eos: end-of-sentence, which ends every input and target.
-        sentinels: ``(n,)`` int64, what stands for the first hidden span, for the second, ...
-        words: ``(w,)`` int64, the ids that a random word is drawn from.
+        eos: end-of-sentence, the last token of each input and target.
+        sentinels: ``(n,)`` int64, the replacements of the first hidden span, the second one, and so on.
+        words: ``(w,)`` int64, the ids from which random words are drawn.
     """
 
     eos: int
@@ -52,15 +52,16 @@ class NoiseTokens:
 
 
 def span_counts(length: int, density: float, mean_span: float) -> tuple[int, int]:
-    """How many tokens and spans of a text span corruption hides.
+    """The numbers of tokens and spans that span corruption hides in a text.
 
     Args:
-        length: tokens of the text.
-        density: share of the tokens to hide.
+        length: number of tokens of the text.
+        density: fraction of the tokens to hide.
         mean_span: mean length of a hidden span, in tokens.
 
     Returns:
-        Tokens that are hidden and the number of spans: at least one of each, and at least as many tokens that are not.
+        The number of hidden tokens and of hidden spans. Both are at least 1, and there are at most as many spans as
+        visible tokens.
     """
     length = max(length, 2)
     noise = min(max(round(length * density), 1), length - 1)
@@ -68,50 +69,50 @@ def span_counts(length: int, density: float, mean_span: float) -> tuple[int, int
 
 
 def raw_length(input_length: int, density: float, mean_span: float) -> int:
-    """How long a text must be for span corruption to make an input of a given length of it.
+    """The length of the longest text whose input after span corruption is not longer than a limit.
 
-    With 15% hidden in spans of 3, 568 tokens make an input of 512 (483 tokens, 28 sentinels, end-of-sentence) and a
-    target of 114 (85 tokens, 28 sentinels, end-of-sentence).
+    With 15% hidden in spans of 3, a text of 568 tokens has an input of 512 (483 tokens, 28 sentinels, end-of-sentence)
+    and a target of 114 (85 tokens, 28 sentinels, end-of-sentence).
 
     Args:
-        input_length: most tokens of the input, end-of-sentence included.
-        density: share of the tokens to hide.
+        input_length: maximum tokens of the input, end-of-sentence included.
+        density: fraction of the tokens to hide.
         mean_span: mean length of a hidden span, in tokens.
 
     Returns:
-        The largest number of tokens whose input fits.
+        Number of tokens of the text.
     """
     return SpanCorruption(density, mean_span).raw_length(input_length)
 
 
 def random_segmentation(total: int, parts: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Divide ``total`` items into ``parts`` non-empty parts, every division being equally likely.
+    """Divide items into non-empty parts; all divisions are equally likely.
 
-    10 items in 3 parts, cut after the second and the seventh, are parts of 2, 5 and 3.
+    Cuts after the second and the seventh of 10 items give parts of 2, 5 and 3.
 
     Args:
-        total: items.
-        parts: at most ``total``.
+        total: number of items.
+        parts: number of parts, at most ``total``.
         rng: draws the cuts.
 
     Returns:
-        ``(parts,)`` int64 sizes.
+        ``(parts,)`` int64 sizes of the parts.
     """
     cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total).astype(np.int64)
 
 
 def span_mask(length: int, density: float, mean_span: float, rng: np.random.Generator) -> Mask:
-    """Hide spans of random length: a visible span first, a hidden one last, by turns.
+    """Hide spans of random length. Visible and hidden spans alternate; the first is visible, the last hidden.
 
     Args:
-        length: tokens of the text.
-        density: share of the tokens to hide.
+        length: number of tokens of the text.
+        density: fraction of the tokens to hide.
         mean_span: mean length of a hidden span, in tokens.
         rng: draws the spans.
 
     Returns:
-        ``(length,)`` bool, true where a token is hidden. A text of one token is left as it is.
+        ``(length,)`` bool, true where a token is hidden. In a text of one token, none is hidden.
     """
     noise, spans = span_counts(length, density, mean_span)
     hidden = random_segmentation(noise, spans, rng)
@@ -123,12 +124,12 @@ def span_mask(length: int, density: float, mean_span: float, rng: np.random.Gene
 
 
 def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Generator) -> Mask:
-    """Hide each token with the same probability.
+    """Hide each token independently with the same probability.
 
     Args:
-        length: tokens of the text.
+        length: number of tokens of the text.
         density: the probability.
-        most_spans: hidden spans after this one stay visible.
+        most_spans: maximum number of hidden spans; tokens of further spans remain visible.
         rng: draws the tokens.
 
     Returns:
@@ -140,26 +141,26 @@ def iid_mask(length: int, density: float, most_spans: int, rng: np.random.Genera
 
 
 def _starts(mask: Mask) -> Mask:
-    """Where a run of true begins."""
+    """``(n,)`` bool, true at the first position of each run of true values."""
     before: Mask = np.concatenate([[False], mask[:-1]])
     return mask & ~before
 
 
 def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens, Tokens]:
-    """Put a sentinel in place of each hidden span, and list the spans behind their sentinels.
+    """Replace each hidden span by a sentinel, and list the sentinels, each followed by its span.
 
-    A text whose end is visible closes the list with one sentinel more, as in figure 2 of the paper.
+    If the last token is visible, the list ends with one more sentinel, as in figure 2 of the paper.
 
     Args:
         tokens: ``(n,)`` int64.
         mask: ``(n,)`` bool, true where a token is hidden.
-        sentinels: ids, at least one more than there are hidden spans unless the end is hidden.
+        sentinels: int64 ids: one for each hidden span, and one more if the last token is visible.
 
     Returns:
-        The text with sentinels, and the list.
+        The text with sentinels and the list, both 1-D int64.
 
     Raises:
-        DataError: there are fewer sentinels than that.
+        DataError: there are too few sentinels.
     """
     starts = _starts(mask)
     spans = int(starts.sum())
@@ -173,24 +174,30 @@ def replace_spans(tokens: Tokens, mask: Mask, sentinels: Tokens) -> tuple[Tokens
 
 
 def check_sentinels(needed: int, there: int) -> None:
-    """Check that a text does not need more sentinels than there are.
+    """Check the number of sentinels.
+
+    Args:
+        needed: number of sentinels that a text needs.
+        there: number of sentinels in the vocabulary.
 
     Raises:
-        DataError: it does.
+        DataError: there are too few.
     """
     if needed > there:
         raise DataError(
-            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; set a shorter "
+            f"hiding parts of a text needs {needed} sentinels, but the tokenizer has {there}; set a smaller "
             "task.input_length, a larger task.mean_span_length, a smaller task.noise_density, or a tokenizer with more "
             "sentinels"
         )
 
 
 class Objective:
-    """Makes an input and a target of a text.
+    """The base class of denoising objectives; an objective makes an input and a target from a text.
+
+    A subclass implements ``corrupt``, and ``lengths`` and ``sentinels_needed`` if the defaults do not hold.
 
     Args:
-        density: share of the tokens to hide.
+        density: fraction of the tokens to hide.
         mean_span: mean length of a hidden span, in tokens.
     """
 
@@ -198,30 +205,48 @@ class Objective:
         self.density, self.mean_span = density, mean_span
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """Make input and target, without end-of-sentence.
+        """Make the input and the target, without end-of-sentence.
 
         Args:
-            tokens: ``(n,)`` int64, at least one.
+            tokens: ``(n,)`` int64 text, ``n >= 1``.
             noise: ids of end-of-sentence, sentinels and words.
-            rng: what is random.
+            rng: the source of randomness.
+
+        Returns:
+            The input and the target, both 1-D int64.
         """
         raise NotImplementedError
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """The longest input and target that a text of so many tokens can give, end-of-sentence included."""
+        """The maximum lengths of the input and the target of a text, in tokens, end-of-sentence included.
+
+        Args:
+            length: number of tokens of the text.
+        """
         return length + 1, length + 1
 
     def sentinels_needed(self, length: int) -> int:
-        """How many sentinels a text of so many tokens needs."""
+        """The number of sentinels that a text needs.
+
+        Args:
+            length: number of tokens of the text.
+        """
         return 0
 
     def __call__(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-        """Make input and target, each with end-of-sentence; see ``corrupt``."""
+        """Make the input and the target, each with end-of-sentence; see ``corrupt``."""
         source, target = self.corrupt(tokens, noise, rng)
         return np.append(source, noise.eos), np.append(target, noise.eos)
 
     def raw_length(self, input_length: int) -> int:
-        """The longest text, in tokens, whose input is at most ``input_length``, end-of-sentence included."""
+        """The length of the longest text whose input is not longer than a limit.
+
+        Args:
+            input_length: maximum tokens of the input, end-of-sentence included.
+
+        Returns:
+            Number of tokens of the text.
+        """
         length = 1
         while self.lengths(length + 1)[0] <= input_length:
             length += 1
@@ -232,7 +257,7 @@ class Objective:
 
 
 class SpanCorruption(Objective):
-    """Spans of random length are replaced by sentinels: T5's own objective."""
+    """Spans of random length are replaced by sentinels; T5's objective."""
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -249,7 +274,7 @@ class SpanCorruption(Objective):
 
 
 class SpanDrop(Objective):
-    """Spans of random length are left out."""
+    """Spans of random length are left out of the input; the target is these spans."""
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -263,7 +288,7 @@ class SpanDrop(Objective):
 
 
 class IIDSpans(Objective):
-    """Single tokens are hidden at random; adjacent hidden tokens share one sentinel."""
+    """Single tokens are hidden independently; adjacent hidden tokens share one sentinel."""
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -275,7 +300,7 @@ class IIDSpans(Objective):
         return length + 1, length + 2
 
     def sentinels_needed(self, length: int) -> int:
-        """A bound that one text in 30,000 exceeds: the mean plus four standard deviations.
+        """An upper bound that holds for all but one text in 30,000: the mean plus four standard deviations.
 
         A span begins where a hidden token follows a visible one, which has probability ``d (1 - d)`` at each position.
         """
@@ -285,7 +310,7 @@ class IIDSpans(Objective):
 
 
 class IIDDrop(Objective):
-    """Single tokens are left out at random."""
+    """Single tokens are left out of the input independently; the target is these tokens."""
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -328,7 +353,7 @@ class PrefixLM(Objective):
 
 
 class Deshuffling(Objective):
-    """The input is the shuffled tokens, the target the original text (after Liu et al. 2019)."""
+    """The input is the tokens in random order, the target the original text (after Liu et al. 2019)."""
 
     def corrupt(self, tokens: Tokens, noise: NoiseTokens, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """See ``Objective``."""
@@ -345,3 +370,4 @@ OBJECTIVES: dict[str, Callable[[float, float], Objective]] = {
     "prefix_lm": PrefixLM,
     "deshuffling": Deshuffling,
 }
+"""The objectives by the values of ``task.objective``; each is called with ``density`` and ``mean_span``."""

@@ -1,4 +1,4 @@
-"""Packing: several examples share a row, so that a batch has almost no padding."""
+"""Packing: several examples share a row, so that a batch has little padding (Raffel et al. 2020, section 3.1.2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PackedDataset:
         self._rows = functools.lru_cache(maxsize=2)(self._pack)
 
     def _pack(self, epoch: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The examples in their order, and where each row begins, with the end behind the last."""
+        """The shuffled examples, and the index of each row's first example followed by the number of examples."""
         order = np.random.default_rng([seed, epoch, 1]).permutation(len(self.dataset))
         ends = np.cumsum(self.dataset.lengths(epoch, seed)[order], axis=0, dtype=np.int64)
         starts = [0]
@@ -57,23 +57,26 @@ class PackedDataset:
         return np.add.reduceat(lengths, starts[:-1], axis=0).astype(np.int32)
 
     def example(self, position: int, *, epoch: int, seed: int) -> Row:
-        """The examples of a row."""
+        """The examples of a row; see ``Dataset.example``."""
         order, starts = self._rows(epoch, seed)
         members = order[starts[position] : starts[position + 1]].tolist()
         return [self.dataset.example(member, epoch=epoch, seed=seed) for member in members]
 
 
 def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
-    """Make one row of each batch.
+    """Pack each batch into one row of a new batch.
 
     Args:
-        rows: for each row a batch of its examples, padded on the right, with targets.
+        rows: a batch for each row, with the examples that share it; padded on the right, with targets.
         source_pad: id of padding in the source vocabulary.
         target_pad: id of padding in the target vocabulary.
 
     Returns:
-        The batch, with ``segments``; padding behind a row's last target has the segment of that target, so that it has
-        something to attend to.
+        The batch, with ``segments``: source and target positions of the same example have the same number, from 1.
+        Padding after a row's last target has that target's number, so that no position has only masked keys.
+
+    Raises:
+        ValueError: a batch has no targets.
     """
     sources, targets, previous = [], [], []
     for row in rows:
@@ -101,17 +104,18 @@ def pack(rows: Sequence[Batch], source_pad: int, target_pad: int) -> Batch:
 
 
 class _Flat:
-    """The tokens of a batch one after the other without padding, and the segment of each."""
+    """The tokens of a batch concatenated without padding, ``(tokens,)``, and the segment number of each."""
 
     def __init__(self, tokens: Tensor, lengths: Tensor):
         self.tokens = tokens[torch.arange(tokens.size(1)) < lengths.unsqueeze(1)]
         self.segments = torch.arange(1, len(tokens) + 1).repeat_interleave(lengths)
 
     def stretched_segments(self, length: int) -> Tensor:
+        """``(length,)``: the last segment number is repeated."""
         return torch.cat([self.segments, self.segments[-1:].expand(length - len(self.segments))])
 
 
 def _lengths(target: Tensor, pad: int) -> Tensor:
-    """Tokens of each row up to the last that is not padding, since padding may also occur within a text."""
-    places = torch.arange(1, target.size(1) + 1)
-    return torch.where(target != pad, places, 0).amax(1)
+    """Tokens of each row up to the last one that is not padding, since padding may also occur within a text."""
+    counts = torch.arange(1, target.size(1) + 1)
+    return torch.where(target != pad, counts, 0).amax(1)

@@ -1,4 +1,4 @@
-"""Sentences and their translations, encoded."""
+"""The dataset of encoded sentence pairs, and the interface of datasets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,43 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
 
 MAX_EXAMPLES = 5
+"""Number of lines that a note names."""
 
 
 class Dataset(Protocol):
-    """The interface that ``EpochIterator`` needs; examples may depend on seed and epoch (noise, subword sampling)."""
+    """The interface that ``EpochIterator`` needs. Examples may depend on seed and epoch (noise, subword sampling)."""
 
     def __len__(self) -> int:
         """Number of examples."""
 
     def lengths(self, epoch: int, seed: int) -> NDArray[np.int32]:
-        """``(n, sides)`` tokens of each example, end-of-sentence included: source, and target where there is one."""
+        """``(n, sides)`` tokens of the source and, if there is one, the target of each example, with end-of-sentence.
+
+        Args:
+            epoch: number of the epoch, from 1.
+            seed: the run's seed.
+        """
 
     def example(self, position: int, *, epoch: int, seed: int) -> Any:
-        """The ``Example`` (or other input of ``collate``) at a position; equal arguments give equal results."""
+        """The ``Example`` (or other input of ``collate``) at a position; equal arguments give equal results.
+
+        Args:
+            position: index of the example, from 0.
+            epoch: number of the epoch, from 1.
+            seed: the run's seed.
+        """
 
 
 @runtime_checkable
 class LimitedDataset(Dataset, Protocol):
-    """A dataset to which a model's length limits can be applied, with notes for the user."""
+    """A dataset that can apply a model's length limits and has notes for the user."""
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> LimitedDataset:
-        """The same data under limits that are equal or lower.
+        """The same data under further limits.
 
         Args:
-            max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
-            max_target_positions: likewise of the target.
+            max_source_positions: maximum source tokens, end-of-sentence included; ``None`` for no further limit.
+            max_target_positions: maximum target tokens, likewise.
         """
 
     def report(self) -> list[str]:
@@ -55,8 +67,8 @@ class Side:
     Attributes:
         store: the ids of each line, without end-of-sentence.
         eos: id of end-of-sentence.
-        tokenizer: segments anew at each reading, for subword sampling; ``None`` for the ids in the store.
-        text: the UTF-8 bytes of each line, for sampling.
+        tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
+        text: the UTF-8 bytes of each line, which the tokenizer segments.
     """
 
     store: TokenStore
@@ -73,7 +85,7 @@ class Side:
 
         Args:
             index: its number, from 0.
-            limit: most tokens; what is longer is cut before end-of-sentence.
+            limit: maximum tokens; a longer line is truncated before end-of-sentence.
 
         Returns:
             ``(length,)`` int64, end-of-sentence included.
@@ -87,14 +99,17 @@ class Side:
         return torch.from_numpy(tokens)
 
     def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
-        """Segment a line at random where there is subword sampling; see ``tokens``.
+        """Read a line with a sampled segmentation, or as ``tokens`` does if there is no subword sampling.
 
-        A sample that is longer than ``limit`` is not taken, the stored ids are.
+        If the sample is longer than ``limit``, the stored ids are used.
 
         Args:
             index: the line's number, from 0.
-            limit: most tokens.
-            seed: whatever the randomness shall depend on.
+            limit: maximum tokens, end-of-sentence included.
+            seed: numbers that the sample depends on, besides ``index``.
+
+        Returns:
+            ``(length,)`` int64, end-of-sentence included.
         """
         if self.tokenizer is None or self.text is None:
             return self.tokens(index, limit)
@@ -111,8 +126,8 @@ class LeftOut:
 
     Attributes:
         what: the problem, and what happens to these pairs.
-        count: how many.
-        examples: file and line of the first few.
+        count: number of pairs.
+        examples: file and line of the first ones.
     """
 
     what: str
@@ -126,13 +141,13 @@ class LeftOut:
 
 
 class PairDataset:
-    """Sentences, and their translations where there are any.
+    """Sentences and their translations, if there are any.
 
-    Pairs with an empty side are skipped. Pairs longer than the limits are skipped, truncated or an error.
+    Pairs with an empty side are skipped. Pairs that exceed a limit are skipped, truncated or an error.
 
     Args:
         source: the source side.
-        target: the target side; ``None`` where there is none.
+        target: the target side; ``None`` for sources alone.
         name: the split's name, for messages.
         max_source_positions: most source tokens, end-of-sentence included; ``None`` for no limit.
         max_target_positions: likewise of the target.
@@ -170,7 +185,7 @@ class PairDataset:
             raise DataError(f"{name}: no pair can be used. {' '.join(str(item) + '.' for item in self.left_out)}")
 
     def _select(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Note which pairs are empty or too long, and return the lines that are used."""
+        """Note which pairs are empty or too long; returns the numbers of the lines that are used."""
         empty = (lengths == 1).any(1)
         overlong = np.zeros_like(empty)
         for column, limit in zip(lengths.T, self.limits, strict=False):
@@ -192,7 +207,6 @@ class PairDataset:
         return np.flatnonzero(~empty if truncate else ~(empty | overlong))
 
     def _note(self, what: str, mask: NDArray[np.bool_]) -> LeftOut:
-        # argmax-like search for the first few only: the mask may have millions of entries
         lines = np.flatnonzero(mask)
         note = LeftOut(what, len(lines), tuple(self.source.store.where(int(i)) for i in lines[:MAX_EXAMPLES]))
         if note.count:
@@ -200,11 +214,11 @@ class PairDataset:
         return note
 
     def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> PairDataset:
-        """The same pairs under limits that are equal or lower, such as a model's.
+        """The same pairs under further limits, such as a model's; the lower limit counts.
 
         Args:
-            max_source_positions: most source tokens, end-of-sentence included; ``None`` for no further limit.
-            max_target_positions: likewise of the target.
+            max_source_positions: maximum source tokens, end-of-sentence included; ``None`` for no further limit.
+            max_target_positions: maximum target tokens, likewise.
 
         Raises:
             DataError: as in the constructor.
@@ -242,7 +256,7 @@ class PairDataset:
         return self._lengths
 
     def __getitem__(self, position: int) -> Example:
-        """A pair as it is stored, without subword sampling."""
+        """The pair at a position, without subword sampling."""
         index = int(self.indices[position])
         target = None if self.target is None else self.target.tokens(index, self.limits[1])
         return Example(index, self.source.tokens(index, self.limits[0]), target)
@@ -251,10 +265,10 @@ class PairDataset:
         return (self[position] for position in range(len(self)))
 
     def example(self, position: int, *, epoch: int, seed: int) -> Example:
-        """A pair as an epoch sees it, subword sampling included.
+        """The pair at a position, with the segmentation that is sampled for an epoch.
 
         Args:
-            position: which pair.
+            position: index of the pair.
             epoch: number of the epoch.
             seed: seed of the samples.
         """

@@ -1,4 +1,4 @@
-"""Files of sentences and their translations, line by line."""
+"""Parallel text: files whose lines are translations of each other."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from seqgen.errors import DataError, nearest
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """Source files and the target files that belong to them, in the same order.
+    """Pairs of source files and target files.
 
     Attributes:
         source: the source files.
-        target: as many target files; ``None`` where there are none.
+        target: the target file of each source file, in the same order; ``None`` for sources alone.
     """
 
     source: list[Path]
     target: list[Path] | None
 
     def check(self, allow_empty: bool = False) -> None:
-        """Read all files once, in constant memory, and check that they can be used.
+        """Read all files, in constant memory, and check that they can be used.
 
         Args:
-            allow_empty: whether a file may have no line: there is nothing to learn from it, but it can be decoded.
+            allow_empty: whether files may be empty, as for decoding; training needs at least one line.
 
         Raises:
             DataError: a file is empty, damaged or not UTF-8, or a source and its target have unequal numbers of lines.
@@ -38,20 +38,20 @@ class ParallelFiles:
             self.compare([counts[path] for path in self.source], [counts[path] for path in self.target])
 
     def compare(self, source_counts: list[int], target_counts: list[int]) -> None:
-        """Compare the numbers of lines.
+        """Check that each source file has as many lines as its target file.
 
         Args:
-            source_counts: lines of each source file.
-            target_counts: lines of each target file.
+            source_counts: number of lines of each source file.
+            target_counts: number of lines of each target file.
 
         Raises:
-            DataError: they differ.
+            DataError: the numbers of a pair differ.
         """
         for source, target, m, n in zip(self.source, self.target or [], source_counts, target_counts, strict=True):
             if m != n:
                 raise DataError(
-                    f"{source} has {m} lines but {target} has {n}; line n of the one must be the translation "
-                    "of line n of the other (only \\n ends a line)"
+                    f"{source} has {m} lines but {target} has {n}; each line must be the translation of the line with "
+                    "the same number in the other file (only \\n ends a line)"
                 )
 
 
@@ -61,17 +61,17 @@ def find_parallel(
     """Find ``PREFIX.SRC`` and ``PREFIX.TGT``, each plain or with ``.gz``.
 
     Args:
-        prefix: path without the language; with wildcards it may match several pairs.
-        source_lang: ending of the source files.
-        target_lang: ending of the target files.
+        prefix: path without the language; with wildcards it can match several pairs.
+        source_lang: file name ending of the source files.
+        target_lang: file name ending of the target files.
         key: the configuration key that ``prefix`` comes from, for messages.
-        optional_target: whether there may be no target files at all.
+        optional_target: whether target files may be missing for all source files.
 
     Returns:
-        The files, pairs in the order of their names.
+        The files, sorted by name.
 
     Raises:
-        DataError: there are none, or a file's partner is missing.
+        DataError: there are no files, or one file of a pair is missing.
     """
     sources = expand(prefix, f".{source_lang}")
     targets = expand(prefix, f".{target_lang}")

@@ -1,7 +1,7 @@
-"""What a pipeline of the ``tokenizers`` library may do with a text, and how its failures are reported.
+"""Limits of a pipeline of the ``tokenizers`` library, and how its failures are reported.
 
-The steps of a ``tokenizer.json`` rewrite a text one after the other. A step that writes two characters for one, thirty
-times, makes four billion characters of one, and the library does not stop it. So the steps are checked first.
+The steps of a ``tokenizer.json`` rewrite a text one after the other. Thirty-two steps that replace each character by
+two make four billion characters of one, and the library has no limit. Therefore the steps are checked first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ MAX_GROWTH = 1000
 """Maximum factor by which a text may grow; that of T5 and related tokenizers is below 50."""
 
 _GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 2}
-"""By how much a step lets a text grow at most; 2 for steps that are not here."""
+"""Maximum factor by which a step of each type lets a text grow; 2 for other types."""
 _SHRINKING = frozenset({"Strip", "StripAccents", "Nmt", "Fuse", "Split", "Whitespace", "WhitespaceSplit", "Digits"})
+"""Types of steps that never make a text longer."""
 _NESTED = ("normalizers", "pretokenizers", "decoders")
 
 
@@ -30,7 +31,7 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
         origin: the file, for messages.
 
     Raises:
-        DataError: they do.
+        DataError: they can.
     """
     encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
     if max(encoding, _growth(pipeline.get("decoder"))) > MAX_GROWTH:
@@ -41,7 +42,7 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
 
 
 def _growth(step: Any) -> float:
-    """By what factor a step, and what it consists of, lets a text grow at most."""
+    """Maximum factor by which a step, including its inner steps, lets a text grow."""
     if not isinstance(step, dict):
         return 1.0
     kind = step.get("type")
@@ -49,7 +50,7 @@ def _growth(step: Any) -> float:
         total = 1.0
         for key in _NESTED:
             for inner in step[key] if isinstance(step.get(key), list) else []:
-                total = min(total * _growth(inner), MAX_GROWTH + 1.0)  # no overflow, however many there are
+                total = min(total * _growth(inner), MAX_GROWTH + 1.0)  # the limit avoids an overflow
         return total
     if kind == "Replace":
         return _growth_of_replacing(step.get("pattern"), len(str(step.get("content", ""))))
@@ -68,7 +69,7 @@ def _growth_of_replacing(pattern: Any, length: int) -> float:
 
 
 def _longest_in_charsmap(encoded: str) -> float:
-    """Length of the longest text in SentencePiece's table: the size of an index, the index, texts that end in 0."""
+    """Length of the longest replacement in SentencePiece's table: size of the index, index, null-terminated texts."""
     try:
         table = base64.b64decode(encoded)
     except ValueError:
@@ -79,12 +80,12 @@ def _longest_in_charsmap(encoded: str) -> float:
 
 @contextlib.contextmanager
 def pipeline_errors(what: str) -> Iterator[None]:
-    """Turn an error of the library into a sentence, also a panic, which is no ``Exception``.
+    """Turn errors of the library into a ``DataError``.
 
-    It panics where a regular expression takes too many steps.
+    The library panics if a regular expression takes too many steps; a panic is not an ``Exception``.
 
     Args:
-        what: what fails, such as a file.
+        what: beginning of the message, such as a file.
 
     Raises:
         DataError: in place of the library's error.

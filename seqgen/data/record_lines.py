@@ -1,4 +1,4 @@
-"""Lines that hold several fields, or one, and documents: what is encoded of a text file's lines."""
+"""Records: the formats of lines with one or several fields, and their encoding through a template."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
 class RecordFormat(Protocol):
-    """The format of a line's fields. It must be picklable, and different formats must have different ``repr``s."""
+    """How a line contains fields. A format must be picklable, and different formats must have different ``repr``s."""
 
     def read(self, line: str) -> dict[str, str]:
-        """The fields of a line.
+        """Parse a line.
+
+        Args:
+            line: the line, without its ``\\n``.
+
+        Returns:
+            The text of each field, by name.
 
         Raises:
-            ValueError: the line cannot be used; the message says why and what to do.
+            ValueError: the line does not have this format; the message says why and what to do.
         """
 
 
 @dataclass(frozen=True)
 class PlainFormat:
-    """The line is one field.
+    """Each line is one field.
 
     Attributes:
         field: its name.
@@ -45,7 +51,7 @@ class PlainFormat:
 
 @dataclass(frozen=True)
 class TsvFormat:
-    """Columns with a tab between them; there is no quoting.
+    """Each line has columns separated by tabs, without quoting.
 
     Attributes:
         columns: their names.
@@ -63,10 +69,10 @@ class TsvFormat:
 
 @dataclass(frozen=True)
 class JsonFormat:
-    """A JSON object in each line.
+    """Each line is a JSON object.
 
     Attributes:
-        fields: the fields that are wanted: texts, numbers or truth values.
+        fields: the fields to read; their values are texts, numbers, true or false.
     """
 
     fields: tuple[str, ...]
@@ -83,10 +89,16 @@ class JsonFormat:
 
 
 def read_object(line: str) -> dict[str, Any]:
-    """Read a line of JSON; numbers stay as they are written, and truth values become ``true`` and ``false``.
+    """Parse a line of JSON. Numbers become text as they are written, truth values become ``true`` and ``false``.
+
+    Args:
+        line: the line.
+
+    Returns:
+        The fields by name; values that are lists, objects or null are not converted.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: the line is not a JSON object.
     """
     try:
         record = parse_json(line, parse_int=str, parse_float=str, parse_constant=str)
@@ -99,20 +111,23 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file holds JSON lines, told by its name, ``.gz`` or not."""
+    """Whether a file contains JSON lines, according to its name, with or without ``.gz``."""
     return path.name.removesuffix(".gz").endswith(JSON_ENDINGS)
 
 
 def render_lines(lines: Sequence[str], record_format: RecordFormat, template: Template) -> list[str]:
-    """Turn lines into texts.
+    """Turn lines of records into texts.
 
     Args:
         lines: the lines.
-        record_format: how they hold fields.
-        template: what becomes of the fields.
+        record_format: the format of the lines.
+        template: combines the fields into a text.
+
+    Returns:
+        The text of each line.
 
     Raises:
-        LineError: a line cannot be used.
+        LineError: a line does not have the format.
     """
     texts = []
     for index, line in enumerate(lines):
@@ -129,13 +144,16 @@ def read_rendered(
     """Read files of records as texts.
 
     Args:
-        paths: the files, one after the other.
-        record_format: how their lines hold fields.
-        template: what becomes of the fields.
-        skip_lines: lines at the beginning of each file that are no records.
+        paths: the files.
+        record_format: the format of their lines.
+        template: combines the fields into a text.
+        skip_lines: number of lines at the beginning of each file that are not records.
+
+    Yields:
+        The text of each line, file after file.
 
     Raises:
-        DataError: a file cannot be read, or a line cannot be used.
+        DataError: a file cannot be read, or a line does not have the format.
     """
     for path in paths:
         for chunk in (chunk.after(skip_lines) for chunk in read_chunks(path)):
@@ -147,13 +165,19 @@ def read_rendered(
 
 @dataclass
 class RecordEncoder(TokenEncoder):
-    """Lines of records to a tokenizer's ids, through a template, without end-of-sentence."""
+    """Encodes lines of records: a template makes a text, a tokenizer makes ids, without end-of-sentence.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        record_format: the format of the lines.
+        template: combines the fields into a text.
+    """
 
     record_format: RecordFormat
     template: Template
 
     def fingerprint(self) -> str:
-        """The tokenizer's, the format and the template."""
+        """The tokenizer's fingerprint, the format and the template."""
         return json.dumps([self.tokenizer.fingerprint(), repr(self.record_format), self.template.text])
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
@@ -163,23 +187,23 @@ class RecordEncoder(TokenEncoder):
 
 @dataclass
 class DocumentEncoder(RecordEncoder):
-    """Documents to ids. Blank lines of plain text are ignored; another document without tokens is an error or skipped.
+    """Encodes documents. Blank lines of plain text are ignored.
 
     Attributes:
-        skip_empty: whether it is skipped.
+        skip_empty: whether other documents without tokens are ignored too; if not, they are an error.
     """
 
     skip_empty: bool = False
 
     def fingerprint(self) -> str:
-        """Depends also on whether empty documents are skipped."""
+        """As of ``RecordEncoder``, and whether empty documents are skipped."""
         return f"document:{self.skip_empty}:{super().fingerprint()}"
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
         """The ids of each document.
 
         Raises:
-            LineError: a line is no record, or a document has no token.
+            LineError: a line does not have the format, or a document has no tokens.
         """
         encoded = super().encode_lines(lines)
         if not self.skip_empty:
@@ -192,6 +216,9 @@ class DocumentEncoder(RecordEncoder):
 
 def first_line(path: Path) -> str:
     """The first line of a file.
+
+    Args:
+        path: the file, plain or ``.gz``.
 
     Raises:
         DataError: the file cannot be read or is empty.

@@ -1,4 +1,4 @@
-"""Encoding text files into token stores: once, in parallel, keyed by content."""
+"""Encoding text files into token stores, in parallel; a store is found again by the content of its files."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from seqgen.files import new_folder
 from seqgen.processes import end_with
 
 MAX_EXAMPLES = 10
+"""Number of lines with unknown tokens that a store records."""
 PARALLEL_CHUNKS = 8
-"""A text of fewer chunks is encoded in this process: starting others would take longer."""
+"""A text of fewer chunks is encoded without worker processes, since starting them would take longer."""
 
 
 class LineError(Exception):
-    """What a ``LineEncoder`` raises where a line cannot be used; the builder adds the file and the line's number.
+    """A ``LineEncoder`` cannot encode a line; ``build_store`` adds the file and the line's number.
 
     Args:
-        index: which of the lines that were to be encoded, from 0.
-        reason: what is wrong with it, and what to do.
+        index: index of the line in the argument of ``encode_lines``, from 0.
+        reason: what is wrong with the line, and what to do.
     """
 
     def __init__(self, index: int, reason: str):
@@ -49,7 +50,7 @@ class LineError(Exception):
 
 
 class LineEncoder(Protocol):
-    """Turns lines into values for a store; it is sent to worker processes, so it must survive pickling."""
+    """Turns lines into values for a store; it must be picklable, because it is sent to worker processes."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -57,28 +58,38 @@ class LineEncoder(Protocol):
 
     @property
     def unknown(self) -> int | None:
-        """The value that stands for what is not known, counted for reports."""
+        """The value of unknown tokens, which are counted for reports; ``None`` if there are none."""
 
     def fingerprint(self) -> str:
-        """Changes whenever the same line would give other values."""
+        """A string of everything that ``encode_lines`` depends on."""
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
-        """A sequence of values for each line.
+        """Encode lines.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            A sequence of values for each line.
 
         Raises:
-            LineError: a line cannot be used.
+            LineError: a line cannot be encoded.
         """
 
 
 @dataclass
 class TokenEncoder:
-    """Lines to a tokenizer's ids, without end-of-sentence."""
+    """Encodes lines as a tokenizer's ids, without end-of-sentence.
+
+    Attributes:
+        tokenizer: the tokenizer.
+    """
 
     tokenizer: Tokenizer
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest type that holds every id."""
+        """The smaller of uint16 and uint32 that can represent all ids."""
         return np.dtype(np.uint16 if len(self.tokenizer.dictionary) <= 1 << 16 else np.uint32)
 
     @property
@@ -87,7 +98,7 @@ class TokenEncoder:
         return self.tokenizer.dictionary.unk()
 
     def fingerprint(self) -> str:
-        """The tokenizer's."""
+        """The tokenizer's fingerprint."""
         return self.tokenizer.fingerprint()
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
@@ -96,13 +107,13 @@ class TokenEncoder:
 
 
 class TextEncoder:
-    """Lines to their UTF-8 bytes, for data that is segmented anew each time it is read."""
+    """Encodes lines as their UTF-8 bytes, for subword sampling, which segments a line each time it is read."""
 
     dtype = np.dtype(np.uint8)
     unknown = None
 
     def fingerprint(self) -> str:
-        """Always the same."""
+        """A constant."""
         return "utf-8"
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:
@@ -112,6 +123,8 @@ class TextEncoder:
 
 @dataclass
 class _Encoded:
+    """The encoded lines of a chunk: flat values, the length of each line, and which lines have unknown tokens."""
+
     values: NDArray[Any]
     lengths: NDArray[np.int64]
     unknown_values: int
@@ -136,9 +149,9 @@ _encoder: LineEncoder | None = None
 
 
 def _begin_worker(encoder: LineEncoder, parent: int) -> None:
-    global _encoder  # noqa: PLW0603  # one for each worker process, so that it is sent once and not with every chunk
+    global _encoder  # noqa: PLW0603  # sent once to each worker process, not with every chunk
     _encoder = encoder
-    # The parent handles signals and stops its workers. If it is killed, it cannot, so the workers watch for that.
+    # The parent handles signals and stops its workers. In case it is killed, each worker watches for the parent's end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
@@ -157,13 +170,13 @@ def available_cores() -> int:
 def _encode_all(
     files: Sequence[Path], encoder: LineEncoder, workers: int, chunk_bytes: int, skip_lines: int
 ) -> Iterator[tuple[int, _Encoded]]:
-    """Encode files; yields the number of the file and what came out, in order, with few chunks in memory at a time."""
+    """Encode files chunk by chunk; yields the index of the file and the encoded chunk, in order of the text."""
     chunks = ((i, chunk.after(skip_lines)) for i, path in enumerate(files) for chunk in read_chunks(path, chunk_bytes))
     if workers <= 1 or sum(path.stat().st_size for path in files) < PARALLEL_CHUNKS * chunk_bytes:
         for i, chunk in chunks:
             yield i, _encode(encoder, chunk)
         return
-    # Forking is fast and needs no importable main module. The workers touch neither torch nor a GPU.
+    # Forking is fast and needs no importable main module; it is safe because the workers use neither torch nor a GPU.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(encoder, os.getpid()))
     waiting: deque[tuple[int, Future[_Encoded]]] = deque()
@@ -178,7 +191,7 @@ def _encode_all(
             yield first, future.result()
     except BrokenProcessPool:
         raise DataError(
-            "a process that encodes text was killed, perhaps for lack of memory; use fewer workers (task.workers=1)"
+            "a process that encodes text was killed, perhaps because memory ran out; use fewer workers (task.workers=1)"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -228,23 +241,22 @@ def build_store(
     chunk_bytes: int = CHUNK_BYTES,
     skip_lines: int = 0,
 ) -> TokenStore:
-    """Open the store of some text files, encoding them first where that has not been done yet.
+    """Open the store of text files; if it does not exist, encode the files first.
 
-    The name of the store is made of the bytes of the files and the encoder's fingerprint, so that another text, or
-    another tokenizer, gets another store, and moving or touching the files changes nothing. A damaged store is built
-    again.
+    The store's name contains a hash of the files' bytes and the encoder's fingerprint. So another text or another
+    tokenizer has another store, and a file that is moved or touched has the same one. A damaged store is built again.
 
     Args:
         cache: folder of the stores.
-        label: beginning of the store's name, for people who look into the folder.
+        label: beginning of the store's name, for readers of the folder.
         files: the text files, encoded one after the other.
         encoder: turns lines into values.
-        workers: processes that encode; 0 for one for each core. The result does not depend on it.
-        chunk_bytes: about how much text a worker gets at a time.
-        skip_lines: lines at the beginning of each file that are left out, such as a header.
+        workers: number of processes that encode; 0 for one per core. The result does not depend on it.
+        chunk_bytes: approximate size of the chunks that a worker encodes at a time, in bytes.
+        skip_lines: number of lines at the beginning of each file that are left out, such as a header.
 
     Returns:
-        The store, a sequence for each line.
+        The store, with one sequence for each line.
 
     Raises:
         DataError: a file is missing, empty, damaged or not UTF-8, or the store cannot be written.

@@ -1,4 +1,4 @@
-"""Templates: how the fields of a record become one text."""
+"""Templates, which combine the fields of a record into one text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from seqgen.errors import ConfigError, nearest
 class Template:
     """A text with fields in braces, such as ``translate English to German: {source}``.
 
-    A brace that is no field is doubled: ``{{``. Nothing but the name of a field stands between braces; a template is
-    never evaluated.
+    Only the name of a field is allowed in braces; nothing is evaluated. A literal brace is doubled: ``{{``.
 
     Args:
         text: the template.
-        where: what it belongs to, for messages.
+        where: the file and key of the template, for messages.
 
     Raises:
-        ConfigError: the braces do not match, or hold something other than a name.
+        ConfigError: the braces do not match, or contain something other than a name.
     """
 
     def __init__(self, text: str, where: str):
@@ -42,7 +41,11 @@ class Template:
 
     @classmethod
     def of_field(cls, name: str) -> Template:
-        """The template that is one field, whatever characters its name has."""
+        """The template that consists of one field.
+
+        Args:
+            name: the field, which may contain any characters.
+        """
         template = cls("", "")
         template.text, template.parts = f"{{{name}}}", [("", name)]
         return template
@@ -53,13 +56,13 @@ class Template:
         return list(dict.fromkeys(field for _, field in self.parts if field is not None))
 
     def check(self, known: Sequence[str]) -> None:
-        """Check that a record has all the fields.
+        """Check that records have all fields of the template.
 
         Args:
-            known: the names of the record's fields.
+            known: the names of the records' fields.
 
         Raises:
-            ConfigError: a field is not among them.
+            ConfigError: a field of the template is not among them.
         """
         for field in self.fields:
             if field not in known:
@@ -69,10 +72,13 @@ class Template:
                 )
 
     def render(self, record: Mapping[str, str]) -> str:
-        """Fill the fields in.
+        """Insert the values of the fields.
 
         Args:
             record: a text for each field.
+
+        Returns:
+            The text.
 
         Raises:
             KeyError: a field is missing.

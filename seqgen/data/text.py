@@ -1,7 +1,7 @@
-"""Reading text files line by line, in constant memory; a line ends with ``\\n`` and with nothing else.
+"""Reading text files line by line, in constant memory; only ``\\n`` ends a line.
 
-Python's text mode and ``str.splitlines`` also break at ``\\r``, U+0085, U+2028 and others, which occur inside real
-sentences and would shift every line after them against its translation. So everything here reads bytes.
+Python's text mode and ``str.splitlines`` also split at ``\\r``, U+0085, U+2028 and other characters. These occur inside
+sentences, so that all following lines would be paired with the wrong translation. Therefore files are read as bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from seqgen.reading import open_regular
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 CHUNK_BYTES = 1 << 20
-"""Text is read in pieces of about this many bytes."""
+"""Approximate number of bytes of text that are read at a time."""
 
 
 @dataclass(frozen=True)
 class LineChunk:
-    """Some consecutive lines of a file, as bytes without their ``\\n``.
+    """Consecutive lines of a file, as bytes without their ``\\n``.
 
     Attributes:
         path: the file.
@@ -39,7 +39,11 @@ class LineChunk:
     lines: list[bytes]
 
     def after(self, line: int) -> LineChunk:
-        """The lines after the one with this number, from 1."""
+        """The lines after a given one.
+
+        Args:
+            line: its number in the file, from 1.
+        """
         skipped = max(0, line + 1 - self.first)
         return LineChunk(self.path, self.first + skipped, self.lines[skipped:]) if skipped else self
 
@@ -63,8 +67,11 @@ def decode_line(line: bytes, path: Path | str, number: int) -> str:
         path: the file, for the message.
         number: the line's number from 1, for the message.
 
+    Returns:
+        The text.
+
     Raises:
-        DataError: it is not valid UTF-8.
+        DataError: the line is not valid UTF-8.
     """
     try:
         return line.decode()
@@ -82,17 +89,17 @@ def _open(path: Path, pipes: bool) -> IO[bytes]:
 
 
 def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False) -> Iterator[LineChunk]:
-    """Read a file, plain or gzip by its name's ending, some lines at a time.
+    """Read a file in chunks of lines; it is decompressed if its name ends in ``.gz``.
 
     A byte-order mark at the beginning of the file is left out.
 
     Args:
         path: the file.
-        chunk_bytes: about how many bytes to read at a time.
-        pipes: whether it may be a pipe or device, from which reading may wait.
+        chunk_bytes: approximate number of bytes to read at a time.
+        pipes: whether the file may be a pipe or device, reading from which can block.
 
     Yields:
-        Its lines in order, none of them twice.
+        The chunks, in order.
 
     Raises:
         DataError: the file is missing, cannot be read, or is a damaged gzip file.
@@ -118,7 +125,7 @@ def read_lines(paths: Path | Sequence[Path], pipes: bool = False) -> Iterator[st
 
     Args:
         paths: a file, or files that are read one after the other.
-        pipes: whether they may be pipes or devices, as what a user names on the command line may be.
+        pipes: whether they may be pipes or devices, as for files that a user names on the command line.
 
     Yields:
         The lines, without their ``\\n``.
@@ -136,7 +143,7 @@ def stream_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 
     Args:
         lines: the lines as bytes.
-        name: what the stream is, for messages.
+        name: name of the stream, for messages.
 
     Yields:
         The lines, without their ``\\n`` and without a byte-order mark at the beginning.
@@ -150,12 +157,18 @@ def stream_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether a path is there but is neither a regular file nor a folder, so that it can be read only once."""
+    """Whether a path is a pipe or device, which can be read only once."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def count_lines(path: Path) -> int:
     """Count the lines of a file and check that they are valid UTF-8.
+
+    Args:
+        path: the file, plain or ``.gz``.
+
+    Returns:
+        Number of lines.
 
     Raises:
         DataError: the file cannot be read, or a line is not valid UTF-8.
@@ -164,7 +177,7 @@ def count_lines(path: Path) -> int:
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """Hash the bytes of files as they lie on disk.
+    """Hash the bytes of files; ``.gz`` files are not decompressed.
 
     Args:
         paths: the files, whose order matters.
@@ -188,17 +201,19 @@ def digest(paths: Sequence[Path]) -> str:
 
 
 def expand(pattern: str, ending: str = "") -> dict[str, Path]:
-    """Find the files that a name with optional wildcards means, each plain or with ``.gz``.
+    """Find the files that match a name with optional wildcards, each plain or with ``.gz``.
 
-    A file with exactly this name comes first, so that ``corpus[1].en`` can be named although it looks like a wildcard.
+    A file with exactly this name takes precedence, so that ``corpus[1].en`` can be named although it looks like a
+    wildcard.
 
     Args:
         pattern: a path, or one with ``*``, ``?``, ``[...]`` or ``**``.
-        ending: what every file's name ends with, before ``.gz``; not part of ``pattern`` and never a wildcard.
+        ending: the end of each file's name, before ``.gz``; it is not part of ``pattern``, and wildcards in it do not
+            count.
 
     Returns:
-        Each file by its name without ``ending`` and ``.gz``, in the order of the names; empty where there is none.
-        Where a file is there both plain and compressed, the plain one is taken.
+        Each file by its name without ``ending`` and ``.gz``, sorted by name; empty if no file matches. If a file exists
+        both plain and compressed, the plain one is used.
     """
     for literal in (Path(pattern + ending), Path(pattern + ending + ".gz")):
         if literal.is_file():
@@ -214,17 +229,17 @@ def expand(pattern: str, ending: str = "") -> dict[str, Path]:
 
 
 def find_files(patterns: Sequence[str], key: str) -> list[Path]:
-    """Find files by their names or by wildcards; see ``expand``.
+    """Find files by names with optional wildcards; see ``expand``.
 
     Args:
-        patterns: names, each perhaps with wildcards.
+        patterns: the names.
         key: the configuration key that they come from, for messages.
 
     Returns:
-        Every file once, in the order of the patterns.
+        Each file once, in the order of the patterns.
 
     Raises:
-        DataError: a pattern finds nothing.
+        DataError: a pattern matches no file.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""Sequences of ids on disk, read through a memory map: one flat array, and where each sequence begins."""
+"""Sequences of ids on disk, read through a memory map: one flat array, and the position of each sequence in it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from seqgen.reading import open_regular, parse_json, read_bytes
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
 VERSION = 1
 CHECKSUM_BYTES = 256 << 20
-"""The checksums of stores up to this size are verified when a store is opened. Of larger stores only the sizes of the
-files are verified, because reading all of them would delay the start too much."""
+"""Maximum size of a store whose checksums are verified when it is opened. For a larger one only the file sizes are
+verified, because reading everything would delay the start too much."""
 
 
 class DamagedStoreError(Exception):
-    """A store on disk is not complete, or not what was written."""
+    """A store on disk is incomplete or altered."""
 
 
 @dataclass
 class StoreMeta:
-    """What ``meta.json`` says.
+    """The content of ``meta.json``.
 
     Attributes:
         dtype: numpy's name for the type of the values.
@@ -36,10 +36,10 @@ class StoreMeta:
         values: number of values in all sequences together.
         checksums: CRC-32 of each file of the store.
         unknown_values: number of values that are the unknown token.
-        unknown_lines: how many lines have one.
-        unknown_examples: the first of these lines, counted from 0.
-        skipped: lines at the beginning of each file that are no sequences, such as a header.
-        version: of this format.
+        unknown_lines: number of lines that contain unknown tokens.
+        unknown_examples: index of the first of these lines, from 0.
+        skipped: number of lines at the beginning of each file that were not encoded, such as a header.
+        version: number of this format.
     """
 
     dtype: str
@@ -59,10 +59,13 @@ class StoreMeta:
 
     @classmethod
     def from_json(cls, content: bytes) -> StoreMeta:
-        """Read what ``to_json`` gave.
+        """Parse the content of ``meta.json``.
+
+        Args:
+            content: what ``to_json`` returned.
 
         Raises:
-            DamagedStoreError: it is something else.
+            DamagedStoreError: the content is damaged, or has another format.
         """
         try:
             meta = cls(**parse_json(content))
@@ -81,6 +84,11 @@ class TokenStore:
     Args:
         folder: the folder of the store.
 
+    Attributes:
+        meta: the content of ``meta.json``.
+        values: ``(values,)`` all sequences concatenated, of type ``meta.dtype``.
+        offsets: ``(sequences + 1,)`` int64; sequence ``i`` is ``values[offsets[i] : offsets[i + 1]]``.
+
     Raises:
         DamagedStoreError: a file is missing, truncated or altered.
     """
@@ -95,7 +103,7 @@ class TokenStore:
         self.values = _map(folder / VALUES, np.dtype(self.meta.dtype))
         self.offsets = _map(folder / OFFSETS, np.dtype(np.int64))
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.values):
-            raise DamagedStoreError(f"{OFFSETS} does not fit {VALUES}")
+            raise DamagedStoreError(f"{OFFSETS} does not match {VALUES}")
 
     def _verify(self) -> None:
         sizes = {VALUES: self.meta.values * np.dtype(self.meta.dtype).itemsize, OFFSETS: (self.meta.sequences + 1) * 8}
@@ -115,21 +123,25 @@ class TokenStore:
     def __getitem__(self, index: int) -> NDArray[Any]:
         """The values of a sequence, as a view of the memory map."""
         if not 0 <= index < len(self):
-            raise IndexError(f"sequence {index} of a store of {len(self)}")
+            raise IndexError(f"there is no sequence {index}; the store has {len(self)}")
         view: NDArray[Any] = self.values[self.offsets[index] : self.offsets[index + 1]]
         return view
 
     def lengths(self) -> NDArray[np.int32]:
-        """``(sequences,)`` number of values in each sequence."""
+        """``(sequences,)`` int32 number of values in each sequence."""
         return np.diff(self.offsets).astype(np.int32)
 
     def where(self, index: int) -> str:
-        """Name the file and line that a sequence comes from, such as ``"train.en, line 17"``."""
+        """The file and line that a sequence comes from, such as ``"train.en, line 17"``.
+
+        Args:
+            index: index of the sequence, from 0.
+        """
         for name, lines in self.meta.files:
             if index < lines:
                 return f"{name}, line {index + 1 + self.meta.skipped}"
             index -= lines
-        raise IndexError(f"sequence {index} after the last")
+        raise IndexError(f"the index is {index} after the last sequence")
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

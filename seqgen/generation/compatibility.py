@@ -53,11 +53,11 @@ class Need(NamedTuple):
     sentence: str
 
 
-CUTOFFS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+WARPERS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 NEEDS = (
     Need(
-        CUTOFFS,
+        WARPERS,
         draws,
         "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
     ),
@@ -77,6 +77,21 @@ NEEDS = (
         lambda cfg: cfg.diverse_beam_groups < 1 and cfg.diversity_rate <= 0 and not cfg.constraints,
         "is one search strategy, and generation.diverse_beam_groups, diversity_rate and constraints are others; "
         "choose one",
+    ),
+    Need(
+        ("diverse_beam_groups",),
+        lambda cfg: cfg.search in ("", "diverse_beam") or cfg.diverse_beam_groups < 1,
+        "is diverse beam search, and generation.search names another strategy; choose one",
+    ),
+    Need(
+        ("diversity_rate",),
+        lambda cfg: cfg.search in ("", "diverse_siblings") or cfg.diversity_rate <= 0,
+        "is the search diverse_siblings, and generation.search names another strategy; choose one",
+    ),
+    Need(
+        ("constraints",),
+        lambda cfg: cfg.search in ("", "constrained"),
+        "is constrained search, and generation.search names another strategy; choose one",
     ),
     Need(
         ("diverse_beam_strength",),

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
+from seqgen.errors import ConfigError, nearest
 from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates, gather_beams
 
@@ -89,11 +90,42 @@ class Resources:
         dictionary: the target vocabulary.
         encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
         decode: turns ids into text; ``None`` without a tokenizer.
+        extra_end_tokens: ids that end an output besides end-of-sentence.
     """
 
     dictionary: Dictionary
     encode: Callable[[str], Sequence[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
+    extra_end_tokens: Sequence[int] = ()
+
+    def token(self, token: str) -> int:
+        """The id of a token.
+
+        Raises:
+            ConfigError: it is not in the vocabulary.
+        """
+        if token not in self.dictionary:
+            near = nearest(token, self.dictionary.symbols)
+            raise ConfigError(f"{token!r} is not in the target vocabulary{near}")
+        return self.dictionary.index(token)
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text; without a tokenizer, its words are tokens of the vocabulary."""
+        if self.encode is not None:
+            return tuple(self.encode(text))
+        return tuple(self.dictionary.word_index(word) for word in text.split())
+
+    def phrase(self, text: str) -> tuple[int, ...]:
+        """The ids of a text that the model can generate.
+
+        Raises:
+            ConfigError: the text is empty or has the unknown token.
+        """
+        ids = self.ids(text)
+        if not ids or self.dictionary.unk() in ids:
+            why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
+            raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
+        return ids
 
 
 class Component(Flagged):

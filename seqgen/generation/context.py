@@ -125,8 +125,8 @@ class StepContext:
     @cached_property
     def steps(self) -> Tensor:
         """``(rows,)`` int64, number of tokens of each row; sentences that joined a running batch have fewer."""
-        starts = self.sentences.start_offsets
-        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if starts is None else starts)
+        start_offsets = self.sentences.start_offsets
+        own = self.step - (torch.zeros_like(self.sentences.max_lengths) if start_offsets is None else start_offsets)
         return self.by_row(own)
 
     @property

@@ -11,10 +11,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.compose import DECODING_COMPONENTS, from_dict, to_dict
+from seqgen.component_keys import parse_components
 from seqgen.config import GenerationConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
-from seqgen.generation.rules import rules_named
+from seqgen.generation.rules import with_semantics
+from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
@@ -61,10 +63,12 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         taken = {key: value for key, value in taken.items() if key not in useless}
     cfg = _made({**taken, **given})
     if kept := kept_components(own[0], vars(cfg)):
-        taken["components"] = kept
+        taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}
         cfg = dataclasses.replace(cfg, components={**kept, **cfg.components})
+    cfg = dataclasses.replace(cfg, components=parse_components(cfg))
     check_compatible(cfg)
     worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
+    worth_saying |= worth_saying.pop("components", {})
     shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
     notes = [f"keys you do not set come from the model: generation.{shown}"] if shown else []
     for number, other in enumerate(own[1:], start=2):
@@ -89,14 +93,13 @@ def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[
         chooser = DECODING_COMPONENTS[group][1]
         before = below.get(chooser, NEUTRAL[chooser])
         now = above.get(chooser, before)
-        if now == before if isinstance(now, str) else name in now:
+        if now == before or (isinstance(now, list) and name in now):
             kept[key] = value
     return kept
 
 
 def _made(values: Mapping[str, Any]) -> GenerationConfig:
-    cfg = from_dict(GenerationConfig, values, "generation")
-    return dataclasses.replace(cfg, semantics=rules_named(cfg.semantics).name)
+    return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
 def _without_effect(cfg: GenerationConfig) -> set[str]:

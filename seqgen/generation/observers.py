@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from seqgen.flags import Flags
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
@@ -130,8 +132,16 @@ class StepRecord:
 class Observer(Component):
     """Is called at every step; a subclass implements ``observe``, and overrides ``end`` to see the results.
 
-    An observer registered with ``@register_observer`` is selected by its name (``generation.observers``).
+    An observer registered with ``@register_observer`` is selected by its name (``generation.observers``). It is called
+    in every strategy but exact search, which has no steps in which beams continue and refuses observers.
     """
+
+    flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge")}
+
+    can_merge: bool = False
+    """Whether it is correct in continuous batching: ``observe`` uses ``context.steps`` of each row instead of
+    ``context.step``, reads no source ids, and reads only the last ``context.steps`` columns of ``context.tokens``.
+    Otherwise each batch is decoded by itself; the observer is then called in the same way, and decoding is slower."""
 
     def observe(self, record: StepRecord) -> None:
         """Look at one step. The tensors must not be changed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from seqgen.compose import check_component_keys
+from seqgen.component_keys import check_component_keys
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
@@ -14,7 +14,7 @@ from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination, Guidance
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of
+from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.processor_options import end_tokens_from_config, processors_from_config
@@ -38,6 +38,9 @@ FLAT_SEARCH_KEYS: dict[str, dict[str, str]] = {
     "contrastive": {"penalty_alpha": "penalty_alpha", "contrastive_topk": "contrastive_topk"},
 }
 """For each strategy, the fields of its configuration that flat keys of the ``generation`` group set."""
+
+SEARCH_KEYS = frozenset({key for fields in FLAT_SEARCH_KEYS.values() for key in fields.values()} | {"constraints"})
+"""Keys of the ``generation`` group that choose or configure a strategy."""
 
 
 def setup_from_config(
@@ -65,7 +68,11 @@ def setup_from_config(
     cfg = replace(cfg, search=search_name(cfg, rules))
     objects = {"search": search_strategy, "combination": combination}
     check_component_keys(cfg, [group for group, given in objects.items() if given is not None])
-    resources = Resources(tgt_dict, None if tokenizer is None else tokenizer.encode)
+    if search_strategy is not None:
+        _check_search_keys(cfg, search_strategy)
+    ends = end_tokens_from_config(cfg, tgt_dict)
+    encode, decode = (None, None) if tokenizer is None else (tokenizer.encode, tokenizer.decode)
+    resources = Resources(tgt_dict, encode, decode, ends[1:])
     search = rules.search(search_strategy or search_from_config(cfg, resources))
     search = _with_drafts(search, cfg, draft)
     beam = search.rows(cfg.beam)
@@ -74,9 +81,9 @@ def setup_from_config(
             f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {cfg.search} gives, which is "
             f"{beam}; lower it, or take another strategy"
         )
-    members = _members(models, cfg)
+    members = members_from_config(models, cfg)
     ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
-    of_config = processors_from_config(cfg, tgt_dict, rules, resources.encode)
+    of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     return DecodingSetup(
         ensemble=ensemble,
@@ -92,7 +99,7 @@ def setup_from_config(
         early_stopping=cfg.early_stopping,
         eos=tgt_dict.eos(),
         pad=tgt_dict.pad(),
-        end_tokens=end_tokens_from_config(cfg, tgt_dict),
+        end_tokens=ends,
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         debug=debug or DebugConfig(),
@@ -116,6 +123,24 @@ def search_name(cfg: GenerationConfig, rules: Rules) -> str:
         first, second, *_ = names
         raise ConfigError(f"generation.{first} and generation.{second} are two search strategies; choose one")
     return next(iter(names.values())) if names else rules.default_search(cfg)
+
+
+def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
+    """Refuse flat keys that would configure a strategy, where the strategy is an object.
+
+    ``constraints`` also says how input lines are read, so that a strategy that takes constraints needs it.
+
+    Raises:
+        ConfigError: the first such key.
+    """
+    neutral, ordered = vars(GenerationConfig()), getattr(search, "ordered", None)
+    agrees = search.takes_constraints and ordered in (None, cfg.constraints == "ordered")
+    for key in sorted(SEARCH_KEYS - ({"constraints"} if agrees else set())):
+        if (value := getattr(cfg, key)) != neutral[key]:
+            raise ConfigError(
+                f"generation.{key}={value} does not apply to the search object {type(search).__name__}; set the value "
+                "in the object, or give the strategy's name instead"
+            )
 
 
 def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
@@ -145,13 +170,18 @@ def combination_from_config(cfg: GenerationConfig, resources: Resources) -> Comb
     return build(COMBINATIONS, name, Combination, cfg, resources, **flat)
 
 
-def _members(
+def members_from_config(
     models: Sequence[EncoderDecoderModel | MemberSpec], cfg: GenerationConfig
 ) -> list[EncoderDecoderModel | MemberSpec]:
     """The models, each with the source that ``generation.members`` gives it.
 
+    Args:
+        models: the models; a ``MemberSpec`` is returned as it is.
+        cfg: has ``members``; empty where all models read the input line.
+
     Raises:
-        ConfigError: the number of entries is not the number of models, or an entry is not a source.
+        ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
+            has another one.
     """
     if not cfg.members:
         return list(models)
@@ -159,10 +189,16 @@ def _members(
         raise ConfigError(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
-    for source in cfg.members:
+    for model, source in zip(models, cfg.members, strict=True):
         field_of(source)  # raises where it is no source
-    plain = [model.model if isinstance(model, MemberSpec) else model for model in models]
-    return [MemberSpec(model, source) for model, source in zip(plain, cfg.members, strict=True)]
+        if isinstance(model, MemberSpec) and input_of(model) != source:
+            raise ConfigError(
+                f"generation.members gives the source {source} to a MemberSpec whose source is {model.source}; give one"
+            )
+    return [
+        model if isinstance(model, MemberSpec) else MemberSpec(model, source)
+        for model, source in zip(models, cfg.members, strict=True)
+    ]
 
 
 def _ensemble(

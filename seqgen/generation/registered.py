@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from seqgen.compose import component_config
+from seqgen.component_keys import component_config
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Component, Resources
 from seqgen.registry import Registry
 
@@ -25,9 +27,22 @@ def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, r
         flat: values by the names of its configuration's fields that flat keys of ``cfg`` gave.
 
     Raises:
-        ConfigError: the name is not registered or is of another kind of component, or a value is given twice.
+        ConfigError: the name is not registered or is of another kind of component, or a value cannot be used.
     """
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
     return entry.component.build(component_config(registry, name, cfg, **flat), resources)
+
+
+@contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Let messages about a value begin with the key that it was given in.
+
+    Args:
+        key: such as ``generation.suppress``.
+    """
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{key}: {error}") from None

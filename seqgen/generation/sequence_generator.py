@@ -12,7 +12,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
-from seqgen.generation.component import Phrases
+from seqgen.generation.component import Phrases, Resources
 from seqgen.generation.continuous_batching import ContinuousBatching
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
@@ -20,10 +20,8 @@ from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import Observer
 from seqgen.generation.options import setup_from_config
+from seqgen.generation.processor_options import processors_from_config
 from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.generation.processors.length import MinimumLength
-from seqgen.generation.processors.repetition import NoRepeatNgram
-from seqgen.generation.processors.tokens import Forbid, UnknownPenalty
 from seqgen.generation.rules import FAIRSEQ, Rules
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
@@ -111,20 +109,20 @@ class SequenceGenerator:
         ensemble, search = Ensemble(models, combination), rules.search(search_strategy or BeamSearch())
         limits = Limits(max_len_a, max_len_b, longest_output(ensemble, max_len), match_source_len)
         ends = list(end_tokens) or [tgt_dict.eos()]
-        least = limits.max_len if match_source_len else min_len
-        shortest = MinimumLength(least, ends[1:], yields=rules.minimum_yields or match_source_len)
-        free: list[LogitsProcessor] = [shortest] if least else []
-        if tokens_to_suppress:
-            free.append(Forbid([_known_token(tgt_dict, token) for token in tokens_to_suppress]))
-        penalties: list[LogitsProcessor] = [UnknownPenalty(tgt_dict.unk(), unk_penalty)] if unk_penalty else []
-        usual = rules.usual(penalties, free, tgt_dict.pad())
-        usual += [NoRepeatNgram(no_repeat_ngram_size)] if no_repeat_ngram_size else []
+        keys = GenerationConfig(
+            min_len=0 if match_source_len else min_len,
+            match_source_len=match_source_len,
+            unkpen=unk_penalty,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            suppress=list(tokens_to_suppress),
+        )
+        of_keys = processors_from_config(keys, rules, Resources(tgt_dict, extra_end_tokens=ends[1:]))
         self._set_up(
             DecodingSetup(
                 ensemble=ensemble,
                 rules=rules,
                 search=search,
-                processors=[*usual, *processors],
+                processors=[*of_keys, *processors],
                 stopping=list(stopping),
                 observers=list(observers),
                 ranking=ranking or Ranking(normalize_scores, len_penalty),
@@ -261,10 +259,3 @@ class SequenceGenerator:
     def last_steps(self, src_lengths: Tensor) -> Tensor:
         """The last step of each sentence; see ``Limits.last_steps``."""
         return self.setup.limits.last_steps(src_lengths)
-
-
-def _known_token(dictionary: Dictionary, token: str) -> int:
-    index = dictionary.index(token)
-    if index == dictionary.unk() and token != dictionary.symbol(dictionary.unk()):
-        raise ConfigError(f"generation.suppress: {token!r} is not in the target vocabulary")
-    return index

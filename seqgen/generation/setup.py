@@ -14,7 +14,7 @@ from seqgen.decoder import Decoder
 from seqgen.generation.component import ATTENTION, Component, Phrases
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
-from seqgen.generation.observers import Observer
+from seqgen.generation.observers import FORBIDDEN, Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
@@ -178,8 +178,8 @@ class DecodingSetup:
             and len(models) == len(self.ensemble.members)
             and self.ensemble.combination.can_merge
             and not self.stopping
-            and not self.observers
-            and not self.needs
+            and all(observer.can_merge for observer in self.observers)
+            and self.needs <= {FORBIDDEN}
             and all(getattr(model.decoder, "can_merge", False) for model in models)
             and not any(_adjusts_logits(model) for model in models)
             and all(processor.can_merge for processor in self.processors)

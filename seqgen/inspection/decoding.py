@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seqgen.compose import from_dict, to_dict
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.inspection.trace import LineTrace, Probe, Recorder
 from seqgen.text.results import Translation

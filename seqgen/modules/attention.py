@@ -1,4 +1,4 @@
-"""The arithmetic of attention, apart from projections and caches.
+"""Scaled dot-product attention, without projections and caches.
 
 Letters: ``B`` rows of the keys, ``H`` heads, ``Q`` queries, ``K`` keys, ``D`` size of a head.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from seqgen.modules.dropout import Dropout
 
 _SMALL = 64 * 64
-"""Up to so many scores of a head, two plain matrix products are faster on a CPU than the fused kernel.
+"""Up to this many scores of a head, two plain matrix products are faster on a CPU than the fused kernel.
 
 Measured at 4,000 positions and 4 heads of 32, forward and backward: 5 against 12 ms for 20 positions a row, 13 against
 12 for 50, 17 against 19 for 100, 52 against 33 for 400. A decoding step (16 rows of 8 heads, 5 queries, 32 keys): 0.13
@@ -20,7 +20,7 @@ against 0.36 ms.
 """
 
 _FEW = 16
-"""Up to so many queries, they are faster for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
+"""Up to this many queries, they are faster for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
 keys (fused: 7.0) and 65 ms for 1,500 (fused: 77)."""
 
 
@@ -35,16 +35,16 @@ def attend(
     dropout: Dropout | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Average values with the softmax of scaled scores.
+    """Average the values, weighted by the softmax of scaled scores (Vaswani et al. 2017, equation 1).
 
     Args:
         query: ``(B, H, Q, D)``.
         key: ``(B, H, K, D)``.
         value: ``(B, H, K, D)``.
         mask: broadcastable to ``(B, H, Q, K)``; bool, true where a query may attend, or a float that is added to the
-            scores. A query that may attend to nothing gets a finite output without meaning.
-        is_causal: whether query ``i`` sees only keys up to ``i``; then ``mask`` must be ``None``.
-        scale: factor of the scores, by default ``D ** -0.5``.
+            scores. The output of a query that may attend to nothing is undefined but finite.
+        is_causal: whether query ``i`` attends only to keys up to ``i``; ``mask`` must then be ``None``.
+        scale: factor of the scores; by default ``D ** -0.5``.
         dropout: applied to the weights.
         need_weights: whether the weights are wanted.
 
@@ -76,7 +76,7 @@ def _attend_plainly(
         mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
     scores = _scores(query if scale == 1 else query * scale, key)
     if mask is not None and mask.dtype == torch.bool:
-        # The lowest finite number rather than -inf: a row in which everything is masked must not become NaN.
+        # The lowest finite number and not -inf: the softmax of a fully masked row must not be NaN.
         scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores.add_(mask) if mask.dtype == scores.dtype else scores + mask
@@ -88,8 +88,8 @@ def _attend_plainly(
 def _scores(query: Tensor, key: Tensor) -> Tensor:
     """The product of each query with each key, ``(B, H, Q, K)``.
 
-    In bfloat16 few queries are faster as the second factor, unless the keys are laid out for them: 5 queries and 200
-    keys in 256 rows take 1.0 ms rather than 2.4.
+    In bfloat16, a product with few queries is faster with the queries as the second factor, unless the keys have the
+    layout of ``empty_keys``: 5 queries and 200 keys in 256 rows take 1.0 ms rather than 2.4.
     """
     few = query.size(-2) <= _FEW and query.device.type == "cpu" and query.dtype == torch.bfloat16
     if few and key.stride(-1) == 1:
@@ -98,17 +98,21 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 
 def empty_keys(like: Tensor, rows: int, heads: int, keys: int, dim: int) -> Tensor:
-    """A memory for keys ``(rows, heads, keys, dim)``.
+    """Uninitialized memory for keys.
 
-    On a CPU they are laid out channel by channel, which few queries read fastest: with cold caches, 5 queries in 256
-    rows take 2.6 ms rather than 3.1 for scores, softmax and average of 200 keys, in bfloat16 1.9 rather than 3.1.
+    On a CPU, the position is the last dimension in memory, which is fastest for few queries: with cold caches, 5
+    queries in 256 rows take 2.6 ms rather than 3.1 for scores, softmax and average of 200 keys, and in bfloat16 1.9
+    rather than 3.1.
 
     Args:
         like: a tensor of the wanted dtype and device.
-        rows: of the batch, or of what shares keys.
-        heads: how many heads.
-        keys: how many keys.
+        rows: number of rows, or of sentences if rows share their keys.
+        heads: number of heads.
+        keys: number of keys.
         dim: size of a head.
+
+    Returns:
+        ``(rows, heads, keys, dim)``.
     """
     if like.device.type != "cpu":
         return like.new_empty(rows, heads, keys, dim)
@@ -121,14 +125,14 @@ def as_keys(x: Tensor) -> Tensor:
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """``x.index_select(0, rows)``, laid out in memory as before."""
+    """``x.index_select(0, rows)`` with the memory layout of ``x``."""
     if x.dim() == 4 and x.stride(-1) != 1:
         return x.transpose(-1, -2).index_select(0, rows).transpose(-1, -2)
     return x.index_select(0, rows)
 
 
 def fold_beams(x: Tensor, key_rows: int) -> Tensor:
-    """Put the beams of a sentence beside each other, so that they can attend to one copy of its keys.
+    """Put the queries of all beams of a sentence into one row, so that they attend to one copy of its keys.
 
     Rows 0 and 1 of two beams of sentence 0, each with queries ``a b``, become one row of queries ``a0 b0 a1 b1``.
 
@@ -143,18 +147,21 @@ def fold_beams(x: Tensor, key_rows: int) -> Tensor:
     if rows == key_rows:
         return x.transpose(1, 2)
     if key_rows == 0 or rows % key_rows:
-        raise ValueError(f"{rows} rows of queries cannot share {key_rows} rows of keys: not a multiple of it")
+        raise ValueError(f"{rows} rows of queries cannot share {key_rows} rows of keys: not a multiple")
     # (B * r, Q, H, D) -> (B, r, Q, H, D) -> (B, H, r, Q, D) -> (B, H, r * Q, D)
     grouped = x.view(key_rows, -1, length, heads, dim).permute(0, 3, 1, 2, 4)
     return grouped.reshape(key_rows, heads, -1, dim)
 
 
 def unfold_beams(x: Tensor, rows: int) -> Tensor:
-    """Undo ``fold_beams`` and join the heads: ``(B, H, r * Q, D)`` to ``(rows, Q, H * D)``.
+    """Undo ``fold_beams`` and concatenate the heads.
 
     Args:
-        x: the result for the folded queries.
-        rows: ``B * r``.
+        x: ``(B, H, r * Q, D)``, the output of attention for folded queries.
+        rows: rows of the batch, ``B * r``.
+
+    Returns:
+        ``(rows, Q, H * D)``.
     """
     key_rows, heads, queries, dim = x.shape
     if rows == key_rows:

@@ -1,4 +1,4 @@
-"""What is computed from a weight, kept for as long as the weight stays what it was."""
+"""Tensors computed from a weight, cached until the weight changes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ T = TypeVar("T")
 
 
 class CachedWeight(nn.Module):
-    """A module that reads its ``weight`` in a form that is costly to make: normalized, say, or laid out anew.
+    """A module that computes something from its ``weight``, such as a normalized or prepacked weight.
 
-    In training, and wherever gradients are recorded, the form is made at every reading. Otherwise it is made once and
-    kept until training resumes or ends, weights are loaded or moved, or a parameter is changed in place or replaced.
-    Changes in place behind autograd's back (``parameter.data.add_``) are seen by ``refresh`` alone, with which every
-    decoding begins, and only where they change what it samples; call ``model.eval()`` after a change of a few numbers.
+    In training, and whenever gradients are recorded, it is computed at every use. Otherwise it is computed once and
+    cached until ``train`` or ``eval`` is called, weights are loaded or moved, or a parameter is changed in place or
+    replaced. Changes in place that autograd does not count (``parameter.data.add_``) are found only by ``refresh``,
+    which every decode calls first, and only if they change one of the values that it samples: call ``model.eval()``
+    after changing a few values.
     """
 
     weight: Tensor
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """What ``make`` makes of the weight, made anew only where that may have changed.
+        """The cached result of ``make``, computed again if the weight may have changed.
 
         Args:
-            name: what it is, beside other things that are made of the same weight.
-            make: makes it from the weight of now.
+            name: the name of the result in the cache.
+            make: computes the result from the current weight.
+
+        Returns:
+            The result of ``make``.
         """
         if self.training or torch.is_grad_enabled():
             self._forget()
@@ -41,13 +45,13 @@ class CachedWeight(nn.Module):
         return made
 
     def refresh(self) -> None:
-        """Forget what was made of a weight that has changed behind autograd's back, by samples of its numbers."""
+        """Clear the cache if sampled values of the parameters have changed without autograd counting it."""
         kept: dict[str, tuple[_Stamp, Any]] = self.__dict__.get("_kept", {})
         if not all(stamp.looks_alike() for stamp, _ in kept.values()):
             self._forget()
 
     def current_weight(self) -> Tensor:
-        """The weight as computed from the parameters of now."""
+        """The weight, computed from the current parameters if it is parametrized."""
         return self.kept("weight", lambda: self.weight) if "parametrizations" in self._modules else self.weight
 
     def _parameters_of_weight(self) -> list[Tensor]:
@@ -62,7 +66,7 @@ class CachedWeight(nn.Module):
         self.__dict__.pop("_kept", None)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch between training and evaluation, forgetting what was made before."""
+        """Switch between training and evaluation, and clear the cache."""
         self._forget()
         return super().train(mode)
 
@@ -77,9 +81,9 @@ class CachedWeight(nn.Module):
 
 
 class _Stamp:
-    """Parameters as they are now: which ones, where their numbers stand, and how often those were changed in place.
+    """The state of parameters at one time: their identity, memory, version counters and some of their values.
 
-    It holds on to the parameters and their memory, so that nothing new can come to stand at the same place.
+    It keeps the parameters and their memory alive, so that no new tensor can have the same identity or address.
     """
 
     def __init__(self, parameters: list[Tensor]):
@@ -89,14 +93,14 @@ class _Stamp:
         self.samples = [_sample(parameter).clone() for parameter in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
-        """Whether ``parameters`` are the same still."""
+        """Whether ``parameters`` are the same tensors, in the same memory and version."""
         return len(parameters) == len(self.parameters) and all(
             new is old and new.data_ptr() == memory.data_ptr() and version is not None and _version(new) == version
             for new, old, memory, version in zip(parameters, self.parameters, self.memory, self.versions, strict=True)
         )
 
     def looks_alike(self) -> bool:
-        """Whether a few numbers of the parameters are what they were."""
+        """Whether the sampled values of the parameters are unchanged."""
         return all(
             torch.equal(_sample(parameter), sample)
             for parameter, sample in zip(self.parameters, self.samples, strict=True)
@@ -104,17 +108,17 @@ class _Stamp:
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    """Some sixty numbers from all over a parameter; an odd step, so that they come from all columns of a matrix."""
+    """About sixty values of a parameter; the step is odd, so that they come from different columns of a matrix."""
     return parameter.detach().flatten()[:: parameter.numel() // 61 | 1]
 
 
 def _version(parameter: Tensor) -> int | None:
-    """How often a parameter was changed in place; ``None`` where PyTorch does not count."""
+    """The number of changes in place that PyTorch counted; ``None`` for inference tensors, where it does not count."""
     return None if parameter.is_inference() else parameter._version
 
 
 class _Kept(dict[str, tuple[_Stamp, Any]]):
-    """What a module keeps; a copy of the module keeps nothing yet."""
+    """The cache of a module; a copied or pickled module has an empty one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
         return _Kept()

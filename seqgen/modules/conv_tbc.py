@@ -11,16 +11,17 @@ from seqgen.modules.linear import Projection
 
 
 class ConvTBC(Projection):
-    """Convolution over time whose weight is laid out time first.
+    """Convolution over time.
 
-    The name and the layout of the weight are fairseq's; activations have rows first, as everywhere in seqgen.
+    Its name and the layout of its weight ``(time, input, output)`` are fairseq's. Activations are ``(N, T, C)``, as
+    everywhere in seqgen.
 
     Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        kernel_width: positions that one output sees.
-        padding: zeros added before and after each row, ``(before, after)``; by default as many as keep the length,
-            with the odd one after.
+        in_channels: dimension of the input.
+        out_channels: dimension of the output.
+        kernel_width: number of positions in the receptive field of one output.
+        padding: number of zeros before and after each row; by default the output has the length of the input, and an
+            odd number of zeros has one more after the row.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_width: int, padding: tuple[int, int] | None = None):
@@ -40,15 +41,15 @@ class ConvTBC(Projection):
             x: ``(N, T, in_channels)``.
 
         Returns:
-            ``(N, T + padding - kernel_width + 1, out_channels)``.
+            ``(N, T + sum(padding) - kernel_width + 1, out_channels)``.
         """
         return self.convolve(F.pad(x, (0, 0, *self.padding)))
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Convolve as one matrix product, with no padding.
+        """Convolve as one matrix product, without padding.
 
-        The product of unfolded windows was a fifth faster, forward and backward, than ``conv1d`` on a CPU. With a
-        kernel of 3, the row ``a b c d`` is unfolded to the windows ``abc`` and ``bcd``, each one row of a matrix.
+        On a CPU, the product of unfolded windows is a fifth faster than ``conv1d``, forward and backward. With
+        ``kernel_width`` 3, the row ``a b c d`` is unfolded to ``abc`` and ``bcd``, each one row of a matrix.
 
         Args:
             x: ``(N, T, in_channels)``.
@@ -71,14 +72,17 @@ class ConvTBC(Projection):
 
 
 def weight_norm_conv(conv: ConvTBC, dropout: float = 0.0) -> ConvTBC:
-    """Normalize the weight of each output channel; initialized for an output that goes through a gated linear unit.
+    """Weight-normalize a convolution that is followed by a gated linear unit, and initialize it.
 
-    The variance is four times that of a linear layer, because the gate halves the standard deviation (Gehring et al.
-    2017, appendix A).
+    The initial variance is four times that of a linear layer, because the gate halves the standard deviation (Gehring
+    et al. 2017, appendix A).
 
     Args:
         conv: the convolution, changed in place.
         dropout: probability with which features of its input are dropped.
+
+    Returns:
+        ``conv``.
     """
     nn.init.normal_(conv.weight, std=(4 * (1 - dropout) / (conv.kernel_width * conv.in_channels)) ** 0.5)
     nn.init.zeros_(conv.bias)

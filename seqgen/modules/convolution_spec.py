@@ -1,4 +1,4 @@
-"""Layer specifications such as ``"[(512, 3)] * 20 + [(1024, 1)]"``, read without running them."""
+"""Layer specifications such as ``"[(512, 3)] * 20 + [(1024, 1)]"``, parsed without executing them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class ConvolutionSpec:
     """One convolutional layer.
 
     Attributes:
-        channels: channels of its output.
-        kernel_width: positions that one output sees.
-        residual: how many layers back the input is that is added to its output: 1 for its own input, 0 for none.
+        channels: dimension of its output.
+        kernel_width: number of positions in the receptive field of one output.
+        residual: whose input is added to the output (residual connection): 1 for the layer's own, 2 for that of the
+            layer before, and so on; 0 for none.
     """
 
     channels: int
@@ -27,12 +28,15 @@ class ConvolutionSpec:
 
 
 def parse_convolutions(key: str, text: str) -> list[ConvolutionSpec]:
-    """Read the layers of a convolutional encoder or decoder.
+    """Parse the layers of a convolutional encoder or decoder.
 
     Args:
         key: configuration key, for messages.
-        text: a Python list of ``(channels, kernel_width)`` or ``(channels, kernel_width, residual)``; lists may be
+        text: a Python list of ``(dimension, kernel_width)`` or ``(dimension, kernel_width, residual)``; lists may be
             joined by ``+`` and repeated by ``*``.
+
+    Returns:
+        The layers.
 
     Raises:
         ConfigError: the text is not such a list.
@@ -41,12 +45,12 @@ def parse_convolutions(key: str, text: str) -> list[ConvolutionSpec]:
     for i, item in enumerate(_parse_list(key, text)):
         if not isinstance(item, tuple) or len(item) not in (2, 3) or any(type(number) is not int for number in item):
             raise ConfigError(
-                f"{key}: layer {i} is {item!r}, but a layer is (channels, kernel_width) or "
-                "(channels, kernel_width, residual), all of them integers"
+                f"{key}: layer {i} is {item!r}, but a layer is (dimension, kernel_width) or "
+                "(dimension, kernel_width, residual), all of them integers"
             )
         layer = ConvolutionSpec(*item)
         if layer.channels < 1 or layer.kernel_width < 1:
-            raise ConfigError(f"{key}: layer {i} is {item!r}, but channels and kernel_width must be at least 1")
+            raise ConfigError(f"{key}: layer {i} is {item!r}, but dimension and kernel_width must be at least 1")
         if not 0 <= layer.residual <= i + 1:
             raise ConfigError(f"{key}: layer {i} has residual {layer.residual}, which must be between 0 and {i + 1}")
         layers.append(layer)
@@ -54,15 +58,18 @@ def parse_convolutions(key: str, text: str) -> list[ConvolutionSpec]:
 
 
 def parse_choices(key: str, text: str, num_layers: int) -> list[bool]:
-    """Read which layers have something.
+    """Parse a boolean for each layer.
 
     Args:
         key: configuration key, for messages.
         text: ``"True"`` or ``"False"`` for all layers, or a list such as ``"[True, False] * 3"`` with one for each.
-        num_layers: how many layers there are.
+        num_layers: number of layers.
+
+    Returns:
+        The boolean of each layer.
 
     Raises:
-        ConfigError: the text is no such thing, or has a wrong number of entries.
+        ConfigError: the text cannot be parsed, or has a wrong number of entries.
     """
     if text.strip() in ("True", "False"):
         return [text.strip() == "True"] * num_layers

@@ -1,4 +1,4 @@
-"""Dropout whose random numbers are cheap on a CPU."""
+"""Dropout that is fast on a CPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ _LEVELS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Zero each feature with probability ``p`` in training and scale up the rest, so that the mean stays.
+    """Dropout (Srivastava et al. 2014): in training, zero each feature with probability ``p`` and scale up the others.
 
-    PyTorch's own dropout on a CPU spends most of its time on one random number per feature. Here one 64-bit number
-    decides four features, 16 bits each, which is several times as fast. The probability is thereby rounded to a
-    multiple of 1/65536, and the scale is that of the rounded one. The numbers come from PyTorch's default generator, so
-    ``torch.manual_seed`` fixes them; they do not depend on the number of threads. Other devices use PyTorch's dropout.
+    On a CPU, PyTorch's own dropout spends most of its time on drawing one random number per feature. Here one 64-bit
+    number decides four features, 16 bits each, which is several times as fast. The probability is rounded to a multiple
+    of 1/65536, and the scale is that of the rounded one. The numbers come from PyTorch's default generator:
+    ``torch.manual_seed`` determines them, and they do not depend on the number of threads. Other devices use PyTorch's
+    dropout.
 
     Args:
-        p: probability of dropping a feature.
+        p: probability of dropping a feature, at least 0 and below 1.
+
+    Raises:
+        ValueError: ``p`` is not a probability below 1.
     """
 
     def __init__(self, p: float):
@@ -30,7 +34,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop features of ``x`` of any shape."""
+        """Drop features of ``x``, a tensor of any shape."""
         if not self.training or self.p == 0:
             return x
         if x.device.type != "cpu":
@@ -49,7 +53,7 @@ class _Dropout(torch.autograd.Function):
         levels = min(round(p * _LEVELS), _LEVELS - 1)
         keep = _random_int16(x.numel()).ge(levels - _LEVELS // 2).view(x.shape)
         ctx.scale = _LEVELS / (_LEVELS - levels)
-        # Multiplying by bytes is three times as fast as by booleans, which they are.
+        # Multiplying by bytes is three times as fast as multiplying by booleans.
         keep = keep.view(torch.uint8)
         ctx.save_for_backward(keep)
         return (x * keep).mul_(ctx.scale)

@@ -10,9 +10,12 @@ def token_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, s
 
     Args:
         num_embeddings: size of the vocabulary.
-        embedding_dim: channels.
+        embedding_dim: dimension of the embeddings.
         padding_idx: id of padding.
         std: standard deviation of the initial values.
+
+    Returns:
+        The embedding, with weight ``(num_embeddings, embedding_dim)``.
     """
     embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx)
     nn.init.normal_(embedding.weight, std=std)

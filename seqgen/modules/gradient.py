@@ -9,7 +9,15 @@ from torch import Tensor
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """Return ``x`` unchanged, but multiply the gradient that flows back through it by ``scale``."""
+    """Return ``x`` unchanged and multiply its gradient by ``scale`` in the backward pass.
+
+    Args:
+        x: a tensor of any shape.
+        scale: factor of the gradient.
+
+    Returns:
+        The values of ``x``.
+    """
     scaled: Tensor = _ScaleGradient.apply(x, scale)  # type: ignore[no-untyped-call]
     return scaled
 

@@ -1,4 +1,4 @@
-"""What a model is made of: its size, which parts learn, and where its numbers overflow."""
+"""Inspection of models: size, frozen parameters, overflow."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from seqgen.structures import Batch, map_tensors
 
 
 def num_parameters(module: nn.Module, trainable_only: bool = False) -> int:
-    """How many numbers a module's parameters hold; those that are one and the same count once.
+    """Count the parameters of a module; tied parameters count once.
 
     Args:
         module: the module.
-        trainable_only: whether to leave out frozen ones.
+        trainable_only: whether to count only parameters that are not frozen.
+
+    Returns:
+        The number of values in all parameters.
     """
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trainable_only)
 
 
 def memory_footprint(module: nn.Module) -> int:
-    """Bytes that a module's parameters and buffers take; gradients and optimizer states come on top of that."""
+    """Bytes of a module's parameters and buffers, without gradients and optimizer states."""
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Keep some parameters from learning.
+    """Freeze some parameters, so that training does not change them.
 
     Args:
         module: the module.
-        patterns: names of parameters, in which ``*`` stands for anything, such as ``"encoder.*"`` or
-            ``"*embed_tokens.weight"``. One that is shared is frozen by any of its names.
+        patterns: names of parameters, in which ``*`` matches anything, such as ``"encoder.*"`` or
+            ``"*embed_tokens.weight"``. A tied parameter is frozen if any of its names matches.
 
     Returns:
-        The names of the parameters that were frozen.
+        The names of the frozen parameters.
 
     Raises:
-        ConfigError: a pattern fits no parameter.
+        ConfigError: a pattern matches no parameter.
     """
     names = dict(module.named_parameters(remove_duplicate=False))
     for pattern in patterns:
@@ -55,7 +58,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 @torch.no_grad()
 def first_overflow(model: nn.Module, batch: Batch) -> str | None:
-    """Find the layer at which a model's numbers first get infinite or NaN, as they may in float16.
+    """Find the first layer whose output is infinite or NaN, as can happen in float16.
 
     Args:
         model: an encoder-decoder model.
@@ -63,13 +66,13 @@ def first_overflow(model: nn.Module, batch: Batch) -> str | None:
 
     Returns:
         The name of the first module whose output is not finite, such as ``"encoder.layers.3.feed_forward.wo"``;
-        ``None`` where everything is finite.
+        ``None`` if all outputs are finite.
 
     Raises:
         ValueError: the batch has no targets.
     """
     if batch.prev_output_tokens is None:
-        raise ValueError("the batch has no targets, without which the decoder does not run")
+        raise ValueError("the batch has no targets, which the decoder needs")
     overflowed: list[str] = []
     with _watching(model, overflowed):
         model(batch.source.src_tokens, batch.source.src_lengths, batch.prev_output_tokens)
@@ -78,7 +81,7 @@ def first_overflow(model: nn.Module, batch: Batch) -> str | None:
 
 @contextmanager
 def _watching(model: nn.Module, overflowed: list[str]) -> Iterator[None]:
-    """Note the names of modules whose outputs are not finite; an inner one is done before those that it is part of."""
+    """Collect the names of modules whose outputs are not finite, in the order of execution, inner modules first."""
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

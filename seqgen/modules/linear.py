@@ -1,4 +1,4 @@
-"""Linear layers that are quick also where they have few rows to map, as in decoding."""
+"""Linear layers that are fast also for few rows, as in decoding."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
 
 _LARGE = 256 * 256
-"""From so many weights on, packing them pays: below, the kernel's own start (15 µs) costs more than it saves."""
+"""Matrices with at least this many weights are prepacked; for smaller ones the kernel's overhead (15 µs) is larger."""
 
 _ROWS = 160
-"""The number of rows that weights are packed for; a layout made for many serves few as well, not the reverse."""
+"""The number of input rows that weights are prepacked for; such a layout is fast for fewer rows as well."""
 
 
 class Projection(CachedWeight):
-    """A module that multiplies by its weight, of which it keeps a form that is quick to multiply by.
+    """A module that multiplies by its weight, and keeps the weight prepacked during evaluation.
 
-    On a CPU in evaluation, oneDNN's layout in blocks is that form. Measured on 2 cores of an AMD EPYC 9004 (rows x
-    matrix, microseconds, packed against ``F.linear``): 1 x 512 x 512 90 against 160, 5 x 512 x 2048 190 against 560,
-    5 x 512 x 32128 2,900 against 15,000, 160 x 512 x 32128 27,000 against 57,000, 4000 x 512 x 2048 40,000 against
-    52,000. It costs the weight's memory once more.
+    On a CPU, the prepacked weight has oneDNN's blocked layout, which takes the weight's memory once more. Measured on 2
+    cores of an AMD EPYC 9004 (rows x matrix, microseconds, prepacked against ``F.linear``): 1 x 512 x 512 90 against
+    160, 5 x 512 x 2048 190 against 560, 5 x 512 x 32128 2,900 against 15,000, 160 x 512 x 32128 27,000 against 57,000,
+    4000 x 512 x 2048 40,000 against 52,000.
     """
 
     packs = True
-    """Whether to pack; ``Projection.packs = False`` switches it off everywhere, on a module or class only there."""
+    """Whether to prepack; set it to false on ``Projection``, on a subclass or on one module to switch it off there."""
 
     int8 = False
-    """Whether to multiply in 8-bit integers instead; see ``int8_product``."""
+    """Whether to multiply in 8-bit integers; see ``int8_product``."""
 
     bias: nn.Parameter
 
     def current_weight(self) -> Tensor:
-        """The weight in the dtype of the bias; what it is computed from may have a wider one."""
+        """The weight in the dtype of the bias; the parameters from which it is computed may be float32."""
         weight = super().current_weight()
         return weight if self.bias is None else weight.to(self.bias.dtype)
 
@@ -70,7 +70,7 @@ class Projection(CachedWeight):
         return self.kept("product", self.product)(x, self.bias)
 
     def product(self) -> Product:
-        """Bring the weight of now into a form that is quick to multiply by."""
+        """Prepack the current weight; a small one is used as it is."""
         matrix = self.matrix().detach()
         if matrix.numel() >= _LARGE:
             if self.int8:
@@ -81,9 +81,9 @@ class Projection(CachedWeight):
 
 
 class Linear(Projection, nn.Linear):
-    """``nn.Linear`` with the same parameters and, but for the order of summation, the same results, but faster.
+    """A faster ``nn.Linear`` with the same parameters; results differ only by the order of summation.
 
-    Its weight may be parametrized, for example normalized, which is then computed once per evaluation.
+    A parametrized weight, for example a weight-normalized one, is computed once per evaluation.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -92,12 +92,15 @@ class Linear(Projection, nn.Linear):
 
 
 def packed_product(matrix: Tensor) -> Product:
-    """Multiply by a matrix in oneDNN's layout.
+    """Prepack a matrix in oneDNN's layout.
 
     Args:
         matrix: ``(out_features, in_features)``.
+
+    Returns:
+        The product with the matrix.
     """
-    # The one kernel that takes packed weights; torch.compile uses it likewise.
+    # The only operator that accepts prepacked weights; torch.compile uses it too.
     multiply = torch.ops.mkldnn._linear_pointwise.default
     packed = torch.ops.mkldnn._reorder_linear_weight.default(matrix.contiguous(), _ROWS)
 
@@ -109,13 +112,16 @@ def packed_product(matrix: Tensor) -> Product:
 
 
 def int8_product(matrix: Tensor) -> Product:
-    """Multiply by a matrix in 8-bit integers, with a scale for each output of the matrix and for each row of the input.
+    """Quantize a matrix to 8-bit integers, with one scale for each output; each row of the input has its own scale.
 
-    A scale for each row rather than for the whole input, so that no row depends on its neighbours. The kernel wants
-    unsigned inputs: the numbers -127 to 127 of a row are stored as 1 to 255, which it takes for numbers around 128.
+    One scale for the whole input would make each row depend on the others. The kernel takes unsigned inputs: the
+    integers -127 to 127 of a row are stored as 1 to 255, with zero point 128.
 
     Args:
         matrix: ``(out_features, in_features)``.
+
+    Returns:
+        The product with the matrix.
     """
     scales = _largest(matrix) / 127
     integers = (matrix / scales).round().to(torch.int8).contiguous()
@@ -123,7 +129,7 @@ def int8_product(matrix: Tensor) -> Product:
     multiply = torch.ops.onednn.qlinear_pointwise.default
     zeros = torch.zeros(matrix.size(0), dtype=torch.int32)
     scales = scales.flatten()
-    middle = torch.full((), 128.5)  # and a half, so that cutting off the fraction rounds
+    middle = torch.full((), 128.5)  # 128 and a half, so that truncation rounds to the nearest integer
 
     def int8_multiply(x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.reshape(-1, x.size(-1))
@@ -139,12 +145,15 @@ def int8_product(matrix: Tensor) -> Product:
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row of ``(N, C)``, and never zero: ``(N, 1)``."""
+    """The largest absolute value of each row of ``(N, C)``, at least 1e-30: ``(N, 1)``."""
     return rows.abs().amax(1, keepdim=True).clamp_(min=1e-30)
 
 
 def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> Linear:
-    """A weight-normalized linear layer, initialized so that it keeps the variance of an input after dropout.
+    """A weight-normalized linear layer (Salimans and Kingma 2016).
+
+    It is initialized so that the output has the variance of the input before dropout (Gehring et al. 2017, section
+    3.5).
 
     Args:
         in_features: features of the input.
@@ -159,12 +168,12 @@ def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0
 
 
 def _is_traced() -> bool:
-    """Whether operators mean something else now: gradients, another dtype, or a compiler that traces."""
+    """Whether gradients are recorded, autocast changes dtypes or a compiler traces: weights are then not prepacked."""
     return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 def _packable() -> tuple[torch.dtype, ...]:
-    """Dtypes that this processor multiplies from packed weights."""
+    """The dtypes in which this processor multiplies by prepacked weights."""
     if not has_onednn():
         return ()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():

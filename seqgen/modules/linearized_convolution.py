@@ -1,4 +1,4 @@
-"""A causal convolution that can go on one position at a time."""
+"""A causal convolution that can compute one position at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from seqgen.modules.conv_tbc import ConvTBC
 class LinearizedConvolution(StatefulModule, ConvTBC):
     """A convolution over the current position and the ``kernel_width - 1`` before it.
 
-    Without a state it is one parallel pass. With one it remembers the inputs that later positions will see, so that a
-    new position costs one linear layer: the linearized weight is the kernel laid out as
-    ``(kernel_width * in_channels, out_channels)``, computed once per evaluation (see ``CachedWeight``).
+    Without a state it is one parallel pass. With a state it stores the inputs that later positions need, so that a new
+    position costs one linear layer (fairseq's ``LinearizedConvolution``): the kernel as a matrix
+    ``(kernel_width * in_channels, out_channels)`` is computed once per evaluation, see ``CachedWeight``.
 
-    The inputs are put together anew at each step, in the order in which the weight wants them. Writing them in a ring
-    would save less than it costs: that copy is 4 % of a step with one sentence and 1 % with 16.
+    Each step concatenates the stored inputs and the new one, in the order of the weight. A ring buffer would be slower:
+    the copy that it saves takes 4 % of a step with one sentence and 1 % with 16.
 
     State:
-        input_buffer: ``(N, kernel_width - 1, in_channels)``, the last inputs, zeros where there were none; as many more
-            as ``IncrementalState.max_roll_back`` says.
+        input_buffer: ``(N, kernel_width - 1 + max_roll_back, in_channels)``, the last inputs, with zeros before the
+            first; see ``IncrementalState.max_roll_back``.
 
     Args:
         in_channels: channels of the input.
@@ -39,7 +39,7 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
 
         Args:
             x: ``(N, T, in_channels)``; with a state, the new positions only, one or more.
-            incremental_state: what was seen before.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
 
         Returns:
             ``(N, T, out_channels)``.
@@ -49,7 +49,7 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         return self.convolve(self._append(x, incremental_state))
 
     def _append(self, x: Tensor, incremental_state: StateDict) -> Tensor:
-        """Put the inputs seen before in front of ``x`` and remember the last: ``(N, kernel_width - 1 + T, C)``."""
+        """Prepend the stored inputs to ``x`` and store the last ones: ``(N, kernel_width - 1 + T, C)``."""
         history = self.kernel_width - 1
         if history == 0:
             return x
@@ -67,17 +67,17 @@ class LinearizedConvolution(StatefulModule, ConvTBC):
         length = module_state["input_buffer"].size(1) - positions
         if length < self.kernel_width - 1:
             raise DecodingError(
-                f"{positions} positions cannot be taken back by a convolution that remembers so few inputs; begin with "
+                f"a convolution has not stored the inputs that it needs to roll back {positions} positions; start with "
                 f"a decoding state whose max_roll_back is {positions}"
             )
         return {"input_buffer": module_state["input_buffer"][:, :length]}
 
     def crop_state(self, module_state: ModuleState, positions: int) -> ModuleState:
-        """Do nothing: only the last inputs are remembered; see ``StatefulModule``."""
+        """Do nothing: only the last inputs are stored; see ``StatefulModule``."""
         return module_state
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-        """Put the rows of another state behind those of this one; see ``StatefulModule``."""
+        """Append the rows of another state; see ``StatefulModule``."""
         buffers = [module_state["input_buffer"], other["input_buffer"]]
         length = max(buffer.size(1) for buffer in buffers)
         return {"input_buffer": torch.cat([F.pad(buffer, (0, 0, length - buffer.size(1), 0)) for buffer in buffers])}

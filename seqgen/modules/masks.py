@@ -1,4 +1,4 @@
-"""Which positions self-attention may attend to."""
+"""Masks of self-attention."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ globals()["__getattr__"] = former_names(__name__)  # not a function, so that typ
 @keep_former_members
 @dataclass
 class QueryPositions:
-    """The positions that a model computes in one pass, for the mask of self-attention.
+    """The positions that a model computes in one pass, from which the mask of self-attention is made.
 
-    A new mask is one method, for instance attention to the last four positions::
+    A new mask is one method, for example attention to the last four positions::
 
         class LocalDecoder(TransformerDecoder):
             def self_attention_mask(self, queries, layer):
                 return queries.once("local", lambda: queries.restrict(queries.distances < 4))
 
     Attributes:
-        seen: positions in the state before this pass.
-        new: positions that are computed.
+        seen: number of positions in the state before this pass.
+        new: number of positions that are computed.
         device: where masks are needed.
-        causal: whether a position sees only those up to itself.
-        start_offsets: ``(N,)`` int64, the first position of each row; it does not attend to those before. ``None``
-            where all are 0.
-        segments: ``(N, new)`` int64, in rows that hold several examples the example of each position.
-        padding_mask: ``(N, new)`` bool, true at padding; ``None`` where there is none.
+        causal: whether a position attends only to those up to itself.
+        start_offsets: ``(N,)`` int64, the first position of each row, which does not attend to positions before it;
+            ``None`` if all are 0.
+        segments: ``(N, new)`` int64, the example of each position, if several examples share a row.
+        padding_mask: ``(N, new)`` bool, true at padding; ``None`` if there is no padding.
     """
 
     seen: int
@@ -50,7 +50,13 @@ class QueryPositions:
 
     @classmethod
     def of_source(cls, src_tokens: Tensor, segments: Segments | None, padding_mask: Tensor | None = None) -> Self:
-        """Those of an encoder's pass over ``src_tokens`` ``(N, S)``."""
+        """The positions of an encoder's pass.
+
+        Args:
+            src_tokens: ``(N, S)`` int64.
+            segments: the example of each token, if several examples share a row.
+            padding_mask: ``(N, S)`` bool, true at padding; ``None`` if the mask need not hide padding.
+        """
         examples = None if segments is None else segments.source
         return cls(0, src_tokens.size(1), src_tokens.device, False, segments=examples, padding_mask=padding_mask)
 
@@ -58,7 +64,14 @@ class QueryPositions:
     def of_target(
         cls, tokens: Tensor, seen: int, incremental_state: StateDict | None, segments: Segments | None
     ) -> Self:
-        """Those of a decoder's pass over the new tokens ``(N, new)`` behind ``seen`` others."""
+        """The positions of a decoder's pass.
+
+        Args:
+            tokens: ``(N, new)`` int64 new tokens.
+            seen: number of positions in the state.
+            incremental_state: the decoding state.
+            segments: the example of each token, if several examples share a row.
+        """
         start_offsets = start_offsets_of_rows(incremental_state, tokens.size(0))
         return cls(
             seen, tokens.size(1), tokens.device, True, start_offsets, None if segments is None else segments.target
@@ -66,9 +79,9 @@ class QueryPositions:
 
     @cached_property
     def allowed(self) -> Tensor | None:
-        """Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` where it is everywhere.
+        """Bool, true where attention is allowed, broadcastable to ``(N, H, new, K)``; ``None`` if everywhere.
 
-        Causality, start offsets, segments and padding are in it.
+        The mask includes causality, start offsets, segments and padding.
         """
         if self.segments is not None:
             return segment_mask(self.segments, self.segments, causal=self.causal)
@@ -78,35 +91,41 @@ class QueryPositions:
 
     @cached_property
     def distances(self) -> Tensor:
-        """``(new, K)`` int64, how far each position that may be attended to lies before the one that attends."""
+        """``(new, K)`` int64, position of each query minus position of each key."""
         keys = torch.arange(self.seen + self.new, device=self.device)
         return keys[self.seen :].unsqueeze(1) - keys
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether the mask is that of a causal pass over whole rows, which attention kernels know without a tensor."""
+        """Whether the mask is only causal and nothing was seen before: attention kernels then need no mask tensor."""
         return self.causal and self.seen == 0 and self.start_offsets is None and self.segments is None
 
     def restrict(self, mask: Tensor) -> Tensor:
-        """Hide what is not allowed from a mask.
+        """Combine a mask with ``allowed``.
 
         Args:
             mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
                 ``(N, H, new, K)``.
+
+        Returns:
+            A mask of the same kind that also hides what ``allowed`` hides.
         """
         if self.allowed is None:
             return mask
         if mask.dtype == torch.bool:
             return mask & self.allowed
-        # Half of the lowest number, so that sums stay finite.
+        # Half of the lowest number, so that adding it to a score stays finite.
         return mask.masked_fill(~self.allowed, torch.finfo(mask.dtype).min / 2)
 
     def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
-        """Make a mask that successive layers share; layers that use the same tensor also share work on it.
+        """Build a mask once for successive layers; layers with the same mask tensor also share work on it.
 
         Args:
-            key: the mask is made anew when the key is another object than in the last call.
-            make: makes the mask.
+            key: identifies the mask; with another object than in the last call, the mask is built again.
+            make: builds the mask.
+
+        Returns:
+            The mask.
         """
         kept: tuple[object, Tensor] | None = self.__dict__.get("_kept")
         if kept is None or kept[0] is not key:
@@ -119,34 +138,37 @@ def start_offsets_of_rows(incremental_state: StateDict | None, rows: int) -> Ten
 
     Args:
         incremental_state: the decoding state.
-        rows: rows of the batch, a multiple of the sentences.
+        rows: number of rows of the batch, a multiple of the number of sentences.
 
     Returns:
-        ``(rows,)`` int64; ``None`` where all sentences entered at step 0, which a plain dict implies.
+        ``(rows,)`` int64; ``None`` if all are 0, as for a plain dict.
+
+    Raises:
+        ValueError: ``rows`` is not a multiple of the number of sentences.
     """
     if not isinstance(incremental_state, IncrementalState) or not incremental_state.has_start_offsets:
         return None
     start_offsets = incremental_state.start_offsets
     if rows % start_offsets.numel():
-        raise ValueError(f"{rows} rows do not belong to {start_offsets.numel()} sentences of equally many rows")
+        raise ValueError(f"{rows} rows are not a multiple of {start_offsets.numel()} sentences")
     return start_offsets.repeat_interleave(rows // start_offsets.numel())
 
 
 def step_mask(seen: int, new: int, start_offsets: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which positions each new position may attend to.
+    """The causal mask of new positions.
 
-    With 2 positions seen and 2 new ones, the masks of the new ones are ``1 1 1 0`` and ``1 1 1 1``; in a row that
-    started at step 1 they are ``0 1 1 0`` and ``0 1 1 1``.
+    With 2 positions seen and 2 new ones, the masks of the new ones are ``1 1 1 0`` and ``1 1 1 1``; in a row with start
+    offset 1 they are ``0 1 1 0`` and ``0 1 1 1``.
 
     Args:
-        seen: positions seen before.
-        new: positions now computed.
-        start_offsets: ``(N,)`` int64 start offset of each row; ``None`` where that is 0 everywhere.
+        seen: number of positions seen before.
+        new: number of new positions.
+        start_offsets: ``(N,)`` int64 start offset of each row; ``None`` if all are 0.
         device: where the mask is needed.
 
     Returns:
         Bool, true where attention is allowed: ``(new, seen + new)``, or ``(N, 1, new, seen + new)`` with
-        ``start_offsets``; ``None`` where everything is allowed.
+        ``start_offsets``; ``None`` if everything is allowed.
     """
     if start_offsets is None and new == 1:
         return None
@@ -158,14 +180,14 @@ def step_mask(seen: int, new: int, start_offsets: Tensor | None, device: torch.d
 
 
 def padding_mask_of(src_tokens: Tensor, padding_idx: int | None) -> Tensor | None:
-    """Where a source is padding.
+    """The padding mask of a source.
 
     Args:
         src_tokens: ``(N, S)`` int64.
         padding_idx: id of padding.
 
     Returns:
-        ``(N, S)`` bool, or ``None`` where no row has any.
+        ``(N, S)`` bool, true at padding; ``None`` if there is no padding.
     """
     mask = src_tokens.eq(padding_idx) if padding_idx is not None else None
     return mask if mask is not None and bool(mask.any()) else None

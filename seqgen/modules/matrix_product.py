@@ -1,4 +1,4 @@
-"""The product of a linear layer in training, by the fastest library for it."""
+"""Matrix products for training, with the fastest library on a CPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LARGE = 10_000_000
-"""From so many multiplications on, the other library's start (about 20 µs) is repaid."""
+"""Products of at least this many multiplications use oneDNN; its overhead is about 20 µs."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias`` with gradients.
 
-    PyTorch multiplies float32 matrices on a CPU by MKL, which does not make the most of every processor; oneDNN, which
-    comes with PyTorch too, does. Measured on one thread of an AMD EPYC (Zen 5), forward, gradient of the input and of
-    the weight, ms: 1024 x 512 x 2048 22, 22, 25 against 31, 28, 26; 1024 x 512 x 32128 454, 358, 507 against 473, 466,
-    520. Wherever it does not apply, this is ``F.linear``.
+    PyTorch multiplies float32 matrices on a CPU with MKL, which is slow on some processors. This function uses oneDNN,
+    which is part of PyTorch too, and ``F.linear`` where oneDNN cannot be used. Measured on one thread of an AMD EPYC
+    (Zen 5), forward, gradient of the input and of the weight, ms: 1024 x 512 x 2048 22, 22, 25 against 31, 28, 26; 1024
+    x 512 x 32128 454, 358, 507 against 473, 466, 520.
 
     Args:
         x: ``(..., in_features)``.
@@ -48,14 +48,14 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
 
 
 def has_onednn() -> bool:
-    """Whether oneDNN's product with a matrix is there and switched on."""
+    """Whether oneDNN is available and enabled."""
     mkldnn = torch.backends.mkldnn
     available = mkldnn.is_available() and mkldnn.enabled  # type: ignore[no-untyped-call]
     return bool(available) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b.T`` of matrices in any layout, without gradients, by the fastest library for it."""
+    """Compute ``a @ b.T`` without gradients; both may have any strides."""
     if a.dtype == torch.float32 and a.device.type == "cpu" and has_onednn():
         return _multiply(a, b)
     return a @ b.t()

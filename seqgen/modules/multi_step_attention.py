@@ -11,20 +11,20 @@ from seqgen.modules.linear import weight_norm_linear
 
 
 class MultiStepAttention(nn.Module):
-    """Attention of one decoder layer, with one head and scores that are not scaled.
+    """Attention of one decoder layer, with one head and unscaled scores (Gehring et al. 2017, equations 1 and 2).
 
-    It asks with the layer's output together with the embedding of the token before. Keys and values differ: scores come
-    from the encoder's features, averages are over features with the source's embeddings.
+    The query is the layer's output, projected, plus the embedding of the previous token. The keys are the encoder's
+    features; the values are features plus source embeddings.
 
     Args:
-        channels: channels of the layer's output.
-        embed_dim: channels of the embeddings and of the encoder's output.
+        hidden_size: dimension of the layer's output.
+        embed_dim: dimension of the embeddings and of the encoder's output.
     """
 
-    def __init__(self, channels: int, embed_dim: int):
+    def __init__(self, hidden_size: int, embed_dim: int):
         super().__init__()
-        self.in_projection = weight_norm_linear(channels, embed_dim)
-        self.out_projection = weight_norm_linear(embed_dim, channels)
+        self.in_projection = weight_norm_linear(hidden_size, embed_dim)
+        self.out_projection = weight_norm_linear(embed_dim, hidden_size)
 
     def forward(
         self,
@@ -39,15 +39,15 @@ class MultiStepAttention(nn.Module):
         """Attend and add the result to the layer's output.
 
         Args:
-            x: ``(N, T, channels)``.
+            x: ``(N, T, hidden_size)``.
             target_embedding: ``(N, T, embed_dim)``.
             keys: ``(N or sentences, S, embed_dim)``.
             values: ``(N or sentences, S, embed_dim)``.
-            padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
+            padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
             need_weights: whether the weights are wanted.
 
         Returns:
-            ``(N, T, channels)``, and the weights ``(N, T, S)`` where wanted.
+            ``(N, T, hidden_size)``, and the weights ``(N, T, S)`` where wanted.
         """
         rows, length, _ = x.shape
         query = scaled_sum(self.in_projection(x), target_embedding)
@@ -64,5 +64,5 @@ class MultiStepAttention(nn.Module):
 
 
 def scaled_sum(x: Tensor, y: Tensor) -> Tensor:
-    """Add two things of equal variance so that the sum has that variance too."""
+    """``(x + y) * sqrt(0.5)``, which has the variance of ``x`` and ``y`` if these are equal; section 3.4."""
     return (x + y).mul_(math.sqrt(0.5))

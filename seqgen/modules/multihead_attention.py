@@ -1,4 +1,4 @@
-"""Multi-head attention with a cache."""
+"""Multi-head attention with a key/value cache."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from seqgen.modules.linear import Linear
 
 
 class MultiheadAttention(StatefulModule):
-    """Attention in several subspaces at once (Vaswani et al. 2017, section 3.2.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Self-attention projects to queries, keys and values by one matrix. With a state it caches the keys and values of all
-    positions so far. Encoder-decoder attention projects the encoder's output once and caches that; the encoder's output
-    may have one row for each sentence while the queries have one for each beam of it. A key/value cache is one object
-    in the state.
+    In self-attention, one matrix projects to queries, keys and values. With a state, the keys and values of all
+    positions so far are cached. Encoder-decoder attention projects the encoder's output once and caches the result; the
+    encoder's output may have one row for each sentence when the queries have one for each beam. The cache is one object
+    in the module state.
 
     Args:
-        embed_dim: channels of the queries and of the output.
-        num_heads: how many heads.
-        encoder_dim: channels of the encoder's output, which makes this encoder-decoder attention; ``None`` for
-            self-attention.
-        head_dim: channels of each head, by default ``embed_dim / num_heads``.
+        embed_dim: dimension of the queries and of the output.
+        num_heads: number of heads.
+        encoder_dim: dimension of the encoder's output, for encoder-decoder attention; ``None`` for self-attention.
+        head_dim: dimension of each head; by default ``embed_dim / num_heads``.
         dropout: probability of dropping an attention weight.
         bias: whether projections have a bias.
-        scale: factor of the scores, by default ``head_dim ** -0.5``.
+        scale: factor of the scores; by default ``head_dim ** -0.5``.
 
     Attributes:
-        cache: a class derived from ``KeyValueCache``, or a function without arguments that makes an empty cache, which
-            greedy search and beam search then use alike; ``None`` for a built-in one, see ``choose_cache``.
+        cache: a class derived from ``KeyValueCache``, or another callable that returns an empty cache, for all search
+            strategies; ``None`` for a built-in cache, see ``choose_cache``.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class MultiheadAttention(StatefulModule):
     ):
         super().__init__()
         if head_dim is None and embed_dim % num_heads:
-            raise ValueError(f"{embed_dim} channels cannot be divided among {num_heads} heads")
+            raise ValueError(f"embed_dim={embed_dim} is not a multiple of num_heads={num_heads}")
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = head_dim or embed_dim // num_heads
@@ -69,7 +68,7 @@ class MultiheadAttention(StatefulModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize each of the query, key and value matrices as a Glorot matrix of its own, with gain 1/sqrt(2)."""
+        """Initialize the query, key and value matrices each by Glorot initialization with gain 1/sqrt(2)."""
         fused = [self.q_proj, self.kv_proj] if self.encoder_decoder else [self.in_proj]
         for projection in fused:
             for block in projection.weight.detach().view(-1, self.num_heads * self.head_dim, projection.in_features):
@@ -95,17 +94,20 @@ class MultiheadAttention(StatefulModule):
             query: ``(N, T, embed_dim)``; with a state, the new positions only.
             encoder_out: ``(N or sentences, S, encoder_dim)`` for encoder-decoder attention; with a state it is read
                 only at the first step.
-            key_padding_mask: ``(rows of the keys, K)`` bool, true at keys that nobody may attend to; with a state, of
-                the new positions, or of ``encoder_out``.
-            attn_mask: broadcastable to ``(N, H, T, K)``, where ``K`` counts remembered positions too: bool, true where
-                attention is allowed, or a float that is added to the scores. Not for keys that beams share.
-            is_causal: whether each position of self-attention sees only those up to itself; ``attn_mask`` is then
+            key_padding_mask: bool, true at padding: ``(N, T)`` in self-attention, ``(N or sentences, S)`` in
+                encoder-decoder attention; ``None`` if there is no padding.
+            attn_mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
+                ``(N, H, T, K)``, where ``K`` includes cached positions. Not for keys that beams share.
+            is_causal: whether each position of self-attention attends only to those up to itself; ``attn_mask`` is then
                 ``None``.
-            incremental_state: what was seen before.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
             need_weights: whether the weights are wanted.
 
         Returns:
             ``(N, T, embed_dim)``, and the weights averaged over heads ``(N, T, K)`` where wanted.
+
+        Raises:
+            ValueError: both ``attn_mask`` and ``is_causal`` are given, or ``encoder_out`` is missing at the first step.
         """
         if is_causal and attn_mask is not None:
             raise ValueError("give either attn_mask or is_causal: a mask must itself hide later positions")
@@ -119,7 +121,7 @@ class MultiheadAttention(StatefulModule):
             q, k, v = self.in_proj(query).view(rows, length, 3, self.num_heads, self.head_dim).unbind(2)
             new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
             seen = self._appended(new, rows, incremental_state)
-        # Weights are those of each row's own keys, so that slots which beams share are of no use for them.
+        # Attention weights are those over each row's own positions, not over the slots that beams share.
         seen = seen.view() if need_weights else seen
         keys, values, mask, is_causal = seen.attended(attn_mask, is_causal, length, q.dtype)
         out, weights = attend(
@@ -153,7 +155,7 @@ class MultiheadAttention(StatefulModule):
     def _appended(
         self, new: KeysAndValues, rows: int, incremental_state: StateDict | None
     ) -> KeyValueCache | KeysAndValues:
-        """The cache with the new keys and values; these alone where there is no state."""
+        """The cache with the new keys and values appended; without a state, only the new ones."""
         if incremental_state is None:
             return new
         cache = self._cache_in(incremental_state)
@@ -174,23 +176,24 @@ class MultiheadAttention(StatefulModule):
         return cache
 
     def remembered(self, incremental_state: StateDict) -> KeysAndValues | None:
-        """The keys and values that each row has seen, in whatever layout; ``None`` where nothing was seen yet.
+        """The cached keys and values of each row, for any kind of cache.
 
         Args:
             incremental_state: the decoding state.
 
         Returns:
-            Keys and values ``(N, H, K, D)`` of self-attention, or ``(N or sentences, H, S, D)`` of the source.
+            Keys and values ``(N, H, K, D)`` of self-attention, or ``(N or sentences, H, S, D)`` of the source; ``None``
+            before the first step.
         """
         cache = self._cache_in(incremental_state)
         return None if cache is None else cache.view()
 
     def reorder_state(self, module_state: ModuleState, new_order: Tensor) -> ModuleState:
-        """Put rows into a new order; see ``KeyValueCache``."""
+        """Reorder rows; see ``KeyValueCache``."""
         return {"cache": module_state["cache"].reorder(new_order)}
 
     def reorder_state_within_beams(self, module_state: ModuleState, parents: Tensor) -> ModuleState:
-        """Put rows into a new order within each sentence; see ``KeyValueCache``."""
+        """Reorder rows within each sentence; see ``KeyValueCache``."""
         return {"cache": module_state["cache"].reorder_within_beams(parents)}
 
     def select_state(self, module_state: ModuleState, keep: Tensor, beam_size: int) -> ModuleState:
@@ -206,5 +209,5 @@ class MultiheadAttention(StatefulModule):
         return {"cache": module_state["cache"].crop_left(positions)}
 
     def merge_states(self, module_state: ModuleState, other: ModuleState) -> ModuleState:
-        """Put the rows of another state behind those of this one; see ``KeyValueCache.merge``."""
+        """Append the rows of another state; see ``KeyValueCache.merge``."""
         return {"cache": module_state["cache"].merge(other["cache"])}

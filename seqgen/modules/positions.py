@@ -1,4 +1,4 @@
-"""Position embeddings, numbered as in fairseq: the first token has number ``padding_idx + 1``."""
+"""Position embeddings, with fairseq's numbers: the first token has number ``padding_idx + 1``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from seqgen.modules.segments import segment_positions
 
 
 class Positions(nn.Module):
-    """Looks up a vector for each position in a table ``weight`` with one row for each number.
+    """Position embeddings from a table ``weight`` with one row for each number.
 
-    The numbers up to ``padding_idx`` are not used: tokens are numbered from ``padding_idx + 1``, and padding has the
-    number ``padding_idx``, whose row is zero.
+    Tokens are numbered from ``padding_idx + 1``. Padding has the number ``padding_idx``, whose row is zero; rows before
+    it are not used.
 
     Args:
         num_rows: rows of the table.
-        embedding_dim: channels.
-        padding_idx: the number of padding.
+        embedding_dim: dimension of the embeddings.
+        padding_idx: number of padding positions.
+
+    Raises:
+        ValueError: the table has no row for a token.
     """
 
     weight: Tensor
@@ -35,18 +38,21 @@ class Positions(nn.Module):
 
     @property
     def max_positions(self) -> int:
-        """How many tokens a sentence may have: with padding number 1, a table of 1,024 rows takes 1,022 tokens."""
+        """The largest number of tokens: 1,022 for a table of 1,024 rows with ``padding_idx`` 1."""
         return self.num_rows - self.padding_idx - 1
 
     def of_source(self, length: int, padding_mask: Tensor | None) -> Tensor:
-        """The positions of a source, which counts only what is not padding, on either side.
+        """The embeddings of source positions; padding on either side is not counted.
 
         Args:
-            length: tokens of each row, padding included.
-            padding_mask: ``(N, length)`` bool, true at padding; ``None`` where there is none.
+            length: number of tokens of each row, padding included.
+            padding_mask: ``(N, length)`` bool, true at padding; ``None`` if there is no padding.
 
         Returns:
-            ``(N, length, C)``, or ``(1, length, C)`` where there is no padding.
+            ``(N, length, C)``, or ``(1, length, C)`` without padding.
+
+        Raises:
+            ValueError: a source is longer than ``max_positions``.
         """
         if padding_mask is None:
             return self._range(length, 0, "source")
@@ -57,35 +63,41 @@ class Positions(nn.Module):
         return F.embedding(tokens.cumsum(1) * tokens + self.padding_idx, self.weight, self.padding_idx)
 
     def of_segments(self, segments: Tensor, what: str) -> Tensor:
-        """The positions of rows in which several examples stand, each counted from its own first token.
+        """The embeddings for rows of several examples; positions count from the first token of each example.
 
         Args:
-            segments: ``(N, L)`` int64 which example each token belongs to.
+            segments: ``(N, L)`` int64, the example of each token.
             what: ``source`` or ``target``, for messages.
 
         Returns:
             ``(N, L, C)``.
+
+        Raises:
+            ValueError: an example is longer than ``max_positions``.
         """
         positions = segment_positions(segments)
         self._check(int(positions.max()) + 1, what)
         return F.embedding(positions + self.padding_idx + 1, self.weight)
 
     def of_target(self, seen: int, new: int, start_offsets: Tensor | None = None) -> Tensor:
-        """The positions of new target tokens.
+        """The embeddings of new target positions.
 
         Args:
-            seen: positions seen before.
-            new: positions now computed.
+            seen: number of positions seen before.
+            new: number of new positions.
             start_offsets: ``(N,)`` int64, the step at which each row entered the batch; its positions count from there.
-                ``None`` where all are 0.
+                ``None`` if all are 0.
 
         Returns:
             ``(1, new, C)``, or ``(N, new, C)`` with ``start_offsets``.
+
+        Raises:
+            ValueError: without ``start_offsets``, the target is longer than ``max_positions``.
         """
         if start_offsets is None:
             return self._range(new, seen, "target")
         steps = torch.arange(seen, seen + new, device=start_offsets.device)
-        # What stands before the start is not seen, and what goes beyond the table belongs to sentences that are done.
+        # Positions before the start are masked; positions beyond the table occur only in sentences that are done.
         numbers = (steps - start_offsets.unsqueeze(1)).clamp(min=0, max=self.max_positions - 1)
         return F.embedding(numbers + self.padding_idx + 1, self.weight)
 
@@ -107,12 +119,12 @@ class Positions(nn.Module):
 
 
 class LearnedPositions(Positions):
-    """A learned vector for each position.
+    """Learned position embeddings.
 
     Args:
-        num_rows: rows of the table, ``padding_idx + 1`` of which are not used.
-        embedding_dim: channels.
-        padding_idx: the number of padding.
+        num_rows: rows of the table, ``padding_idx + 1`` of which are not used for tokens.
+        embedding_dim: dimension of the embeddings.
+        padding_idx: number of padding positions.
         std: standard deviation of the initial values.
     """
 
@@ -124,15 +136,15 @@ class LearnedPositions(Positions):
 
 
 class SinusoidalPositions(Positions):
-    """Sines and cosines of geometrically falling frequencies (Vaswani et al. 2017, section 3.5).
+    """Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5).
 
-    As in fairseq the sines of all frequencies come first and then the cosines, and the frequencies fall from 1 to
-    1/10000 in ``C/2 - 1`` steps. The table is computed, not saved with the weights.
+    As in fairseq, the sines of all frequencies come first and then the cosines. The frequencies decrease geometrically
+    from 1 to 1/10000 in ``C/2 - 1`` steps. The table is computed and not saved with the weights.
 
     Args:
-        num_rows: rows of the table, ``padding_idx + 1`` of which are not used.
-        embedding_dim: channels.
-        padding_idx: the number of padding.
+        num_rows: rows of the table, ``padding_idx + 1`` of which are not used for tokens.
+        embedding_dim: dimension of the embeddings.
+        padding_idx: number of padding positions.
     """
 
     def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
@@ -142,7 +154,7 @@ class SinusoidalPositions(Positions):
 
 def _sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
     half = embedding_dim // 2
-    # In float32, as fairseq does it, so that models trained there see the same numbers.
+    # In float32, as in fairseq, so that models trained there get the same embeddings.
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
     angles = torch.arange(num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
     table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, embedding_dim % 2))

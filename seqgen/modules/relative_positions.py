@@ -1,4 +1,4 @@
-"""Relative positions: a learned number for each head and distance, added to the scores of attention."""
+"""Relative position biases: a learned value for each head and distance, added to the scores of attention."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 class RelativePositionBias(nn.Module):
     """A bias for each head and bucket of distances (Raffel et al. 2020, section 2.1).
 
-    The distance from a query to a key is the key's position minus the query's. Half of the buckets hold one distance
-    each, the others wider and wider ranges up to ``max_distance``, beyond which all distances share the last one. Where
-    attention is bidirectional, keys after the query have half of the buckets to themselves; where it is not, distance 0
-    stands for them.
+    The distance from a query to a key is the key's position minus the query's. Half of the buckets have one distance
+    each. The others have logarithmically growing ranges up to ``max_distance``; all larger distances share the last
+    bucket. In bidirectional attention, keys after the query have half of the buckets; otherwise they have the bucket of
+    distance 0.
 
     Args:
-        num_heads: heads of the attention.
-        num_buckets: rows of the table; even and at least 4.
-        max_distance: the distance from which on all are alike; more than half of ``num_buckets``.
-        bidirectional: whether queries see later keys.
+        num_heads: number of attention heads.
+        num_buckets: number of buckets, even and at least 4.
+        max_distance: distance from which all share one bucket; more than half of ``num_buckets``.
+        bidirectional: whether queries attend to later keys.
     """
 
     buckets: Tensor
@@ -30,7 +30,7 @@ class RelativePositionBias(nn.Module):
         super().__init__()
         self.max_distance = max_distance
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
-        # Made on the CPU even where a model is first built without memory for its parameters.
+        # On the CPU also if the model is built on the meta device.
         distances = torch.arange(-max_distance, max_distance + 1, device="cpu")
         table = relative_position_bucket(distances, num_buckets, max_distance, bidirectional)
         self.register_buffer("buckets", table, persistent=False)
@@ -38,13 +38,13 @@ class RelativePositionBias(nn.Module):
     def forward(self, seen: int, new: int, keys: int) -> Tensor:
         """The bias of new queries.
 
-        With one query seen, two new ones and three keys, the distances are ``-1 0 1`` and ``-2 -1 0``: two windows of
-        ``-2 -1 0 1``, of which the later begins at the first number. So each distance is looked up only once.
+        With one query seen, two new ones and three keys, the distances of the new ones are ``-1 0 1`` and ``-2 -1 0``.
+        These are two windows of ``-2 -1 0 1``, so that the bias of each distance is looked up only once.
 
         Args:
             seen: position of the first query.
-            new: how many queries.
-            keys: how many keys, from position 0.
+            new: number of queries.
+            keys: number of keys, from position 0.
 
         Returns:
             ``(1, H, new, keys)``.
@@ -63,14 +63,14 @@ class RelativePositionBias(nn.Module):
 def relative_position_bucket(distances: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
     """The bucket of each distance.
 
-    With 8 buckets and ``max_distance`` 8, distances 0 to -8 have the buckets ``0 1 2 3 4 5 6 7 7`` for keys before the
-    query alone, and ``0 1 2 2 3 3 3 3 3`` where attention is bidirectional, distances 1 to 8 then 4 more than those.
+    With 8 buckets and ``max_distance`` 8, distances 0 to -8 have the buckets ``0 1 2 3 4 5 6 7 7``. In bidirectional
+    attention they have the buckets ``0 1 2 2 3 3 3 3 3``, and distances 1 to 8 the buckets ``5 6 6 7 7 7 7 7``.
 
     Args:
         distances: int64 of any shape, positions of keys minus those of queries.
-        num_buckets: how many buckets.
-        max_distance: from here on all distances are alike.
-        bidirectional: whether positive distances have buckets of their own.
+        num_buckets: number of buckets.
+        max_distance: distance from which all share one bucket.
+        bidirectional: whether positive distances have separate buckets.
 
     Returns:
         Buckets from 0 to ``num_buckets - 1``, int64 of the same shape.
@@ -83,7 +83,7 @@ def relative_position_bucket(distances: Tensor, num_buckets: int, max_distance: 
         offset = torch.zeros_like(distances)
         distances = (-distances).clamp(min=0)
     exact = num_buckets // 2
-    # In float32 and in this order, so that a distance at the border of two buckets falls where it does in the original.
+    # In float32 and in this order, so that distances at the border of two buckets get the same bucket as in T5.
     logarithm = torch.log(distances.float() / exact) / math.log(max_distance / exact)
     wide = (exact + (logarithm * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return offset + torch.where(distances < exact, distances, wide)

@@ -11,13 +11,13 @@ from torch.autograd.function import once_differentiable
 
 
 class RMSNorm(nn.Module):
-    """Divide features by their root mean square and scale them (Zhang and Sennrich 2019, eq. 4).
+    """Root mean square layer normalization (Zhang and Sennrich 2019, equation 4).
 
-    Nothing is subtracted and nothing added: ``y = weight * x / sqrt(mean(x ** 2) + eps)``. The mean is computed in
-    float32 or wider, and the output has the dtype of the weight, whatever that of the input.
+    Without mean subtraction and bias: ``y = weight * x / sqrt(mean(x ** 2) + eps)``. The mean is computed in float32 or
+    wider. The output has the dtype of the weight.
 
     Args:
-        dim: channels.
+        dim: dimension of the features.
         eps: added to the mean square.
     """
 
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The same with a gradient in few passes over memory, which takes half the time of PyTorch's own on a CPU.
+    """RMSNorm with a backward pass that takes half the time of PyTorch's on a CPU.
 
     With ``r = 1 / sqrt(mean(x ** 2) + eps)`` and ``h = r * x``, the gradient of ``x`` is
     ``r * (g * w - h * mean(g * w * h))`` and that of ``w`` the sum of ``g * h`` over positions.
@@ -62,7 +62,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         normalized, scale, weight = ctx.saved_tensors
         product = grads[0] * normalized
-        with torch.autocast("cpu", enabled=False):  # which would make the one product of matrices here a coarse one
+        with torch.autocast("cpu", enabled=False):  # autocast would compute this matrix product in bfloat16
             mean = torch.matmul(product, weight.unsqueeze(-1)).div_(weight.numel())
         grad = torch.addcmul(grads[0] * weight, normalized, mean, value=-1).mul_(scale)
         return grad, product.reshape(-1, weight.numel()).sum(0), None

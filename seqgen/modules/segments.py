@@ -1,6 +1,6 @@
-"""Rows that hold several examples one after the other, which must not see each other.
+"""Segments: several examples in one row, which must not attend to each other.
 
-Segments say which example a token belongs to: 1, 2, ... from left to right, and 0 at padding::
+The segment of a token is the number of its example in the row: 1, 2, ... from left to right, and 0 at padding::
 
     tokens      a b . c d e . _        segments    1 1 1 2 2 2 2 0
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def segment_mask(queries: Tensor, keys: Tensor, causal: bool = False) -> Tensor:
-    """Which keys each query may attend to: those of its own example.
+    """The mask with which each query attends only to keys of its own example.
 
     Args:
         queries: ``(N, Q)`` int64 segments.
         keys: ``(N, K)`` int64 segments.
-        causal: whether a query sees only keys up to its own position.
+        causal: whether a query attends only to keys up to its own position.
 
     Returns:
         ``(N, 1, Q, K)`` bool, true where attention is allowed.

@@ -23,17 +23,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TransformerLayerOptions:
-    """What the layers of one stack have in common.
+    """Options of all layers of an encoder or a decoder.
 
     Attributes:
-        embed_dim: channels of input and output.
-        ffn_embed_dim: channels inside the feed-forward part.
-        attention_heads: heads of each attention.
-        dropout: probability of dropping a feature of what is added to the residual.
+        embed_dim: dimension of input and output.
+        ffn_embed_dim: hidden size of the feed-forward network.
+        attention_heads: number of heads of each attention module.
+        dropout: probability of dropping a feature of a sublayer's output.
         attention_dropout: probability of dropping an attention weight.
         activation_dropout: probability of dropping a feature after the activation.
         activation_fn: name of the activation, a key of ``ACTIVATIONS``.
-        normalize_before: whether normalization comes before each part (pre-norm) rather than after its residual sum.
+        normalize_before: whether layer normalization is applied before each sublayer (pre-norm) rather than after it.
     """
 
     embed_dim: int
@@ -47,7 +47,7 @@ class TransformerLayerOptions:
 
 
 class _Layer(nn.Module):
-    """Self-attention and the feed-forward part, which encoder and decoder layers share."""
+    """Self-attention and the feed-forward network, which encoder and decoder layers share."""
 
     def __init__(self, options: TransformerLayerOptions):
         super().__init__()
@@ -78,7 +78,7 @@ class _Layer(nn.Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    """Self-attention and a feed-forward part, each with a residual connection.
+    """Self-attention and a feed-forward network, each with a residual connection (Vaswani et al. 2017, section 3.1).
 
     Args:
         options: sizes and probabilities.
@@ -89,11 +89,11 @@ class TransformerEncoderLayer(_Layer):
 
         Args:
             x: ``(N, S, C)``.
-            padding_mask: ``(N, S)`` bool, true at padding; ``None`` where there is none.
-            attn_mask: which positions each may attend to, see ``MultiheadAttention``.
+            padding_mask: ``(N, S)`` bool, true at padding; ``None`` if there is no padding.
+            attn_mask: mask of self-attention, see ``MultiheadAttention``.
 
         Returns:
-            ``(N, S, C)``; padded positions hold nothing of meaning.
+            ``(N, S, C)``; values at padded positions are undefined.
         """
         attended, _ = self.self_attn(
             self._before(self.self_attn_layer_norm, x), key_padding_mask=padding_mask, attn_mask=attn_mask
@@ -103,7 +103,7 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Causal self-attention, attention to the encoder's output, and a feed-forward part, with residual connections.
+    """Causal self-attention, encoder-decoder attention and a feed-forward network, each with a residual connection.
 
     Args:
         options: sizes and probabilities.
@@ -137,11 +137,11 @@ class TransformerDecoderLayer(_Layer):
         Args:
             x: ``(N, T, C)``.
             encoder_out: ``(N or sentences, S, encoder_dim)``; ``None`` for a layer without encoder-decoder attention.
-            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` where there is none.
-            attn_mask: which positions each may attend to, see ``MultiheadAttention``.
-            encoder_attn_mask: which source positions each may attend to, likewise.
-            is_causal: whether each position sees only those up to itself; ``attn_mask`` is then ``None``.
-            incremental_state: what was seen before.
+            encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
+            attn_mask: mask of self-attention, see ``MultiheadAttention``.
+            encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
+            is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
+            incremental_state: the decoding state; ``None`` for the parallel pass.
             need_weights: whether the weights over the source are wanted.
 
         Returns:

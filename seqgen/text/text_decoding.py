@@ -1,4 +1,4 @@
-"""Lines of text in, as many lines of text out, in order: one text or stream of lines on its way through a generator."""
+"""Decoding of lines: text is encoded, batched and decoded, and there is one translation for each line, in order."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer
 
 BUFFER_SIZE = 4096
-"""Lines that are read before they are decoded together, where nobody says."""
+"""Default number of lines that are read before they are decoded together."""
 
 RESCORED_TOKENS = 1024
-"""Target tokens that are scored at once: each takes as much memory as the vocabulary has tokens."""
+"""Maximum number of target tokens that are scored at once; each needs one score for every token of the vocabulary."""
 
 
 class TextModel(Protocol):
-    """A model that reads and writes text, as ``load_model`` returns it."""
+    """A model and its task, as ``load_model`` returns them."""
 
     @property
     def task(self) -> Task:
@@ -50,17 +50,17 @@ class TextModel(Protocol):
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """How it wants to be decoded, by the names of ``GenerationConfig``'s fields."""
+        """The model's own decoding settings, by the names of ``GenerationConfig``'s fields."""
 
 
 @dataclass(frozen=True)
 class Details:
-    """What hypotheses carry besides their tokens and scores; see ``TextHypothesis``.
+    """Which optional fields of hypotheses are computed; see ``TextHypothesis``.
 
     Attributes:
         attention: attention and alignment.
-        scores: ``model_score`` and ``member_scores``, for one more pass of the models.
-        hidden: ``hidden``, likewise.
+        scores: ``model_score`` and ``member_scores``; needs one more pass of the models.
+        hidden: ``hidden``; needs one more pass too.
     """
 
     attention: bool = False
@@ -70,7 +70,7 @@ class Details:
 
 @dataclass
 class _Line:
-    """A line on its way: its translation so far, its ids as each member reads them, and those of its demands."""
+    """A line that is being decoded: its translation so far, source ids for each model, phrases and prefix."""
 
     translation: Translation
     sources: list[Tensor]
@@ -89,11 +89,11 @@ class TextDecoding:
         members: the models, over one target vocabulary.
         cfg: how to decode.
         generator: made from the same models and ``cfg``.
-        details: what hypotheses carry.
-        streamer: takes tokens or words as they are written; lines are then decoded in their order rather than those of
-            like length together.
-        notes: what the user should know about the settings.
-        draft: a model that drafts for the generator, and reads the source in its own way.
+        details: which optional fields of hypotheses are computed.
+        streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
+            being batched by length.
+        notes: notes for the user about the settings.
+        draft: the model that drafts for the generator; it encodes the source with its own tokenizer.
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
 
     Raises:
@@ -115,7 +115,7 @@ class TextDecoding:
         self.details, self.streamer, self.notes = details, streamer, list(notes)
         self.task = self.members[0].task
         self.models = [member.model for member in self.members]
-        self.readers = [*self.members, *([] if draft is None else [draft])]
+        self.encoders = [*self.members, *([] if draft is None else [draft])]
         self.device = next(self.models[0].parameters()).device
         self.tokens_written = 0
         target = self.task.target_tokenizer
@@ -142,9 +142,9 @@ class TextDecoding:
 
         Args:
             lines: the text, read as it is needed.
-            prefixes: what the output of each line begins with, read alongside; ``None`` for nothing.
-            buffer_size: how many lines are read before they are decoded together, similar lengths in a batch; 0 for
-                what the configuration says, or else ``BUFFER_SIZE``.
+            prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
+            buffer_size: how many lines are read before they are decoded together, batched by length; 0 for
+                ``buffer_size`` of the configuration, or else ``BUFFER_SIZE``.
             first_number: number of the first line, on which ids and random numbers depend.
 
         Yields:
@@ -169,7 +169,7 @@ class TextDecoding:
             streamer.close()
 
     def _translate_buffer(self, lines: list[_Line]) -> Iterator[Translation]:
-        """Decode lines; where memory runs out, those before the first one that is not finished are still given."""
+        """Decode lines; if memory runs out, the finished lines before the first unfinished one are still yielded."""
         try:
             self._finish(lines)
         except Exception as error:
@@ -195,37 +195,37 @@ class TextDecoding:
 
     def _decode(self, lines: list[_Line]) -> None:
         """Decode a batch."""
-        batch = self._collate(self.readers, [(line, None) for line in lines])
+        batch = self._collate(self.encoders, [(line, None) for line in lines])
         results = self.task.inference_step(self.generator, self.models, batch, **self._demands(lines))
         width = batch.source.src_tokens.size(1)
         for line, hypotheses in zip(lines, results, strict=True):
-            self._take(line, hypotheses, width)
+            self._finalize(line, hypotheses, width)
 
     def _joins(self, lines: list[_Line]) -> bool:
-        """Whether waiting lines may join a running batch: nothing is asked for that is said batch by batch."""
+        """Whether waiting lines may join a running batch: nothing is in use that needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
         return self.generator.can_merge and not own_step and not self._demands(lines)
 
     def _roll(self, lines: list[_Line]) -> None:
-        """Decode lines of which waiting ones join the running batch, the longest first."""
+        """Decode with continuous batching: waiting lines join the running batch, the longest first."""
         by_number = {line.translation.id: line for line in lines}
         waiting = sorted(lines, key=lambda line: line.length)
 
         def take(running: int, width: int) -> Batch | None:
-            # Among much longer sources, which all rows are as wide as, short ones would cost what those cost.
+            # all rows are as wide as the longest source, so that a short one among long ones costs as much as these
             if not waiting or 2 * waiting[-1].length < width:
                 return None
-            places = min(self.cfg.batch_size, self.cfg.max_tokens // max(width, waiting[-1].length)) - running
-            if places < 1 and running:
+            room = min(self.cfg.batch_size, self.cfg.max_tokens // max(width, waiting[-1].length)) - running
+            if room < 1 and running:
                 return None
-            taken = [waiting.pop() for _ in range(min(max(1, places), len(waiting)))]
-            return self._collate(self.readers, [(line, None) for line in taken])
+            taken = [waiting.pop() for _ in range(min(max(1, room), len(waiting)))]
+            return self._collate(self.encoders, [(line, None) for line in taken])
 
         for number, hypotheses in self.generator.generate_continuously(take):
-            self._take(by_number[number], hypotheses, 0)
+            self._finalize(by_number[number], hypotheses, 0)
 
     def _demands(self, lines: list[_Line]) -> dict[str, Any]:
-        """What ``Task.inference_step`` is told besides the batch; nothing that nobody asked for."""
+        """Further arguments of ``Task.inference_step``: constraints, prefixes and streamer, if in use."""
         demands: dict[str, Any] = {}
         if self.cfg.constraints:
             demands["constraints"] = [line.phrases for line in lines]
@@ -239,7 +239,7 @@ class TextDecoding:
         return demands
 
     def _encode(self, number: int, text: str, prefix: str) -> _Line:
-        """Turn a line into ids, cut to what each model can read; an empty line has none."""
+        """Turn a line into ids, truncated to what each model can read; an empty line has none."""
         if not isinstance(text, str) or not isinstance(prefix, str):
             wrong = prefix if isinstance(text, str) else text
             raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
@@ -248,23 +248,22 @@ class TextDecoding:
         if not text.strip():
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
-            translation.notes.append(f"the line is empty, and so is its answer{further}")
+            translation.notes.append(f"the line is empty, and so is its output{further}")
             return _Line(translation, [])
-        fields = text.split("\t")
-        if len(fields) > 1 and not self.cfg.members:
+        if "\t" in text and not self.cfg.members:
             translation.notes.append(
-                "what stands after a tab was read as text: it is a phrase that the output must contain only with "
-                "generation.constraints"
+                "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
+                "output must contain"
             )
         unknown = self.task.source_tokenizer.unknown(text)
         if unknown:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             translation.notes.append(f"the vocabulary lacks {shown}")
         sources = []
-        wanted = [*self.cfg.members, *[INPUT] * len(self.readers)]
-        for reader, source in zip(self.readers, wanted, strict=False):
-            own = self._field(fields, field_of(source), number)
-            ids, longest = reader.task.encode_source(own), reader.model.max_positions()[0]
+        wanted = [*self.cfg.members, *[INPUT] * len(self.encoders)]
+        for model, source in zip(self.encoders, wanted, strict=False):
+            own = field_text(text, field_of(source), number)
+            ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
@@ -274,22 +273,8 @@ class TextDecoding:
         line.prefix = self._encode_prefix(line)
         return line
 
-    @staticmethod
-    def _field(fields: list[str], wanted: int, number: int) -> str:
-        """One field of an input line; the whole line for 0.
-
-        Raises:
-            DataError: the line has too few fields.
-        """
-        if wanted > len(fields):
-            raise DataError(
-                f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
-                "fields by tabs"
-            )
-        return fields[wanted - 1] if wanted else "\t".join(fields)
-
     def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
-        """Turn the phrases that a line demands into ids; one that the vocabulary cannot write is left out."""
+        """Turn the phrases of a line into ids; a phrase that the vocabulary cannot express is left out."""
         tokenizer = self.task.target_tokenizer
         encoded: list[Phrase] = []
         for phrase in phrases:
@@ -307,20 +292,20 @@ class TextDecoding:
         return encoded
 
     def _encode_prefix(self, line: _Line) -> list[int]:
-        """Turn what a line's output begins with into ids, cut to what fits into the longest output."""
+        """Turn the prefix of a line's output into ids, truncated to the longest output."""
         notes, prefix = line.translation.notes, line.translation.prefix
         if not prefix:
             return []
         ids = self.task.target_tokenizer.encode(prefix)
         if lacking := self.task.target_tokenizer.unknown(prefix):
-            notes.append(f"the prefix has what the vocabulary lacks: {' '.join(dict.fromkeys(lacking))[:60]}")
+            notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = int(self.generator.last_steps(torch.tensor([len(line.sources[0])]))[0])
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return ids[:longest]
 
     def _batches(self, lines: list[_Line]) -> Iterator[list[_Line]]:
-        """Batches within the budgets: of similar length, the longest first, or as they come for a streamer."""
+        """Batches within ``batch_size`` and ``max_tokens``: by length, the longest first; with a streamer, in order."""
         if self.streamer is None:
             lines = sorted(lines, key=lambda line: line.length, reverse=True)
         batch: list[_Line] = []
@@ -334,11 +319,11 @@ class TextDecoding:
         if batch:
             yield batch
 
-    def _collate(self, readers: Sequence[TextModel], rows: Sequence[tuple[_Line, Tensor | None]]) -> Batch:
+    def _collate(self, models: Sequence[TextModel], rows: Sequence[tuple[_Line, Tensor | None]]) -> Batch:
         """A batch of lines, each with a target or none."""
         batches = [
-            reader.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], reader.model)
-            for i, reader in enumerate(readers)
+            model.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], model.model)
+            for i, model in enumerate(models)
         ]
         batch = replace(
             batches[0],
@@ -347,14 +332,14 @@ class TextDecoding:
         )
         return batch.to(self.device)
 
-    def _take(self, line: _Line, hypotheses: list[Hypothesis], width: int) -> None:
-        """Turn the hypotheses of a line into text, choose among them, and note where they are fewer than asked for."""
+    def _finalize(self, line: _Line, hypotheses: list[Hypothesis], width: int) -> None:
+        """Turn the hypotheses of a line into text, rank them, and note if there are fewer than ``nbest``."""
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
             limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
             lacking = f"no output of the {limit or 'longest length or less'} has all phrases"
             why = lacking if line.phrases else "every output was forbidden"
-            translation.notes.append(f"{why}, so that the answer is empty")
+            translation.notes.append(f"{why}, so that the output is empty")
         elif len(hypotheses) < nbest:
             why = "were found in time" if hypotheses[0].timed_out else "are possible"
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
@@ -371,18 +356,18 @@ class TextDecoding:
         self.tokens_written += len(found[0].tokens) if found else 0
 
     def _note_cuts(self, line: _Line) -> None:
-        """Note the first output of a line that a limit has cut off, or may have."""
+        """Note the first output of a line that a limit cut off, or may have cut off."""
         source = len(line.sources[0])
         longest = int(self.generator.last_steps(torch.tensor([source]))[0])
         if self.cfg.match_source_len and longest == source - 1:
-            longest = sys.maxsize  # that length was asked for
+            longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
             if cut := self._cut(item, longest):
                 line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
                 break
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
-        """How a limit has changed an output; empty where none has. By fairseq's rules the last token is always an end.
+        """How a limit changed an output; empty if none did. By fairseq's rules the last token is always an end token.
 
         Args:
             item: the output.
@@ -405,13 +390,13 @@ class TextDecoding:
         if self.unknown_words is None or unknown not in hypothesis.tokens:
             return self.task.decode(hypothesis.tokens)
         if hypothesis.alignment is None:
-            line.translation.notes.append("unknown words stay, for the model does not say what it attends to")
+            line.translation.notes.append("unknown words are not replaced: the model returns no attention weights")
             return self.task.decode(hypothesis.tokens)
         source = line.translation.source
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
 
     def _rescore(self, lines: list[_Line]) -> None:
-        """Let the models score the hypotheses of a batch, for the details that are wanted."""
+        """Score the hypotheses of a batch with the models, for the optional fields."""
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
         rows = max(1, RESCORED_TOKENS // longest)
@@ -421,7 +406,7 @@ class TextDecoding:
             line.translation.hypotheses[:] = itertools.islice(detailed, len(line.translation.hypotheses))
 
     def _with_details(self, pairs: Sequence[tuple[_Line, TextHypothesis]]) -> list[TextHypothesis]:
-        """The hypotheses of some lines with the details that are wanted."""
+        """The hypotheses of some lines with their optional fields."""
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:
@@ -442,14 +427,34 @@ class TextDecoding:
         return items
 
 
+def field_text(line: str, wanted: int, number: int) -> str:
+    """One of the fields that tabs separate in an input line.
+
+    Args:
+        line: the line.
+        wanted: number of the field, from 1; 0 for the whole line.
+        number: number of the line, from 0, for the message.
+
+    Raises:
+        DataError: the line has too few fields.
+    """
+    fields = line.split("\t")
+    if wanted > len(fields):
+        raise DataError(
+            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+            "fields by tabs"
+        )
+    return fields[wanted - 1] if wanted else line
+
+
 def _alternatives(phrase: str) -> list[str]:
-    r"""The texts of which one is enough: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is to be written."""
+    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
     texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
     return [text for text in texts if text]
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Each line with what its output begins with."""
+    """Pairs of a line and the prefix of its output."""
     if prefixes is None:
         yield from ((line, "") for line in lines)
         return
@@ -457,7 +462,7 @@ def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iter
         if line is None or prefix is None:
             which = "prefix" if line is None else "line"
             raise DataError(
-                f"{which} {number} has no {'line' if line is None else 'prefix'} that belongs to it; there must be as "
-                "many prefixes as lines, and an empty one for none"
+                f"{which} {number} has no {'line' if line is None else 'prefix'}; give one prefix for each line, an "
+                "empty one for none"
             )
         yield line, prefix

@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model, load_models
-from seqgen.compose import from_dict
 from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of, input_of
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.observers import Observer
-from seqgen.generation.options import combination_from_config
+from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.search.base import Search
@@ -40,7 +41,7 @@ from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.mbr import Utility
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding, TextModel
+from seqgen.text.text_decoding import Details, TextDecoding, TextModel, field_text
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
@@ -72,9 +73,8 @@ class Translator:
     Args:
         models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
         device: where to put models that are loaded here.
-        settings: how to decode where a call does not say: keys of ``GenerationConfig``, of components
-            (``search.groups``) and of ``DebugConfig`` (``debug.use_cache``). Those that are not given are the first
-            model's own, or else the defaults.
+        settings: settings of all calls, which a call can override: the same as those of ``translate``. A setting that
+            is not given is the first model's own, or else the default.
 
     Raises:
         CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
@@ -91,14 +91,15 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
+        self._given_objects, settings = _objects(settings)
         settings, self.debug = _plain(settings)
-        from_dict(GenerationConfig, settings, "generation")  # what is misspelt is known before anything is loaded
+        from_dict(GenerationConfig, settings, "generation")  # spelling is checked before anything is loaded
         from_dict(DebugConfig, self.debug, "debug")
         self.given = settings
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
-        resolve_settings([member.generation for member in self.members], settings)  # and here what does not go together
+        self._resolve(settings, self._given_objects)  # compatibility needs the models' own settings
         self.dtype = str(settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
@@ -106,23 +107,47 @@ class Translator:
         for number, member in enumerate(self.members[1:], start=2):
             self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
         self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
-        self._objects: dict[str, Any] = {}
+        self._objects_in_use: dict[str, Any] = {}
         self._drafts: dict[str, TextModel] = {}
 
     def _in_dtype(self, model: EncoderDecoderModel) -> EncoderDecoderModel:
         return to_dtype(model, self.dtype) if self.dtype else model
 
     def settings(self, **settings: Any) -> GenerationConfig:
-        """How a call decodes: by these settings, those of the constructor, the first model's own, and the defaults."""
-        return self._settings(settings)[0]
+        """All settings of a call.
 
-    def _settings(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        Args:
+            settings: those of the call. They override those of the constructor, which override the first model's own,
+                which override the defaults.
+
+        Raises:
+            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+        """
+        objects, plain = self._with_constructor_objects(settings)
+        return self._settings(_plain(plain)[0], objects)[0]
+
+    def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Separate objects from other settings; the objects include those of the constructor that the call keeps."""
+        objects, plain = _objects(settings)
+        kept = {name: value for name, value in self._given_objects.items() if OBJECTS_BY_ARGUMENT[name] not in settings}
+        return {**kept, **objects}, plain
+
+    def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        """See ``resolve_settings``; a search object replaces all that the models' own settings say about the search."""
+        replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
+        own = [
+            {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
+        ]
+        return resolve_settings(own, settings)
+
+    def _settings(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
+        """All settings of a call, and notes about them."""
         given = self._over_given(settings)
         if given.get("dtype", "") != self.dtype:
             raise ConfigError(
                 f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
             )
-        cfg, notes = resolve_settings([member.generation for member in self.members], given)
+        cfg, notes = self._resolve(given, objects)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
 
@@ -153,7 +178,7 @@ class Translator:
             return_hidden: whether they carry the last hidden features of the decoders.
             settings: keys of ``GenerationConfig``, and by their whole names those of components and of ``DebugConfig``
                 (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``, ``processors``,
-                ``stopping_rules``, ``observers`` and ``mbr`` may also be objects.
+                ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -200,26 +225,27 @@ class Translator:
             ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
         """
         details = details or Details()
-        objects, settings = _objects(settings)
-        utility = settings.pop("mbr") if isinstance(settings.get("mbr"), Utility) else None
+        objects, settings = self._with_constructor_objects(settings)
         settings, debug = _plain(settings)
         debug = {**self.debug, **debug}
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
             settings = {"beam": 1, **self._over_given(settings)}
-        cfg, notes = self._settings(settings)
+        cfg, notes = self._settings(settings, objects)
         if streamer is not None:
             _check_streamable(cfg)
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
+        utility = objects.pop("utility", None)
         key = (need_attention, str(cfg), str(debug), *_identities(objects))
         if key not in self._generators:
+            self._objects_in_use = dict(objects)  # kept alive, so that no other object gets the id of one of them
+            models = self._specified(objects.pop("members", None))
             objects["debug"] = from_dict(DebugConfig, debug, "debug")
             if draft is not None:
                 objects["draft"] = draft.model
-            generator = self.task.build_generator(self.models, cfg, need_attention=need_attention, **objects)
+            generator = self.task.build_generator(models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
-            self._objects = objects  # as long as they are there, no other object has the identity of one of them
         writable = self._generators[key].setup.limits.max_len
         notes += [
             f"generation.{name}={value} is more than the {writable} tokens that can be written"
@@ -227,6 +253,26 @@ class Translator:
             if name in ("max_len", "max_len_b") and value > writable
         ]
         return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
+
+    def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
+        """The models, those with a ``MemberSpec`` replaced by it.
+
+        Raises:
+            ConfigError: a spec is of another model, or there is not one entry for each model.
+        """
+        if specs is None:
+            return list(self.models)
+        if len(specs) != len(self.models):
+            raise ConfigError(
+                f"members has {len(specs)} entries for {len(self.models)} models; give one for each of them"
+            )
+        for number, (spec, model) in enumerate(zip(specs, self.models, strict=True), start=1):
+            if spec is not None and (spec.model is not model or spec.companion):
+                raise ConfigError(
+                    f"entry {number} of members must be a source, or a MemberSpec of model {number}; companions are "
+                    "not possible here"
+                )
+        return [spec or model for spec, model in zip(specs, self.models, strict=True)]
 
     def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
         """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
@@ -282,21 +328,17 @@ class Translator:
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; there are: {', '.join(OF_SCORING)}"
             )
-        cfg = self.settings(**settings)
+        cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
         target = self.task.target_dictionary
-        scorer = SequenceScorer(
-            self.models,
-            target.pad(),
-            target.eos(),
-            not cfg.unnormalized,
-            combination_from_config(cfg, Resources(target)),
-        )
+        combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
+        members = members_from_config(self._specified(objects.get("members")), cfg)
+        scorer = SequenceScorer(members, target.pad(), target.eos(), not cfg.unnormalized, combination)
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))
             targets = [self.task.encode_target(references[i]) for i in rows]
             batches = []
-            for member in self.members:
-                encoded = [member.task.encode_source(sources[i]) for i in rows]
+            for member, source in zip(self.members, cfg.members or [INPUT] * len(self.members), strict=True):
+                encoded = [member.task.encode_source(field_text(sources[i], field_of(source), i)) for i in rows]
                 _check_lengths(rows, encoded, targets, member.model.max_positions())
                 batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
             sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
@@ -305,13 +347,18 @@ class Translator:
 
 
 OBJECTS: dict[str, tuple[type, str]] = {
+    "members": (MemberSpec, "members"),
+    "mbr": (Utility, "utility"),
     "search": (Search, "search_strategy"),
     "combination": (Combination, "combination"),
     "processors": (LogitsProcessor, "processors"),
     "stopping_rules": (StoppingRule, "stopping"),
     "observers": (Observer, "observers"),
 }
-"""Settings whose values may be objects rather than names: their class, and what ``SequenceGenerator`` calls them."""
+"""Settings whose values may be objects rather than names: their class, and the argument that gets the object."""
+
+OBJECTS_BY_ARGUMENT = {argument: name for name, (_, argument) in OBJECTS.items()}
+"""Names of settings by argument."""
 
 
 def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -319,11 +366,16 @@ def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     objects: dict[str, Any] = {}
     plain = dict(settings)
     for name, (kind, argument) in OBJECTS.items():
-        value = plain.get(name)
+        value: Any = plain.get(name)
         if isinstance(value, kind):
             objects[argument] = value
             plain[name] = ""  # in place of a name that the model or the constructor has
-        elif isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
+        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
+            continue
+        elif name == "members":  # by position, one entry for each model
+            objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
+            plain[name] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
+        else:
             objects[argument] = [item for item in value if isinstance(item, kind)]
             plain[name] = [item for item in value if not isinstance(item, kind)]
     return objects, plain

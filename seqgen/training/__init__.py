@@ -1,12 +1,16 @@
-"""Training: from a task, a model and a configuration to a folder of checkpoints.
+"""Training: trains a model on a task and writes a run folder with checkpoints.
 
 ::
 
-    train                    the loop: epochs, validation, stopping, saving
-      Trainer                one update: forward, backward, clipping, optimizer, schedule, average
-        Criterion            a batch's loss
-        Optimizer, LRScheduler, EMA
-      Validator              loss and decoded scores of the validation split
-      Checkpoints            what is saved in a run folder, and how it is read back
-      Progress               bar or lines, TensorBoard, log.jsonl
+    train                    in this process, in several that it starts, or under torchrun
+      TrainingRun            the loop: epochs of updates, validation, saving, stopping
+        Triggers             after which updates to validate, save and stop
+        Trainer              one update: forward, backward, clipping, optimizer, learning rate, average
+          Criterion          loss of a batch
+          Optimizer, LRScheduler, EMA
+        Validator            loss of the validation split, and scores of its decoded text
+        Checkpoints          saves and reads checkpoints (seqgen.checkpoints)
+        ProgressDisplay      progress bar or lines
+        Records              log.jsonl, scores.json, TensorBoard events
+      ProcessGroup           collective operations of several processes
 """

@@ -1,4 +1,4 @@
-"""Adafactor: Adam's adaptivity at the memory cost of a row and a column of each matrix."""
+"""Adafactor: Adam with a factored second moment, which stores one row and one column for each matrix."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ class AdafactorConfig:
 
     adafactor_eps: list[float] = option(
         [1e-30, 1e-3],
-        "two values: constant added to squared gradients, and minimum scale of a weight matrix",
+        "two values: constant added to squared gradients, and minimum root mean square of weights in scale_parameter",
         minimum=0,
     )
     clip_threshold: float = option(1.0, "clip an update to this root mean square", minimum=0)
     decay_rate: float = option(
         -0.8, "exponent of the second moment's decay, which is 1 - t ** decay_rate at step t", maximum=0
     )
-    beta1: float = option(
-        0.0, "decay of the first moment; 0 to keep no first moment, which saves memory", minimum=0, maximum=1
-    )
+    beta1: float = option(0.0, "decay of the first moment; 0 for none, which saves memory", minimum=0, maximum=1)
     weight_decay: float = option(
         0.0, "decoupled weight decay: every update multiplies weights by 1 - lr * weight_decay", minimum=0
     )
@@ -55,20 +53,20 @@ class Adafactor(torch.optim.Optimizer):
 
     @classmethod
     def build(cls, cfg: AdafactorConfig, params: list[Parameter]) -> Self:
-        """Build it.
+        """Build it; see ``build_optimizer``.
 
         Raises:
-            ConfigError: options that exclude each other.
+            ConfigError: options exclude each other.
         """
         if len(cfg.adafactor_eps) != 2:
-            raise ConfigError(f"optimizer.adafactor_eps={cfg.adafactor_eps} should be two numbers")
+            raise ConfigError(f"optimizer.adafactor_eps={cfg.adafactor_eps} must be two numbers")
         if cfg.warmup_init and not cfg.relative_step:
             raise ConfigError("optimizer.warmup_init needs optimizer.relative_step=true")
         return cls(params, cfg)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one step."""
+        """Update all parameters that have a gradient; returns the loss of ``closure``, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,10 +97,10 @@ class Adafactor(torch.optim.Optimizer):
         param.sub_(update)
 
     def _precondition(self, grad: Tensor, state: dict[str, Any], beta2: float) -> Tensor:
-        """Divide a gradient by the root of its second moment, which is kept factored for matrices.
+        """Divide a gradient by the root of its second moment, which is stored factored for matrices.
 
         For a matrix the second moment is estimated from the means of its rows ``R`` and columns ``C`` as
-        ``R C^T / mean(R)``, so that its inverse root is an outer product too.
+        ``R C^T / mean(R)``, whose inverse root is again an outer product.
         """
         squared = grad.square().add_(self.cfg.adafactor_eps[0])
         if grad.dim() < 2:

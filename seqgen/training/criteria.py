@@ -1,8 +1,10 @@
-"""Training criteria: what a batch's loss is.
+"""Training criteria: the loss of a batch.
 
-The loss over the vocabulary takes a large part of a small model's time, so it is computed without copying the logits:
-padding is never projected, and one buffer of ``(M, V)`` holds first the logits, then their exponentials, then their
-gradient. ``M`` is the number of target tokens in the batch that are not padding.
+Shapes: ``M`` target tokens in the batch that are not padding, ``V`` tokens in the vocabulary, ``C`` features.
+
+The loss over the vocabulary takes a large part of a small model's training time. It is therefore computed without
+copying the logits: padding is not projected, and one buffer ``(M, V)`` first has the logits, then their exponentials,
+then their gradient.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from seqgen.training.projected_cross_entropy import projected_cross_entropy, pro
 if TYPE_CHECKING:
     from seqgen.task import Task
 
-_CHUNK_ELEMENTS = 1 << 18  # logits worked on at a time: 1 MiB of float32, which stays in a core's cache
+_CHUNK_ELEMENTS = 1 << 18  # logits per chunk: 1 MiB of float32, which fits into a core's cache
 _Z_LOSS_HELP = "weight of the z-loss, the squared log-sum-exp of the logits, added in training (T5: 1e-4)"
 _LINEAR = frozenset({"AddmmBackward0", "MmBackward0", "_OneDNNLinearBackward"})
-"""Autograd operations whose backward does not read their output, so that it can be overwritten."""
+"""Autograd operations whose backward pass does not read their output, so that the output can be overwritten."""
 
 
 @dataclass
@@ -36,10 +38,10 @@ class CriterionOut:
     """The loss of one batch.
 
     Attributes:
-        loss: scalar, summed over ``sample_size`` units, in nats.
-        sample_size: what the gradient of an update is divided by: target tokens.
-        logging: values summed over the batch, by name. ``nll_loss``, ``ntokens``, ``nsentences`` and ``correct`` are
-            understood; whatever else a criterion adds is logged divided by ``sample_size``.
+        loss: scalar in nats, summed over the batch.
+        sample_size: the number by which loss and gradient of an update are divided: usually its target tokens.
+        logging: values summed over the batch, by name. ``nll_loss``, ``ntokens``, ``nsentences`` and ``correct`` have
+            fixed meanings (see ``scores.mean_scores``); other values are logged divided by ``sample_size``.
     """
 
     loss: Tensor
@@ -48,11 +50,11 @@ class CriterionOut:
 
 
 class Criterion:
-    """Computes the loss of a batch; subclass it and register the subclass for a loss of your own.
+    """Base class: computes the loss of a batch. For a loss of your own, subclass it and register the subclass.
 
     Args:
         cfg: an instance of the configuration class that the criterion is registered with.
-        task: gives the target dictionary.
+        task: the task, which has the target dictionary.
     """
 
     def __init__(self, cfg: Any, task: Task):
@@ -64,7 +66,10 @@ class Criterion:
 
         Args:
             model: the model, in training or evaluation mode.
-            batch: a batch with a target.
+            batch: a batch with a target ``(N, T)``.
+
+        Returns:
+            The loss, summed over the batch, and the values to log.
         """
         raise NotImplementedError
 
@@ -88,12 +93,17 @@ class LabelSmoothedCrossEntropyConfig:
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)
 class CrossEntropyCriterion(Criterion):
-    """Negative log-likelihood of the target tokens; in training perhaps with a z-loss, see ``cross_entropy``."""
+    """Negative log-likelihood of the target tokens, plus a z-loss in training; see ``cross_entropy``."""
 
     label_smoothing = 0.0
 
     def __call__(self, model: EncoderDecoderModel, batch: Batch) -> CriterionOut:
-        """Compute the loss; see ``Criterion``."""
+        """Compute the loss; see ``Criterion``.
+
+        Raises:
+            ValueError: the batch has no target.
+            ConfigError: the batch is packed, which the model does not support.
+        """
         kept = TargetPositions(batch, self.task.target_dictionary.pad())
         target, options = kept.target, (self.label_smoothing, self.cfg.z_loss if model.training else 0.0)
         features = kept.features(model) if _has_default_forward(model) else None
@@ -119,31 +129,31 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 def target_logits(model: EncoderDecoderModel, batch: Batch, pad: int) -> tuple[Tensor, Tensor]:
-    """Run the teacher-forced pass and keep only the positions that have a target.
+    """Compute the teacher-forced logits at the positions that are not padding.
 
     Args:
         model: the model.
-        batch: a batch with a target.
+        batch: a batch with a target ``(N, T)``.
         pad: id of padding in the target.
 
     Returns:
-        Logits ``(M, V)`` and target ids ``(M,)`` of the positions that are not padding, row by row.
+        Logits ``(M, V)`` and target ids ``(M,)`` int64, row by row.
 
     Raises:
         ValueError: the batch has no target.
     """
     kept = TargetPositions(batch, pad)
     if _has_default_forward(model):
-        # The same as model(...), but that padding is left out before the projection rather than after it.
+        # the logits of model(...), but padding is removed before the projection to the vocabulary
         return model.decoder.output_layer(kept.features(model)), kept.target
     return kept.logits(model), kept.target
 
 
 class TargetPositions:
-    """The positions of a batch that have a target, row by row.
+    """The positions of a batch whose target is not padding, row by row.
 
     Args:
-        batch: a batch with a target.
+        batch: a batch with a target ``(N, T)``.
         pad: id of padding in the target.
 
     Attributes:
@@ -162,17 +172,30 @@ class TargetPositions:
         self.source, self.previous, self.segments = batch.source, batch.prev_output_tokens, batch.segments
 
     def features(self, model: EncoderDecoderModel) -> Tensor:
-        """The decoder's last features ``(M, C)``."""
+        """Compute the decoder's last features.
+
+        Args:
+            model: a model with the default ``forward``.
+
+        Returns:
+            ``(M, C)`` features.
+        """
         packed: dict[str, Any] = {} if self.segments is None else {"segments": self.segments}
         encoder_out = model.encoder(self.source.src_tokens, self.source.src_lengths, **packed)
         features, _ = model.decoder.extract_features(self.previous, encoder_out, **packed)
         return _rows(features, self.kept)
 
     def logits(self, model: EncoderDecoderModel) -> Tensor:
-        """The model's logits ``(M, V)``.
+        """Compute the logits by the model's own ``forward``.
+
+        Args:
+            model: the model.
+
+        Returns:
+            ``(M, V)`` logits.
 
         Raises:
-            ConfigError: examples share rows, which a ``forward`` of the model's own knows nothing of.
+            ConfigError: the batch is packed; a ``forward`` of the model's own does not get the segments.
         """
         if self.segments is not None:
             raise ConfigError(
@@ -201,22 +224,22 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy with label smoothing and z-loss, summed over rows.
 
-    With ``eps`` the smoothing, ``p`` the softmax, ``t`` the target, ``e = eps / (V - 1)`` and ``log Z`` the logarithm
-    of the sum of the exponentials of the logits::
+    With ``eps`` the label smoothing, ``p`` the softmax of the logits, ``t`` the target, ``e = eps / (V - 1)`` and
+    ``log Z`` the log-sum-exp of the logits::
 
         loss = -(1 - eps) * log p[t] - e * sum(log p[j] for j != t) + z_loss * (log Z) ** 2
 
-    The z-loss keeps logits from drifting away from zero; it is Mesh TensorFlow's, with which T5 was trained.
+    The z-loss keeps ``log Z`` close to zero; it comes from Mesh TensorFlow, with which T5 was trained.
 
     Args:
-        logits: ``(M, V)``; must not be used afterwards, its memory may be reused.
+        logits: ``(M, V)``; must not be used afterwards, since its memory may be overwritten.
         target: ``(M,)`` int64.
         label_smoothing: probability mass that is distributed over the ``V - 1`` tokens that are not the target.
         z_loss: weight of the squared ``log Z``.
 
     Returns:
-        The loss in nats (differentiable), the negative log-likelihood of the targets in nats, and the number of rows
-        whose target has the largest logit (ties included); scalars in float32, or float64 for float64 logits.
+        Three scalars, in float64 for float64 logits, else in float32: the loss in nats (differentiable), the negative
+        log-likelihood of the targets in nats, and the number of rows whose target has the largest logit, ties included.
     """
     fused = _FusedCrossEntropy.apply(logits, target, label_smoothing, z_loss)  # type: ignore[no-untyped-call]
     loss, nll, correct = fused
@@ -226,14 +249,13 @@ def cross_entropy(
 class _FusedCrossEntropy(torch.autograd.Function):
     """Label-smoothed cross-entropy with z-loss whose forward and backward share one ``(M, V)`` buffer.
 
-    With ``a = 1 - eps - e``, ``b = e``, the z-loss's weight ``c`` and ``lse = log Z`` the loss of a row ``z`` is, since
-    ``log p[j] = z[j] - lse``::
+    With ``a = 1 - eps - e``, ``b = e``, ``c`` the weight of the z-loss and ``lse = log Z``, the loss of a row ``z`` and
+    its gradient are, since ``log p[j] = z[j] - lse`` and ``a + b * V = 1``::
 
         loss = a * (lse - z[t]) + b * (V * lse - sum(z)) + c * lse ** 2
         d loss / d z[j] = (1 + 2 * c * lse) * p[j] - a * [j = t] - b
 
-    for ``a + b * V = 1``. The forward pass leaves ``exp(z - max)`` in the buffer, so that the backward pass is a
-    scaling and a subtraction.
+    The forward pass leaves ``exp(z - max)`` in the buffer; the backward pass scales it and subtracts ``a`` and ``b``.
     """
 
     @staticmethod
@@ -269,7 +291,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             loss = loss + b * (vocab * lse - logit_sum).sum()
         if z_loss:
             loss = loss + z_loss * lse.square().sum()
-            exp_sum = exp_sum / (1.0 + 2.0 * z_loss * lse)  # p[j] = exp(z[j] - max) / exp_sum, times its factor
+            exp_sum = exp_sum / (1.0 + 2.0 * z_loss * lse)  # exp(z[j] - max) / exp_sum is now (1 + 2 * c * lse) * p[j]
         correct = (at_target >= maximum).sum().to(dtype)
         ctx.save_for_backward(target, exp_sum)
         ctx.buffer, ctx.a, ctx.b, ctx.dtype = (buffer if needs_grad else None), a, b, logits.dtype
@@ -296,10 +318,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
 
 def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:
-    """The buffer that the forward pass overwrites: that of the logits if no other operation reads it, else a copy."""
+    """The buffer that the forward pass overwrites: the logits if no other operation reads them, else a copy."""
     if logits.dtype != dtype:
         return logits.to(dtype)
-    # detach() shares memory without the version counter: safe only after an operation that forgets its output.
+    # detach() shares memory but not the version counter: safe only if the operation before does not save its output
     producer = logits.grad_fn
     while producer is not None and producer.name() in ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"):
         producer = producer.next_functions[0][0]
@@ -308,5 +330,5 @@ def _buffer(logits: Tensor, dtype: torch.dtype, needs_grad: bool) -> Tensor:
 
 
 def _chunk_rows(logits: Tensor) -> int:
-    """How many rows to work on at a time: few enough for the cache on a CPU, all of them on an accelerator."""
+    """Number of rows per chunk: as many as fit into the cache on a CPU, all of them on an accelerator."""
     return max(1, _CHUNK_ELEMENTS // logits.size(1)) if logits.device.type == "cpu" else max(1, logits.size(0))

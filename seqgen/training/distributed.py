@@ -1,4 +1,4 @@
-"""Several processes that train together."""
+"""The process group of a training run: collective operations on numbers and gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from torch.nn import Parameter
 from seqgen.config import DistributedConfig
 from seqgen.errors import ResourceError
 from seqgen.memory import out_of_memory
+from seqgen.renamed import former_names
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 T = TypeVar("T")
 _BUCKET = 1 << 24
-"""Gradient elements that are summed in one message."""
+"""Maximum number of gradient elements in one all-reduce, unless one parameter has more."""
 
 
 class LostRanksError(ResourceError):
@@ -27,12 +30,12 @@ class LostRanksError(ResourceError):
 
 
 @dataclass(frozen=True)
-class Peers:
+class ProcessGroup:
     """This process's rank in the process group; the default is a single process.
 
     Attributes:
-        rank: number of this process, from 0.
-        world_size: how many processes there are.
+        rank: rank of this process, from 0.
+        world_size: number of processes.
     """
 
     rank: int = 0
@@ -40,18 +43,21 @@ class Peers:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that logs and saves."""
+        """Whether this is rank 0, which logs and saves."""
         return self.rank == 0
 
     def gather(self, value: T, patience: timedelta | None = None) -> list[T]:
-        """Gather the values of all processes, in the order of their ranks, in every process.
+        """Gather a value from every rank (all-gather); blocks until all ranks have called it.
 
         Args:
-            value: of this process.
+            value: this rank's value, which can be pickled.
             patience: how long to wait for the other ranks; ``None`` for ``distributed_training.timeout``.
 
+        Returns:
+            The values of all ranks, in the order of the ranks; the same list in every rank.
+
         Raises:
-            LostRanksError: another process has ended or does not answer.
+            LostRanksError: another rank has ended or does not answer.
         """
         if self.world_size == 1:
             return [value]
@@ -62,7 +68,17 @@ class Peers:
         return values
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Add up values by name over all processes; a name may be missing in some."""
+        """Sum values by name over all ranks (all-reduce).
+
+        Args:
+            values: this rank's values by name; a name that is missing counts as 0.
+
+        Returns:
+            The sums by name, the same in every rank.
+
+        Raises:
+            LostRanksError: another rank has ended or does not answer.
+        """
         total: dict[str, float] = {}
         for part in self.gather(dict(values)):
             for name, value in part.items():
@@ -70,19 +86,19 @@ class Peers:
         return total
 
     def any(self, value: bool) -> bool:
-        """Whether the value is true in any process."""
+        """Whether the value is true in any rank; see ``gather``."""
         return any(self.gather(value))
 
     def sum_gradients(self, params: Sequence[Parameter]) -> None:
-        """Replace every gradient by its sum over all processes.
+        """Replace each gradient by its sum over all ranks, in place.
 
-        A parameter that no process has used has no gradient, as with a single process.
+        A parameter without a gradient in any rank gets none, as with a single process.
 
         Args:
-            params: the parameters, the same in all processes.
+            params: the parameters, in the same order in all ranks.
 
         Raises:
-            LostRanksError: another process has ended or does not answer.
+            LostRanksError: another rank has ended or does not answer.
         """
         if self.world_size > 1:
             with self.collective():
@@ -90,7 +106,11 @@ class Peers:
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """Turn the failure of a collective operation into a sentence."""
+        """Turn the failure of a collective operation into an error message for the user.
+
+        Raises:
+            LostRanksError: in place of torch's error, unless memory ran out.
+        """
         try:
             yield
         except RuntimeError as error:
@@ -118,7 +138,8 @@ class Peers:
                 grad.copy_(part.view_as(grad))
 
 
-def _buckets(params: Iterable[Parameter]) -> Iterable[list[Parameter]]:
+def _buckets(params: Iterable[Parameter]) -> Iterator[list[Parameter]]:
+    """Split parameters into lists of one dtype with at most ``_BUCKET`` elements."""
     bucket: list[Parameter] = []
     size = 0
     for param in params:
@@ -131,31 +152,31 @@ def _buckets(params: Iterable[Parameter]) -> Iterable[list[Parameter]]:
         yield bucket
 
 
-def peers_from_environment() -> Peers:
+def group_from_environment() -> ProcessGroup:
     """The rank and world size that ``torchrun`` set; a single process if it did not start this one."""
-    return Peers(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    return ProcessGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def join(peers: Peers, cfg: DistributedConfig, device: torch.device) -> None:
+def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> None:
     """Initialize the process group from the address in the environment; does nothing for a single process.
 
     Args:
-        peers: which process this is.
+        group: this process's rank and the world size.
         cfg: the ``distributed_training`` group.
-        device: where this process computes.
+        device: where this process computes; a CUDA device selects NCCL, unless a backend is configured.
 
     Raises:
-        LostRanksError: the other processes do not connect in time.
+        LostRanksError: the other ranks do not connect in time.
     """
-    if peers.world_size > 1 and not dist.is_initialized():
+    if group.world_size > 1 and not dist.is_initialized():
         backend = cfg.distributed_backend
         chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
         patience = timedelta(seconds=cfg.timeout)
-        with peers.collective():
-            dist.init_process_group(chosen, rank=peers.rank, world_size=peers.world_size, timeout=patience)
+        with group.collective():
+            dist.init_process_group(chosen, rank=group.rank, world_size=group.world_size, timeout=patience)
 
 
 def leave() -> None:
-    """Leave the process group."""
+    """Leave the process group; does nothing if this process is in none."""
     if dist.is_initialized():
         dist.destroy_process_group()

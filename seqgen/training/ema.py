@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, which decodes better than the weights of any one update."""
+"""Exponential moving average of the weights, which often decodes better than the weights of the last update."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class EMA(Generic[M]):
-    """A copy of a model whose weights follow those of the model (Polyak & Juditsky 1992).
+    """A copy of a model whose weights are averages over the updates (Polyak & Juditsky 1992).
 
-    After update ``u`` (from 1) each weight is ``d * average + (1 - d) * weight`` with ``d = min(decay, u / (u + 9))``,
-    so that the almost random weights of the first updates soon have little influence.
+    After update ``u`` (from 1), each average becomes ``d * average + (1 - d) * weight`` with
+    ``d = min(decay, u / (u + 9))``: the decay is smaller at first, so that the initial weights soon lose influence.
 
     Args:
         model: the model that is trained.
-        decay: the decay once the first updates are over.
+        decay: the maximum of ``d``.
 
     Attributes:
-        model: the copy; nothing is shared with the model that is trained.
+        model: the copy with the averages; it shares no tensors with the trained model.
     """
 
     def __init__(self, model: M, decay: float):
@@ -46,5 +46,5 @@ class EMA(Generic[M]):
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, each once."""
+    """All parameters and buffers; a shared tensor is listed once."""
     return [*model.parameters(), *model.buffers()]

@@ -1,4 +1,4 @@
-"""Starting the processes of a run that trains in several of them."""
+"""Starts the processes of a training run on this machine, waits for them, and reports which one failed."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.run_lock import RunLock
-from seqgen.compose import from_dict, to_dict
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
 from seqgen.memory import out_of_memory
 from seqgen.processes import end_with
 from seqgen.registry import TASKS
-from seqgen.training.distributed import LostRanksError, Peers, join, leave
+from seqgen.training.distributed import LostRanksError, ProcessGroup, join, leave
 from seqgen.training.signals import STOPPING, StopSignals
 from seqgen.training.training_loop import TrainingRun
 from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
 GRACE = 5.0
-"""Seconds to wait for the other processes after one has failed, so that the original failure is found."""
+"""Seconds to wait for the other processes after one has failed: the first failure reported may be a consequence."""
 
 
 def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock | None = None) -> int:
-    """Train in ``distributed_world_size`` processes on this machine; see ``training_loop.train``.
+    """Train in ``distributed_world_size`` processes on this machine; see ``train.train``.
 
     Args:
         cfg: the whole configuration.
         folder: the run's folder, in which the task is set up.
-        device: where to compute; each process takes the CUDA device of its own rank.
-        lock: the folder's lock, which the first process then holds too: it writes.
+        device: where to compute; for CUDA, each process uses the device with the number of its rank.
+        lock: the folder's lock, which is passed to rank 0, the process that writes.
 
     Returns:
-        The exit code of the first process.
+        The exit code of rank 0.
 
     Raises:
         UserError: as in one process.
@@ -67,7 +67,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
         try:
             with _signals_wait():
                 for rank in range(world_size):
-                    process, pipe = _start(modules, job, Peers(rank, world_size), lock if rank == 0 else None)
+                    process, pipe = _start(modules, job, ProcessGroup(rank, world_size), lock if rank == 0 else None)
                     processes.append(process)
                     pipes.append(pipe)
             results = _wait(processes, pipes, signals)
@@ -80,26 +80,26 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
 
 
 def _start(
-    modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, lock: RunLock | None
+    modules: list[tuple[str, str]], job: dict[str, Any], group: ProcessGroup, lock: RunLock | None
 ) -> tuple[BaseProcess, Connection]:
-    """Start a process; it answers through the pipe."""
+    """Start a process; return it and the pipe through which it sends its result."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, modules, job, peers, lock))
+    process = context.Process(target=_work, args=(theirs, modules, job, group, lock))
     process.start()
-    theirs.close()  # so that the process's death is the end of the pipe
+    theirs.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
     return process, mine
 
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Hold back the signals that stop training, here and in processes that are started, until they are prepared."""
+    """Block the signals that stop training, here and in processes started meanwhile; these unblock them when ready."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # it would unblock signals if it were started by the first process
+    resource_tracker.ensure_running()  # starting it later, with the first process, would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -111,8 +111,8 @@ def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSi
     """Wait for the results of the processes, and forward signals to them.
 
     Returns:
-        By rank, an exit code or an exception. After the first exception, those of the others are waited for only until
-        the cause is known or ``GRACE`` is over.
+        For each rank, an exit code or an exception. After an exception that is the cause, results of the other ranks
+        are not awaited; after one that may be a consequence, at most ``GRACE`` seconds.
     """
     results: dict[int, Any] = {}
     passed_on, deadline = False, float("inf")
@@ -151,7 +151,7 @@ def _death(processes: list[BaseProcess], rank: int) -> ResourceError:
 
 
 def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exception:
-    """The failure that caused the other ones."""
+    """The failure that is the cause of the others."""
     failures = [result for result in results.values() if isinstance(result, Exception)]
     causes = [failure for failure in failures if not isinstance(failure, LostRanksError)]
     silent = [rank for rank in range(len(processes)) if rank not in results]
@@ -165,7 +165,7 @@ def _cause(results: Mapping[int, Any], processes: list[BaseProcess]) -> Exceptio
 
 
 def _end(processes: list[BaseProcess], patience: float) -> None:
-    """Wait for processes to end by themselves, and then end them."""
+    """Wait up to ``patience`` seconds for each process to end, then kill it."""
     for process in processes:
         if patience:
             process.join(patience)
@@ -174,43 +174,43 @@ def _end(processes: list[BaseProcess], patience: float) -> None:
 
 
 def _work(
-    pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, lock: RunLock | None
+    pipe: Connection, modules: list[tuple[str, str]], job: dict[str, Any], group: ProcessGroup, lock: RunLock | None
 ) -> None:
-    """What a started process does; it answers with the exit code or the exception."""
+    """Main function of a started process: train, and send the exit code or the exception through the pipe."""
     end_with(job["parent"])
     with StopSignals(second_ends=False) as signals:
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         if lock is not None:
             lock.sign()
-        pipe.send(_train(modules, job, peers, signals))
+        pipe.send(_train(modules, job, group, signals))
     leave()
 
 
-def _train(modules: list[tuple[str, str]], job: dict[str, Any], peers: Peers, signals: StopSignals) -> Any:
-    """Train; return the exit code or an exception that a pipe can carry."""
+def _train(modules: list[tuple[str, str]], job: dict[str, Any], group: ProcessGroup, signals: StopSignals) -> Any:
+    """Train; return the exit code, or an exception that can be pickled."""
     try:
         import_modules(modules)
         cfg = from_dict(TrainConfig, job["plain"], "configuration")
         device = torch.device(job["device"])
         if device.type == "cuda":
-            device = torch.device("cuda", peers.rank)
+            device = torch.device("cuda", group.rank)
             torch.cuda.set_device(device)
         torch.set_num_threads(job["threads"])
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
-        join(peers, cfg.distributed_training, device)
+        join(group, cfg.distributed_training, device)
         task = TASKS.of(cfg.task).component.setup_task(cfg.task, job["folder"])  # type: ignore[attr-defined]
-        return TrainingRun(cfg, task, job["folder"], device, peers, signals).run()
+        return TrainingRun(cfg, task, job["folder"], device, group, signals).run()
     except LostRanksError as error:
         return error
     except UserError as error:
         return UserError(str(error))
     except Exception as error:
         if out_of_memory(error):
-            return MemoryError(f"training process {peers.rank}: {error}")
+            return MemoryError(f"training process {group.rank}: {error}")
         import traceback
 
-        return RuntimeError(f"training process {peers.rank} failed: {error!r}\n{traceback.format_exc()}")
+        return RuntimeError(f"training process {group.rank} failed: {error!r}\n{traceback.format_exc()}")
 
 
 def _free_port() -> int:

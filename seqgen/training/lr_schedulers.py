@@ -1,9 +1,9 @@
 """Learning-rate schedules.
 
-A schedule is a function of the number of updates done and the epoch, so that resuming needs no more than these; only
-``reduce_lr_on_plateau`` has a state. All but ``t5_inverse_sqrt`` begin with a linear warm-up: after ``u`` of
-``warmup_updates`` updates the rate is ``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. The first
-update uses the rate of ``u = 0``, as in fairseq.
+A schedule is a function of the number of updates made and the epoch; only ``reduce_lr_on_plateau`` has a state. All but
+``t5_inverse_sqrt`` begin with a linear warm-up: after ``u < warmup_updates`` updates, the learning rate is
+``warmup_init_lr + (lr - warmup_init_lr) * u / warmup_updates``. As in fairseq, the first update uses the rate for
+``u = 0``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 
 @dataclass
 class WarmupConfig:
-    """Options of every schedule that warms up."""
+    """Options of all schedules with a warm-up."""
 
     warmup_updates: int = option(
         0, "warm-up: number of updates in which the learning rate rises to optimization.lr", minimum=0
@@ -32,10 +32,10 @@ class LRScheduler:
 
     Args:
         cfg: an instance of the configuration class that the schedule is registered with.
-        optimization: gives ``lr`` and ``max_update``.
+        optimization: the ``optimization`` group, which has ``lr`` and ``max_update``.
 
     Raises:
-        ConfigError: there is no learning rate.
+        ConfigError: ``optimization.lr`` is empty, or the schedule needs a length of training that is not configured.
     """
 
     cfg: Any
@@ -51,7 +51,7 @@ class LRScheduler:
         """The learning rate of the next update.
 
         Args:
-            update: updates done.
+            update: number of updates made.
             epoch: the current epoch, from 1.
         """
         warmup: int = self.cfg.warmup_updates
@@ -61,7 +61,7 @@ class LRScheduler:
         return self.after_warmup(update, epoch)
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """The learning rate once the warm-up is over; see ``lr_at``."""
+        """The learning rate of the next update after the warm-up; see ``lr_at``."""
         raise NotImplementedError
 
     def peak(self, epoch: int) -> float:
@@ -80,11 +80,11 @@ class LRScheduler:
 
 
 def build_lr_scheduler(cfg: Any, optimization: OptimizationConfig) -> LRScheduler:
-    """Build the schedule that a configuration belongs to.
+    """Build the schedule whose configuration class this is.
 
     Args:
         cfg: an instance of a registered configuration class.
-        optimization: gives ``lr`` and ``max_update``.
+        optimization: the ``optimization`` group.
     """
     scheduler: LRScheduler = LR_SCHEDULERS.of(cfg).component(cfg, optimization)
     return scheduler
@@ -119,7 +119,7 @@ class T5InverseSqrtConfig:
 
 @register_lr_scheduler("t5_inverse_sqrt", config=T5InverseSqrtConfig)
 class T5InverseSqrtSchedule(LRScheduler):
-    """Constant, then decay by the inverse square root of the update (Raffel et al. 2020, section 3.1.2).
+    """A constant rate, then decay by the inverse square root of the update (Raffel et al. 2020, section 3.1.2).
 
     With ``optimization.lr=[1.0]`` the rate is the paper's ``1 / sqrt(max(update, warmup_updates))``.
     """
@@ -144,7 +144,7 @@ class FixedSchedule(LRScheduler):
     """The learning rates of ``optimization.lr``, one for each epoch."""
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """The epoch's value, multiplied by ``lr_shrink`` for each epoch from ``force_anneal`` on."""
+        """The epoch's value; from epoch ``force_anneal``, the last value times one ``lr_shrink`` per epoch."""
         if not self.cfg.force_anneal or epoch < self.cfg.force_anneal:
             return self.peak(epoch)
         shrunk: float = self.lr[-1] * self.cfg.lr_shrink ** (epoch + 1 - self.cfg.force_anneal)
@@ -164,14 +164,14 @@ class PolynomialConfig(WarmupConfig):
 
 @register_lr_scheduler("polynomial", config=PolynomialConfig)
 class PolynomialSchedule(LRScheduler):
-    """Decay from the end of the warm-up to a fixed update by a power of the share of updates that remain."""
+    """Polynomial decay to ``end_learning_rate``: a power of the remaining fraction of the updates."""
 
     def __init__(self, cfg: PolynomialConfig, optimization: OptimizationConfig):
         super().__init__(cfg, optimization)
         self.total = _total(cfg.total_num_update, self.max_update, "polynomial", "total_num_update")
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """``end + (lr - end) * (1 - share) ** power``, with the share of the updates after the warm-up."""
+        """``end + (lr - end) * remaining ** power``; ``remaining`` falls from 1 after the warm-up to 0."""
         warmup, end = self.cfg.warmup_updates, self.cfg.end_learning_rate
         remaining = max(0.0, (self.total - update) / max(1, self.total - warmup))
         value: float = end + (self.peak(epoch) - end) * remaining**self.cfg.power
@@ -202,9 +202,9 @@ class CosineSchedule(LRScheduler):
         self.period = _total(cfg.lr_period_updates, max(rest, 0), "cosine", "lr_period_updates")
 
     def after_warmup(self, update: int, epoch: int) -> float:
-        """Equation 5 of the paper, both ends shrunk by ``lr_shrink`` for each period that is over."""
+        """Equation 5 of the paper; each restart multiplies maximum and minimum by ``lr_shrink``."""
         done, length, periods = update - self.cfg.warmup_updates, float(self.period), 0
-        last = self.max_update and not self.cfg.lr_period_updates  # a period as long as the training has no restart
+        last = self.max_update and not self.cfg.lr_period_updates  # one period for the whole training: no restart
         while done >= length and not last:
             done, length, periods = done - length, length * self.cfg.t_mult, periods + 1
         shrink = self.cfg.lr_shrink**periods
@@ -239,7 +239,7 @@ class ReduceLROnPlateauSchedule(LRScheduler):
         return self.peak(epoch) * self.factor
 
     def on_validation(self, score: float) -> None:
-        """Count validations without a score better than the best."""
+        """Count validations without improvement, and reduce the rate after ``lr_patience`` of them."""
         if math.isinf(self.best) or score < self.best - abs(self.best) * self.cfg.lr_threshold:
             self.best, self.bad = score, 0
             return

@@ -1,4 +1,4 @@
-"""Training statistics between two log records."""
+"""Training statistics of the updates between two log records."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from seqgen.training.trainer import UpdateResult
 
 
 class Meter:
-    """Sums over the updates since the last log record, and the time they took.
+    """Sums of the criterion's values over the updates since the last log record, and the time of these updates.
 
-    The sums are saved in checkpoints, so that the first record after resuming covers the same updates as it would
-    without the interruption. The times of the interrupted and the resumed process are added.
+    The sums are saved in checkpoints, so that the first record after resuming covers the same updates as without the
+    interruption. The training times of the interrupted and the resumed process are added.
+
+    Attributes:
+        seconds: training time so far, including validation and saving.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of all training so far, validation and saving included
+        self.seconds = 0.0
         self._last = time.perf_counter()
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new record."""
+        """Start a new record: set all sums to zero."""
         self.sums: dict[str, float] = {}
         self.gnorm = self.busy = 0.0
         self.updates = self.skipped = 0
 
     def tick(self, busy: bool = False) -> None:
-        """Count the time since the last call; as time spent on updates if ``busy``."""
+        """Add the time since the last call to ``seconds``; if ``busy``, also to the time of the updates."""
         now = time.perf_counter()
         self.seconds += now - self._last
         self.busy += now - self._last if busy else 0.0
         self._last = now
 
     def add(self, result: UpdateResult) -> None:
-        """Count an update."""
+        """Add the values of an update; if it was skipped, only count it."""
         self.tick(busy=True)
         if result.skipped:
             self.skipped += 1
@@ -46,7 +49,7 @@ class Meter:
         self.updates += 1
 
     def record(self) -> dict[str, float]:
-        """The means since the last record: scores, ``gnorm``, ``tokens_per_second``."""
+        """The means since the last record, by name: ``mean_scores``, ``gnorm``, ``tokens_per_second``, ``skipped``."""
         tokens = self.sums.get("ntokens", self.sums.get("sample_size", 0.0))
         scores = mean_scores(self.sums)
         scores["gnorm"] = self.gnorm / max(1, self.updates)

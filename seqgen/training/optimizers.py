@@ -1,8 +1,8 @@
-"""Optimizers: how gradients change weights.
+"""Optimizers.
 
-A registered class is a ``torch.optim.Optimizer`` with a classmethod ``build(cfg, params)``. The learning rate of its
-``param_groups`` is set before every step by the schedule. Keys and meanings are fairseq's: ``weight_decay`` of Adam and
-NAG is decoupled from the gradient (Loshchilov & Hutter 2019).
+A registered class is a ``torch.optim.Optimizer`` with a classmethod ``build(cfg, params)``. Before every step, the
+trainer sets the learning rate of its ``param_groups``. Keys have fairseq's names and meanings: the ``weight_decay`` of
+Adam and NAG is decoupled from the gradient (Loshchilov & Hutter 2019).
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from seqgen.training import adafactor as adafactor  # registers itself
 
 
 def build_optimizer(cfg: Any, params: Iterable[Parameter]) -> torch.optim.Optimizer:
-    """Build the optimizer that a configuration belongs to.
+    """Build the optimizer whose configuration class this is.
 
     Args:
         cfg: an instance of a registered configuration class.
         params: the parameters to train.
+
+    Raises:
+        ConfigError: options exclude each other or have wrong values.
     """
     optimizer: torch.optim.Optimizer = OPTIMIZERS.of(cfg).component.build(cfg, list(params))  # type: ignore[attr-defined]
     return optimizer
@@ -78,20 +81,20 @@ class NAGConfig:
 
 @register_optimizer("adam", config=AdamConfig)
 class Adam(torch.optim.AdamW):
-    """Adam (Kingma & Ba 2015), with decoupled weight decay, in one fused pass where the device has it."""
+    """Adam (Kingma & Ba 2015) with decoupled weight decay; fused if the device supports it."""
 
     @classmethod
     def build(cls, cfg: AdamConfig | AdamWConfig, params: list[Parameter]) -> Self:
         """Build it; see ``build_optimizer``."""
         if len(cfg.adam_betas) != 2 or not all(0 <= beta < 1 for beta in cfg.adam_betas):
-            raise ConfigError(f"optimizer.adam_betas={cfg.adam_betas} should be two numbers from 0 to below 1")
+            raise ConfigError(f"optimizer.adam_betas={cfg.adam_betas} must be two numbers, >= 0 and < 1")
         betas = (cfg.adam_betas[0], cfg.adam_betas[1])
         return cls(params, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay, fused=_can_fuse(params))
 
 
 @register_optimizer("adamw", config=AdamWConfig)
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); ``adam`` with PyTorch's defaults."""
 
 
 @register_optimizer("sgd", config=SGDConfig)
@@ -119,7 +122,7 @@ class NAG(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Shrink the weights, then take the step."""
+        """Apply the weight decay, then the step of ``torch.optim.SGD``."""
         if self.decay:
             for group in self.param_groups:
                 trained = [param for param in group["params"] if param.grad is not None]

@@ -1,4 +1,4 @@
-"""What a person sees of training: a bar on a terminal, plain lines elsewhere. Both write to standard error."""
+"""Progress of training on standard error: a bar on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-_BRIEF = ("loss", "tokens_per_second")  # what a bar has room for
+_BRIEF = ("loss", "tokens_per_second")  # shown beside the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
 
 class ProgressDisplay(Protocol):
-    """Shows how training goes."""
+    """Shows the progress of training."""
 
     def update(self, update: int, epoch: int, record: Mapping[str, float], due: bool, left: float | None) -> None:
         """Show an update.
 
         Args:
-            update: its number, from 1.
-            epoch: its epoch, from 1.
-            record: the means since the last record that was due.
-            due: whether this one is, by ``common.log_interval``.
-            left: seconds until training ends, where that can be told.
+            update: number of the update, from 1.
+            epoch: the current epoch, from 1.
+            record: means over the updates since the last record that was due, by name.
+            due: whether this record is due, by ``common.log_interval``.
+            left: estimated seconds until training ends; ``None`` if unknown.
         """
 
     def message(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line of text permanently."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar and restore the terminal."""
 
 
 def make_display(log_format: str, total: int | None) -> ProgressDisplay:
@@ -40,7 +40,7 @@ def make_display(log_format: str, total: int | None) -> ProgressDisplay:
 
     Args:
         log_format: ``"bar"``, ``"lines"``, ``"none"``, or ``"auto"``: a bar if standard error is a terminal.
-        total: updates that training takes, where that can be told.
+        total: number of updates until training ends; ``None`` if unknown.
     """
     if log_format == "none":
         return Silence()
@@ -81,7 +81,7 @@ class Lines(Silence):
 
 
 class Bar(Silence):
-    """A bar that moves with every update, with loss, speed and time left beside it, in 80 columns."""
+    """A progress bar, updated after every update, with loss, speed and remaining time, in 80 columns."""
 
     def __init__(self, total: int | None, console: Console | None = None):
         self.console = console or Console(stderr=True)
@@ -109,12 +109,12 @@ class Bar(Silence):
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.progress.stop()
 
 
 def describe(record: Mapping[str, float]) -> str:
-    """A record in one line: known values first, then the criterion's own, then the speed."""
+    """Format a record as one line: known values first, then the criterion's own, then the speed."""
     hidden = {*_SHOWN, "nll_loss", "tokens_per_second"}
     names = [name for name in _SHOWN if name in record] + [name for name in record if name not in hidden]
     parts = [f"{name} {record[name]:.4g}" for name in names]
@@ -124,5 +124,5 @@ def describe(record: Mapping[str, float]) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Seconds as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     return str(timedelta(seconds=round(max(0.0, seconds))))

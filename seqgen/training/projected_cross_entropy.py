@@ -1,8 +1,10 @@
-"""The projection to the vocabulary and the loss over it in one, so that the logits of a batch never all exist.
+"""Projection to the vocabulary and cross-entropy, fused, so that the logits of a batch are never all in memory.
 
-A batch of 1,024 target tokens has 131 MB of logits over 32,128 tokens. Here some rows of them at a time are computed,
-turned into their gradient in place, and multiplied on, while they are in a processor's cache. The gradient is thereby
-known after the forward pass; the backward pass has only to scale it.
+The logits of 1,024 target tokens over a vocabulary of 32,128 take 131 MB. Here, a chunk of rows at a time is computed,
+replaced by its gradient in place, and multiplied to the gradients of features and weight. All gradients are thus known
+after the forward pass; the backward pass only scales them.
+
+Shapes: ``M`` target tokens, ``C`` features, ``V`` tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,27 +19,27 @@ from seqgen.decoder import Decoder
 from seqgen.modules.matrix_product import multiply
 
 _CHUNK_ELEMENTS = 1 << 23
-"""Logits computed at a time: 32 MiB of float32, fewer rows of which would make the matrix products slower."""
+"""Logits per chunk of the matrix products: 32 MiB of float32; with fewer rows, the products are slower."""
 
 _CACHED_ELEMENTS = 1 << 18
-"""Logits worked on at a time: 1 MiB of float32, which stays in a core's cache."""
+"""Logits per chunk of the loss: 1 MiB of float32, which fits into a core's cache."""
 
 _LARGE = 1 << 22
-"""Minimum number of logits for which this is faster than computing all logits at once."""
+"""Minimum number of logits for which the fused computation is faster than computing all logits at once."""
 
 
 def projection_of(decoder: Decoder, features: Tensor) -> tuple[Tensor, Tensor] | None:
-    """A decoder's output layer as one matrix product, where it is one and it pays to fuse it with the loss.
+    """A decoder's output layer as one matrix product, if it is one and fusing it with the loss is faster.
 
     Args:
         decoder: the decoder.
-        features: ``(M, C)`` what its output layer would be called with.
+        features: ``(M, C)`` the input of its output layer.
 
     Returns:
-        Features ``(M, C)`` and a weight ``(V, C)`` whose product the logits are; ``None`` where the logits shall be
-        computed as usual.
+        Features ``(M, C)`` and a weight ``(V, C)`` such that the logits are ``features @ weight.T``; ``None`` if the
+        logits should be computed by the output layer.
     """
-    # A subclass may have an output layer of its own and inherit what says what it is.
+    # a subclass may override output_layer and inherit an output_product that describes another output layer
     if _owner(decoder, "output_layer") is not _owner(decoder, "output_product"):
         return None
     product = decoder.output_product(features)
@@ -58,17 +60,18 @@ def _owner(decoder: Decoder, name: str) -> type:
 def projected_cross_entropy(
     features: Tensor, weight: Tensor, target: Tensor, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``cross_entropy`` gives for the logits ``features @ weight.T``.
+    """Compute ``criteria.cross_entropy`` of the logits ``features @ weight.T``.
 
     Args:
         features: ``(M, C)``.
         weight: ``(V, C)``.
         target: ``(M,)`` int64.
         label_smoothing: see ``cross_entropy``.
-        z_loss: likewise.
+        z_loss: see ``cross_entropy``.
 
     Returns:
-        The loss (differentiable), the negative log-likelihood, and the number of correct predictions.
+        Three scalars: the loss (differentiable) and the negative log-likelihood in nats, and the number of correct
+        predictions.
     """
     loss, nll, correct = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         features, weight, target, label_smoothing, z_loss
@@ -112,16 +115,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 def loss_and_gradient_(logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float) -> Tensor:
-    """Turn logits into the gradient of their loss, in place; for the formulas, see ``criteria._FusedCrossEntropy``.
+    """Replace logits by the gradient of their loss, in place; for the formulas, see ``criteria._FusedCrossEntropy``.
 
     Args:
-        logits: ``(M, V)``.
+        logits: ``(M, V)``; they are overwritten.
         target: ``(M,)`` int64.
         label_smoothing: see ``cross_entropy``.
-        z_loss: likewise.
+        z_loss: see ``cross_entropy``.
 
     Returns:
-        ``(3,)`` the loss, the negative log-likelihood and the number of correct predictions, summed over rows.
+        ``(3,)``: the loss, the negative log-likelihood and the number of correct predictions, summed over rows.
     """
     vocab = logits.size(1)
     b = label_smoothing / (vocab - 1) if vocab > 1 else 0.0

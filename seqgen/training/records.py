@@ -1,4 +1,4 @@
-"""What a run folder keeps of how training went: ``log.jsonl``, ``scores.json`` and TensorBoard events."""
+"""Records of training in the run folder: ``log.jsonl``, ``scores.json`` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ EVENTS = "tensorboard"
 
 
 class Records:
-    """Writes them.
+    """Writes the records of a run.
 
-    ``log.jsonl`` has one object a line, with ``event`` (``start``, ``resume``, ``train``, ``valid``, ``stop``),
-    ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. A killed run may
-    have logged updates that its checkpoint does not hold; when it resumes, these records are removed (and TensorBoard
-    is told to forget them), since the same updates are made and logged again.
+    ``log.jsonl`` has one JSON object on each line, with ``event`` (``start``, ``resume``, ``train``, ``valid``,
+    ``stop``), ``time`` (UTC), ``update``, ``epoch`` and values by name; a value that is not finite is ``null``. If a
+    run was killed, the log may contain updates after its last checkpoint. When the run resumes, it repeats these
+    updates, so that their records are removed from the log and purged from TensorBoard.
 
     Args:
         run: the run's folder.
-        update: the update to continue from; 0 for a new run.
+        update: the update from which training resumes; 0 for a new run.
         tensorboard: whether to write events for TensorBoard.
         scores: the run's ``scores.json``.
     """
@@ -68,10 +68,10 @@ class Records:
         """Write a record.
 
         Args:
-            event: what happened.
-            update: updates made so far.
+            event: the kind of the record, such as ``"train"``.
+            update: number of updates made so far.
             epoch: the current epoch, from 1.
-            values: by name; numbers go to TensorBoard too, under ``EVENT/NAME``.
+            values: values by name; numbers are also written to TensorBoard, as ``EVENT/NAME``.
         """
         values = values or {}
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -89,26 +89,31 @@ class Records:
                         self._events.add_scalar(f"{event}/{name}", value, update)
 
     def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Write decoded sentences as text for TensorBoard."""
+        """Write decoded sentences to TensorBoard, as a table.
+
+        Args:
+            update: number of updates made so far.
+            samples: the sentences.
+        """
         if self._events is not None and samples:
             rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
             table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
             self._events.add_text("valid/samples", table, update)
 
     def flush(self) -> None:
-        """Flush the events to the file."""
+        """Flush the TensorBoard events to their file."""
         if self._events is not None:
             with disk_errors(EVENTS):
                 self._events.flush()
 
     def close(self) -> None:
-        """End the files."""
+        """Close the TensorBoard events."""
         if self._events is not None:
             self._events.close()
 
 
 def _update_of(line: str) -> float:
-    """The update of a log line; infinity for a line that a killed process did not finish."""
+    """The update of a log line; infinity for a line that is incomplete because the process was killed."""
     try:
         return int(parse_json(line)["update"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):

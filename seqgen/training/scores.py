@@ -1,4 +1,4 @@
-"""From sums over batches to scores, and which scores are better."""
+"""Scores from sums over batches, and the order of scores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ _LOWER_IS_BETTER = ("loss", "ppl", "ter", "wer", "cer", "error")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a score is better when it is smaller, told by its name: losses, perplexities and error rates are."""
+    """Whether lower values of a metric are better, by its name: losses, perplexities and error rates."""
     return metric.lower().endswith(_LOWER_IS_BETTER)
 
 
 def pick(scores: Mapping[str, float], metric: str) -> float:
-    """The score that ranks checkpoints, whatever the case of its name.
+    """The score that ranks checkpoints.
+
+    Args:
+        scores: the validation scores by name.
+        metric: name of the score, in upper or lower case.
 
     Raises:
         ConfigError: validation does not compute it.
@@ -34,14 +38,14 @@ def pick(scores: Mapping[str, float], metric: str) -> float:
 
 
 def mean_scores(sums: Mapping[str, float]) -> dict[str, float]:
-    """Turn sums over batches into scores.
+    """Divide sums over batches by the number of tokens.
 
     Args:
-        sums: ``loss``, ``sample_size`` and whatever the criterion logs.
+        sums: ``loss``, ``sample_size`` and the values that the criterion logs, by name; see ``CriterionOut``.
 
     Returns:
-        ``loss`` and ``nll_loss`` in nats per token, ``ppl``, the perplexity (e to the ``nll_loss``), ``accuracy`` in
-        percent of tokens, and what else the criterion logs, divided by the sample size.
+        ``loss`` in nats per unit of the sample size, ``nll_loss`` in nats per token, the perplexity ``ppl``
+        (``exp(nll_loss)``), ``accuracy`` in percent of tokens, and other logged values divided by the sample size.
     """
     size = sums.get("sample_size", 0.0) or 1.0
     tokens = sums.get("ntokens", size) or 1.0
@@ -56,10 +60,13 @@ def mean_scores(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def move_scalars(tensors: Sequence[Tensor | float]) -> list[float]:
-    """Bring scalars from the device in one transfer.
+    """Copy scalars from the device to the host in one transfer.
 
     Args:
-        tensors: scalars, as tensors or plain.
+        tensors: tensors of one element, or plain numbers.
+
+    Returns:
+        The values, in order.
     """
     on_device = [value.detach().float() for value in tensors if isinstance(value, Tensor)]
     moved = iter(torch.stack(on_device).tolist() if on_device else [])

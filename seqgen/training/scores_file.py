@@ -1,4 +1,4 @@
-"""``scores.json``: a run's last validation scores and its best ones."""
+"""``scores.json``: the last and the best validation scores of a run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FIELDS = ("event", "time", "update", "epoch")
 
 
 class ScoresFile:
-    """Writes the file from the log's records of validations, so that it says what the log says, also after a kill.
+    """Writes ``scores.json`` from the validation records of the log, so that both agree even after a kill.
 
-    It holds ``metric``, the name of the score that chooses the best checkpoint; ``best`` and ``last``, each with
-    ``update``, ``epoch``, ``time`` and ``scores`` by name; and ``signatures``, what sacreBLEU computed, by name.
+    The file has ``metric``, the name of the score that ranks checkpoints; ``best`` and ``last``, each with ``update``,
+    ``epoch``, ``time`` and ``scores`` by name; and ``signatures``, the sacreBLEU signatures by score name.
 
     Args:
         run: the run's folder.
-        metric: name of the score that chooses the best checkpoint.
-        signatures: of the scores of text, by name.
+        metric: name of the score that ranks checkpoints.
+        signatures: sacreBLEU signatures by score name.
     """
 
     def __init__(self, run: Path, metric: str, signatures: Mapping[str, str]):
@@ -33,14 +33,14 @@ class ScoresFile:
         self.last: dict[str, Any] | None = None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in a validation's log record."""
+        """Add a validation record of the log, which becomes ``last``, and ``best`` if its score is better."""
         scores = {name: value for name, value in record.items() if name not in _FIELDS}
         self.last = {name: record.get(name) for name in _FIELDS[1:]} | {"scores": scores}
         if self._rank(self.last) > self._rank(self.best):
             self.best = self.last
 
     def _rank(self, entry: dict[str, Any] | None) -> float:
-        """How good a validation was; more is better."""
+        """The score that ranks a validation, negated if lower is better; ``-inf`` if it has no such score."""
         scores = {} if entry is None else entry["scores"]
         value = {name.lower(): score for name, score in scores.items()}.get(self.metric.lower())
         if not isinstance(value, int | float):
@@ -48,12 +48,12 @@ class ScoresFile:
         return -value if lower_is_better(self.metric) else value
 
     def write(self) -> None:
-        """Write the file, or remove that of validations which the log has forgotten."""
+        """Write the file; without validation records, remove it."""
         if self.last is None:
             self.path.unlink(missing_ok=True)
             return
         names = self.last["scores"]
-        kinds = {name: self.signatures.get(name.rpartition(".")[2]) for name in names}  # a part's are "de.bleu"
+        kinds = {name: self.signatures.get(name.rpartition(".")[2]) for name in names}  # of "de.bleu": "bleu"
         content = {
             "metric": self.metric,
             "best": self.best,

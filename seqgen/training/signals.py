@@ -1,4 +1,4 @@
-"""Stopping a training run from outside."""
+"""Signals that stop a training run after the current update."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _NOTE = b"\nstopping after this update and saving; a second signal stops immedia
 
 
 class StopSignals:
-    """While it is entered, SIGINT, SIGTERM and SIGHUP ask training to stop.
+    """A context manager in which SIGINT, SIGTERM and SIGHUP are noted in ``received`` instead of ending the process.
 
-    SIGHUP stays ignored where it was, as under ``nohup``.
+    If SIGHUP was ignored before, as under ``nohup``, it stays ignored.
 
     Args:
-        second_ends: whether a second signal ends the process at once. It must not where one request arrives twice:
-            from the terminal, and from the launcher that passes on what it gets.
+        second_ends: whether a second signal ends the process immediately. False for a process that may get one request
+            twice: from the terminal, and from the launcher, which forwards its signals.
 
     Attributes:
-        received: number of the signal that asked, 0 as long as none has.
+        received: number of the signal that was received; 0 if none was.
     """
 
     def __init__(self, *, second_ends: bool = True) -> None:
@@ -36,11 +36,11 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """What a command exits with after stopping: 128 + signal, so 130, 143 or 129 for the three."""
+        """The exit code after stopping: 128 plus the signal, which is 130, 143 or 129; 0 if no signal was received."""
         return 128 + self.received if self.received else 0
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
             for number in STOPPING:
                 if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
@@ -64,13 +64,13 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        if self.second_ends:  # otherwise the launcher has printed it
+        if self.second_ends:  # otherwise the launcher prints it
             with contextlib.suppress(OSError):
                 os.write(2, _NOTE)
 
 
 def _leave_terminal() -> None:
-    """Redirect output to the null device: writing to a closed terminal is an error, which would stop training."""
+    """Redirect output to the null device, since writing to a closed terminal raises an error."""
     with open(os.devnull, "w") as nowhere:
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Training a model into a run folder, in this process or in several."""
+"""``train``: trains a model in one process or several, and writes the run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from seqgen.checkpoints.run_lock import RunLock
 from seqgen.config import TrainConfig
 from seqgen.task import Task
-from seqgen.training.distributed import join, leave, peers_from_environment
+from seqgen.training.distributed import group_from_environment, join, leave
 from seqgen.training.launch import launch
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
@@ -18,35 +18,35 @@ from seqgen.training.training_loop import TrainingRun
 def train(
     cfg: TrainConfig, task: Task, folder: Path, device: torch.device | str = "cpu", lock: RunLock | None = None
 ) -> int:
-    """Train a model into a run folder, or continue what is in it.
+    """Train a model into a run folder, or resume the run in it.
 
     The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
-    that many processes are started on this machine; under ``torchrun`` this process joins the others.
+    that many processes are started on this machine; under ``torchrun``, this process joins the process group.
 
     Args:
         cfg: the whole configuration.
         task: the task, set up in the folder.
         folder: the run's folder.
         device: where to compute.
-        lock: the folder's lock, given to the process that writes where several are started.
+        lock: the folder's lock; if several processes are started, rank 0 gets it.
 
     Returns:
-        The exit code: 0 when training has ended as configured, 130, 143 or 129 when SIGINT, SIGTERM or SIGHUP has ended
-        it after saving; the run can then be continued.
+        The exit code: 0 if training ended as configured; 130, 143 or 129 if SIGINT, SIGTERM or SIGHUP stopped it after
+        saving, so that the same command resumes it.
 
     Raises:
-        UserError: what was given cannot be used, a checkpoint is damaged, the disk is full, memory runs out, a process
-            dies, or the loss is not finite.
+        UserError: the configuration or the data cannot be used, a checkpoint is damaged, the disk is full, memory runs
+            out, a process dies, or the loss is not finite.
     """
     device = torch.device(device)
-    peers = peers_from_environment()
-    if cfg.distributed_training.distributed_world_size > 1 and peers.world_size == 1:
+    group = group_from_environment()
+    if cfg.distributed_training.distributed_world_size > 1 and group.world_size == 1:
         for split in (cfg.dataset.train_subset, cfg.dataset.valid_subset):
-            task.dataset(split)  # encodes the text, so that the processes need not all do it
+            task.dataset(split)  # encodes the text once, instead of once in each process
         return launch(cfg, folder, device, lock)
-    join(peers, cfg.distributed_training, device)
+    join(group, cfg.distributed_training, device)
     try:
-        with StopSignals(second_ends=peers.world_size == 1) as signals:  # torchrun repeats what the terminal has sent
-            return TrainingRun(cfg, task, folder, device, peers, signals).run()
+        with StopSignals(second_ends=group.world_size == 1) as signals:  # torchrun sends a second signal
+            return TrainingRun(cfg, task, folder, device, group, signals).run()
     finally:
         leave()

@@ -1,4 +1,4 @@
-"""One update at a time: forward, backward, clipping, optimizer, schedule, average."""
+"""One update: forward, backward, gradient clipping, optimizer, learning rate, average of the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import Criterion, CriterionOut
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.ema import EMA
 from seqgen.training.lr_schedulers import build_lr_scheduler
 from seqgen.training.optimizers import build_optimizer
@@ -39,11 +39,11 @@ class UpdateResult:
     """What one update did.
 
     Attributes:
-        sums: values summed over the update's batches in all processes: ``loss``, ``sample_size`` and whatever the
+        sums: values summed over the update's batches in all ranks: ``loss``, ``sample_size`` and the values that the
             criterion logs.
-        gnorm: norm of the gradient of the mean loss, before clipping.
-        lr: the learning rate that was used.
-        skipped: why the update was skipped; empty if it was made.
+        gnorm: L2 norm of the gradient of the mean loss, before clipping.
+        lr: the learning rate of this update.
+        skipped: why the update was skipped; empty if it was not.
     """
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -60,23 +60,28 @@ class Trainer:
         task: computes the loss of a batch.
         model: the model, on its device.
         device: where to compute.
-        peers: the processes that train together.
+        group: this process's rank in the process group; ``None`` for a single process.
 
     Attributes:
-        update: updates made so far.
-        ema: the averaged model, where training averages.
+        update: number of updates made so far.
+        ema: the exponential moving average of the weights; ``None`` if ``optimization.ema_decay`` is 0.
 
     Raises:
-        ConfigError: options that exclude each other.
+        ConfigError: options exclude each other.
     """
 
     def __init__(
-        self, cfg: TrainConfig, task: Task, model: EncoderDecoderModel, device: torch.device, peers: Peers | None = None
+        self,
+        cfg: TrainConfig,
+        task: Task,
+        model: EncoderDecoderModel,
+        device: torch.device,
+        group: ProcessGroup | None = None,
     ):
         if cfg.common.bf16 and cfg.common.fp16:
             raise ConfigError("common.bf16 and common.fp16 cannot both be true; choose one")
         self.cfg, self.task, self.model, self.device = cfg, task, model, device
-        self.peers = peers or Peers()
+        self.group = group or ProcessGroup()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self.names = [name for name, _ in named]
@@ -91,11 +96,11 @@ class Trainer:
 
     @property
     def eval_model(self) -> EncoderDecoderModel:
-        """The model to validate and to decode with: the averaged one, where training averages."""
+        """The model for validation and decoding: the one with averaged weights, if there is one."""
         return self.ema.model if self.ema is not None else self.model
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The dtype of the forward pass."""
+        """The context of the forward pass: autocast to bfloat16 or float16, if configured."""
         if not (self.cfg.common.bf16 or self.cfg.common.fp16):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
@@ -103,44 +108,44 @@ class Trainer:
     def train_update(self, batches: Sequence[Batch | None], epoch: int) -> UpdateResult:
         """Make one update from the gradients of several batches.
 
-        The gradient is that of the summed loss of all batches in all processes, divided by the sum of their sample
-        sizes, however these are spread over batches and processes.
+        The gradient is that of the summed loss of all batches in all ranks, divided by the sum of their sample sizes.
+        It does not depend on how sentences are distributed over batches and ranks.
 
         Args:
-            batches: this process's batches; ``None`` where it has none while another process still does.
+            batches: this rank's batches; ``None`` in place of a batch if only other ranks still have one.
             epoch: the current epoch, from 1.
 
         Returns:
-            What was done.
+            The sums over the batches, the gradient norm, and whether the update was skipped.
 
         Raises:
-            NonFiniteError: the loss or the gradient is NaN or infinite, and that is to stop training.
+            NonFiniteError: the loss or the gradient is NaN or infinite, and ``optimization.nonfinite_loss=stop``.
         """
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         outs = [self._backward(batch, place) for place, batch in enumerate(batches) if batch is not None]
         ids = [batch.ids for batch in batches if batch is not None]
         local, bad = _sum_outs(outs, ids)
-        sums = self.peers.sum(local)
+        sums = self.group.sum(local)
         result = UpdateResult(sums, lr=self.scheduler.lr_at(self.update, epoch))
         if not math.isfinite(sums["loss"]):
-            bad = [sentence for part in self.peers.gather(bad) for sentence in part]
+            bad = [sentence for part in self.group.gather(bad) for sentence in part]
             return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
-        self.peers.sum_gradients(self.params)
+        self.group.sum_gradients(self.params)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         norm = self._normalize_gradients(sums["sample_size"])
         result.gnorm = float(norm)
         if not math.isfinite(result.gnorm) and self.scaler is None:
-            every = [i for part in self.peers.gather(torch.cat(ids).tolist() if ids else []) for i in part]
+            every = [i for part in self.group.gather(torch.cat(ids).tolist() if ids else []) for i in part]
             return self._leave_out(result, f"the gradient's norm is {result.gnorm} on the sentences {_some(every)}")
         self._step(result)
         return result
 
     def _backward(self, batch: Batch, place: int) -> CriterionOut:
-        """Add a batch's gradient; its random numbers depend on its place among the batches of all processes."""
-        peers = self.peers
-        seed_everything((self.cfg.common.seed, self.update, place * peers.world_size + peers.rank))
+        """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks."""
+        group = self.group
+        seed_everything((self.cfg.common.seed, self.update, place * group.world_size + group.rank))
         with self.autocast():
             out: CriterionOut = self.task.train_step(
                 batch.to(self.device, non_blocking=True), self.model, self.criterion
@@ -151,7 +156,7 @@ class Trainer:
 
     @torch.no_grad()
     def _normalize_gradients(self, sample_size: float) -> Tensor:
-        """Divide the gradients by the sample size and clip their norm, in one pass; return the norm before clipping."""
+        """Divide the gradients by the sample size and clip them, in one pass; return the L2 norm before clipping."""
         grads = [param.grad for param in self.params if param.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) / sample_size
         clip = self.cfg.optimization.clip_norm
@@ -176,7 +181,7 @@ class Trainer:
             self.ema.update(self.model, self.update)
 
     def _leave_out(self, result: UpdateResult, reason: str, expected: bool = False) -> UpdateResult:
-        """Drop the gradients of an update, or stop."""
+        """Drop the gradients and note the reason, or raise ``NonFiniteError``, unless the overflow is ``expected``."""
         self.optimizer.zero_grad(set_to_none=True)
         self.skips += 1
         if self.cfg.optimization.nonfinite_loss == "stop" and not expected:
@@ -190,7 +195,7 @@ class Trainer:
         return result
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights to decode with, by name."""
+        """The weights for decoding, by name; those of ``eval_model``."""
         return dict(self.eval_model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,12 +214,12 @@ class Trainer:
         }
 
     def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Restore what ``weights`` and ``state_dict`` returned.
+        """Restore weights and training state.
 
         Args:
             weights: what ``weights`` returned.
             state: what ``state_dict`` returned.
-            where: the checkpoint that they come from, for messages.
+            where: the checkpoint's path, for messages.
 
         Raises:
             CheckpointError: the weights do not fit the model.
@@ -236,7 +241,7 @@ class Trainer:
         indices = {name: index for index, name in enumerate(self.names)}
         groups = []
         for group, values in zip(current["param_groups"], saved["groups"], strict=True):
-            # JSON has no tuples; how the step is computed belongs to the device, not to the run
+            # JSON has no tuples; fused and foreach depend on the device, not on the run
             values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
             groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
         state = {indices[name]: values for name, values in saved["state"].items()}
@@ -244,7 +249,15 @@ class Trainer:
 
 
 def _sum_outs(outs: Sequence[CriterionOut], ids: Sequence[Tensor]) -> tuple[dict[str, float], list[int]]:
-    """Add up what the criterion returned for each batch; also the sentences of batches whose loss is not finite."""
+    """Sum the criterion's values over batches.
+
+    Args:
+        outs: what the criterion returned for each batch.
+        ids: ``(N,)`` int64 sentence numbers of each batch.
+
+    Returns:
+        The sums by name, and the sentence numbers of the batches whose loss is not finite.
+    """
     sums = {"loss": 0.0, "sample_size": 0.0}
     rows = [{**out.logging, "loss": out.loss, "sample_size": float(out.sample_size)} for out in outs]
     values = iter(move_scalars([value for row in rows for value in row.values()]))

@@ -1,4 +1,4 @@
-"""The training loop: epochs of updates, and between them validation, saving and stopping."""
+"""The training loop: epochs of updates, with validation, saving and stopping between updates."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from seqgen.registry import MODELS
 from seqgen.renamed import former_names
 from seqgen.structures import Batch
 from seqgen.task import Task
-from seqgen.training.distributed import Peers
+from seqgen.training.distributed import ProcessGroup
 from seqgen.training.meters import Meter
-from seqgen.training.milestones import Milestones
 from seqgen.training.progress import ProgressDisplay, describe, make_display
 from seqgen.training.records import Records
 from seqgen.training.scores import lower_is_better, pick
@@ -34,40 +33,51 @@ from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
+from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 
 class TrainingRun:
-    """One process's part in training a run.
+    """The training of a run in one process; with several processes, each has an instance of its own.
 
     Args:
         cfg: the whole configuration.
         task: the task.
         folder: the run's folder.
         device: where to compute.
-        peers: the processes that train together.
-        signals: says when to stop.
+        group: this process's rank in the process group.
+        signals: receives the signals that ask training to stop.
+
+    Raises:
+        ConfigError: options exclude each other, or do not fit the model or the task.
     """
 
     def __init__(
-        self, cfg: TrainConfig, task: Task, folder: Path, device: torch.device, peers: Peers, signals: StopSignals
+        self,
+        cfg: TrainConfig,
+        task: Task,
+        folder: Path,
+        device: torch.device,
+        group: ProcessGroup,
+        signals: StopSignals,
     ):
-        self.cfg, self.task, self.folder, self.peers, self.signals = cfg, task, folder, peers, signals
+        self.cfg, self.task, self.folder, self.group, self.signals = cfg, task, folder, group, signals
         seed_everything((cfg.common.seed,))
         model = task.build_model(cfg.model).to(device)
-        self.trainer = Trainer(cfg, task, model, device, peers)
-        self.milestones = Milestones(cfg)
+        self.trainer = Trainer(cfg, task, model, device, group)
+        self.triggers = Triggers(cfg)
         self.notes: list[str] = []
         self.iterator = self._train_iterator(model)
         valid = self._dataset(cfg.dataset.valid_subset, model)
         self.validator = Validator(self.trainer, valid, lambda: bool(signals.received))
-        self.checkpoints = Checkpoints(folder) if peers.is_main else None
+        self.checkpoints = Checkpoints(folder) if group.is_main else None
         self.meter = Meter()
         self.best: float | None = None
-        self.stale = 0  # validations since the best one
-        self.pending: bool | None = None  # whether the last update, whose aftermath is still to come, ended an epoch
+        self.stale = 0  # number of validations since the best one
+        # if validation and saving after the last update were interrupted: whether that update ended its epoch
+        self.pending: bool | None = None
         self.display: ProgressDisplay
         self.records: Records | None = None
 
@@ -89,9 +99,9 @@ class TrainingRun:
             max_tokens=cfg.max_tokens,
             batch_size=cfg.batch_size,
             seed=self.cfg.common.seed,
-            rank=self.peers.rank,
-            world_size=self.peers.world_size,
-            even=False,  # no batch twice; train_update copes with a process that has none left
+            rank=self.group.rank,
+            world_size=self.group.world_size,
+            even=False,  # no batch twice; train_update accepts None from a rank that has none left
             num_workers=cfg.num_workers,
         )
 
@@ -110,17 +120,24 @@ class TrainingRun:
         return pack(rows, self.task.source_dictionary.pad(), self.task.target_dictionary.pad())
 
     def run(self) -> int:
-        """Train until there is a reason to stop; see ``train``."""
+        """Train until there is a reason to stop.
+
+        Returns:
+            The exit code; see ``train.train``.
+
+        Raises:
+            UserError: see ``train.train``.
+        """
         resumed = self._restore()
-        self.total = self.milestones.total_updates(self._updates_in_epoch())
-        self.display = make_display(self.cfg.common.log_format if self.peers.is_main else "none", self.total)
-        if self.peers.is_main:
+        self.total = self.triggers.total_updates(self._updates_in_epoch())
+        self.display = make_display(self.cfg.common.log_format if self.group.is_main else "none", self.total)
+        if self.group.is_main:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
         try:
             reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
-            self._say_goodbye(reason)
+            self._log_stop(reason)
         finally:
             self.display.close()
             if self.records is not None:
@@ -130,16 +147,16 @@ class TrainingRun:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def _epochs(self) -> str:
-        """Train epoch after epoch; return why it ended."""
+        """Train epochs until there is a reason to stop, and return it."""
         while True:
             reason = self._epoch()
             if reason:
                 return reason
 
     def _epoch(self) -> str:
-        """Train what is left of an epoch; return the reason to stop, empty if there is none."""
+        """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
-        freq = self.milestones.update_freq(epoch)
+        freq = self.triggers.update_freq(epoch)
         total = math.ceil(self.iterator.rounds / freq)
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
@@ -147,7 +164,7 @@ class TrainingRun:
                 group += [None] * (freq - len(group))
                 ended = number == total
                 if ended:
-                    next(batches, None)  # lets the iterator go on to the next epoch, so that a state says so
+                    next(batches, None)  # moves the iterator to the next epoch before its state is saved
                 if self._update(group, epoch) or ended:
                     reason = self._after_update(epoch, ended)
                     if reason:
@@ -171,7 +188,7 @@ class TrainingRun:
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
-        left = self.milestones.seconds_left(update, self.total, self.meter.seconds)
+        left = self.triggers.seconds_left(update, self.total, self.meter.seconds)
         self.display.update(update, epoch, record, due, left)
         return True
 
@@ -180,51 +197,52 @@ class TrainingRun:
 
         Args:
             epoch: the update's epoch.
-            ended: whether the epoch has ended with it.
+            ended: whether this update was the last of its epoch.
 
         Returns:
             The reason to stop, empty if there is none.
         """
-        if self.peers.any(bool(self.signals.received)):
+        if self.group.any(bool(self.signals.received)):
             return self._interrupt(ended)
         place = self.trainer.update, epoch, ended
         completed = epoch if ended else epoch - 1
         limit = self._limit(completed)
         improved = False
-        if self.milestones.is_due("validate", *place) or (limit and self.milestones.ever("validate")):
+        if self.triggers.is_due("validate", *place) or (limit and self.triggers.ever("validate")):
             try:
                 improved = self._validate(epoch)
             except Interrupted:
                 return self._interrupt(ended)
-            except ResourceError:  # the updates before it are worth keeping
+            except ResourceError:  # save the updates before reporting the error
                 self._interrupt(ended)
                 raise
             limit = limit or self._limit(completed)
-        if improved or limit or self.milestones.is_due("save", *place):
-            self._save(self.milestones.checkpoint_names(*place, improved))
+        if improved or limit or self.triggers.is_due("save", *place):
+            self._save(self.triggers.checkpoint_names(*place, improved))
         return limit
 
     def _interrupt(self, ended: bool) -> str:
-        """Save after an update but before validation; the validation is made when training resumes."""
+        """Save after an update but before its validation, which is done when training resumes."""
         self.pending = ended
         self._save(["last"])
         return "interrupted"
 
     def _catch_up(self) -> str:
+        """Do the validation and saving that ``_interrupt`` postponed; return the reason to stop, empty if none."""
         if self.pending is None:
             return ""
         ended, self.pending = self.pending, None
         return self._after_update(self.iterator.epoch - ended, ended)
 
     def _limit(self, epochs: int) -> str:
-        """Why training is over after so many completed epochs, empty if it is not."""
+        """The reason to stop after a number of completed epochs, empty if there is none; the same in all ranks."""
         trainer = self.trainer
         self.meter.tick()
         lr = trainer.scheduler.lr_at(trainer.update, epochs + 1)
-        reason = self.milestones.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
+        reason = self.triggers.reason_to_stop(trainer.update, epochs, self.meter.seconds, self.stale, lr)
         if not self.cfg.optimization.stop_time_hours:
             return reason
-        return next((one for one in self.peers.gather(reason) if one), "")  # the processes' clocks differ
+        return next((one for one in self.group.gather(reason) if one), "")  # the clocks of the ranks differ
 
     # -- validating and saving ------------------------------------------------------------------------------------
 
@@ -249,6 +267,7 @@ class TrainingRun:
         self._message(f"valid at update {self.trainer.update} | epoch {epoch} | {describe(result.scores)}{best}")
 
     def _save(self, names: list[str]) -> None:
+        """Save checkpoints under these names and delete those that are too old; does nothing unless this is rank 0."""
         self.meter.tick()
         if self.checkpoints is None:
             return
@@ -267,11 +286,11 @@ class TrainingRun:
             "best": self.best,
             "stale": self.stale,
             "pending": self.pending,
-            "processes": self.peers.world_size,
+            "processes": self.group.world_size,
             "batches_in_update": self._batches_in_update(),
         }
 
-    def _take_up(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
+    def _load_state(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
         """Restore the state that ``_state`` returned."""
         self.trainer.load_state_dict(weights, state, where)
         self.iterator.load_state_dict(state["iterator"])
@@ -279,8 +298,8 @@ class TrainingRun:
         self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
 
     def _restore(self) -> str:
-        """Resume from the run's last checkpoint, or start a new run; return a message that says which."""
-        newest = self.peers.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
+        """Resume from the run's last checkpoint or load the weights to fine-tune; return a message that says which."""
+        newest = self.group.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
         if newest is not None:
             try:
                 weights, state = read_weights(newest), read_training_state(newest)
@@ -289,7 +308,7 @@ class TrainingRun:
                     f"{error}; if you delete {newest}, the run continues from an older checkpoint"
                 ) from None
             try:
-                self._take_up(weights, state, str(newest))
+                self._load_state(weights, state, str(newest))
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
                     f"{newest}: its training state does not belong to this run ({type(error).__name__}: "
@@ -309,14 +328,14 @@ class TrainingRun:
         return f"starting from the weights of {source}"
 
     def _regrouped(self, state: dict[str, Any]) -> str:
-        """A message about the effects of another number of processes."""
+        """A message on the effects of a changed number of processes; empty if it has not changed."""
         before, batches = state.get("processes"), state.get("batches_in_update")
-        if before in (None, self.peers.world_size):
+        if before in (None, self.group.world_size):
             return ""
         now = self._batches_in_update()
-        kept = "as before" if now == batches else f"rather than {batches}, which changes what is learned"
+        kept = "as before" if now == batches else f"not {batches} as before, which changes the training result"
         return (
-            f"; the number of processes is {self.peers.world_size} rather than {before}: the rest of the epoch is "
+            f"; the number of processes is {self.group.world_size}, not {before} as before: the rest of the epoch is "
             f"distributed among them, and an update has {now} batches, {kept}"
         )
 
@@ -335,20 +354,20 @@ class TrainingRun:
             "again"
         )
 
-    # -- what is said ---------------------------------------------------------------------------------------------
+    # -- messages and records -------------------------------------------------------------------------------------
 
     def _announce(self, resumed: str) -> None:
         for note in [*self.notes, resumed]:
             if note:
                 self._message(note)
         params = sum(param.numel() for param in self.trainer.params)
-        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.peers.world_size}
+        values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         self._message(
             f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
         )
 
-    def _say_goodbye(self, reason: str) -> None:
+    def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})
         metric = self.cfg.checkpoint.best_checkpoint_metric
         best = "" if self.best is None else f", best {metric} {self.best:.4g}"
@@ -362,14 +381,14 @@ class TrainingRun:
         self.display.message(text)
 
     def _updates_in_epoch(self) -> int:
-        """Updates in the current epoch, as many as the process with the most batches needs."""
-        return math.ceil(self._rounds_in_epoch() / self.milestones.update_freq(self.iterator.epoch))
+        """Number of updates in the current epoch: that of the rank with the most batches."""
+        return math.ceil(self._rounds_in_epoch() / self.triggers.update_freq(self.iterator.epoch))
 
     def _rounds_in_epoch(self) -> int:
-        """Batches in the whole current epoch of the process with the most."""
+        """Number of batches in the whole current epoch, of the rank with the most batches."""
         batches: int = self.iterator.state_dict()["batches"]
-        return math.ceil(batches / self.peers.world_size)
+        return math.ceil(batches / self.group.world_size)
 
     def _batches_in_update(self) -> int:
-        """Batches of all processes that make one update."""
-        return self.peers.world_size * self.milestones.update_freq(self.iterator.epoch)
+        """Number of batches in one update, over all ranks."""
+        return self.group.world_size * self.triggers.update_freq(self.iterator.epoch)

@@ -1,4 +1,4 @@
-"""Validation: loss over a split, and scores of its decoded text."""
+"""Validation: the loss of a split, and scores of its decoded text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from seqgen.compose import to_dict
+from seqgen.config_dicts import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from seqgen.training.trainer import Trainer
 
 SAMPLES = 5
-"""Translations that are logged as text."""
+"""Number of decoded sentences that are logged as text, for each part of the dataset."""
 
 
 class Interrupted(Exception):
-    """Training was asked to stop while it validated."""
+    """Training was asked to stop during validation."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A decoded sentence."""
+    """A decoded sentence; ``reference`` is empty if there is none."""
 
     source: str
     hypothesis: str
@@ -49,9 +49,12 @@ class Validator:
     """Validates the trainer's model; see ``Trainer.eval_model``.
 
     Args:
-        trainer: knows the configuration, the task, the model and the processes.
+        trainer: has the configuration, the task, the model and the process group.
         dataset: the validation split.
-        should_stop: asked between batches; when it says yes, validation ends with ``Interrupted``.
+        should_stop: called between batches; if it returns true, validation raises ``Interrupted``.
+
+    Raises:
+        ConfigError: the metric that ranks checkpoints is not computed.
     """
 
     def __init__(self, trainer: Trainer, dataset: Dataset, should_stop: Callable[[], bool] = lambda: False):
@@ -71,14 +74,14 @@ class Validator:
             batch_size=cfg.batch_size_valid or cfg.batch_size,
             seed=trainer.cfg.common.seed,
             shuffle=False,
-            rank=trainer.peers.rank,
-            world_size=trainer.peers.world_size,
+            rank=trainer.group.rank,
+            world_size=trainer.group.world_size,
             even=False,
             num_workers=cfg.num_workers,
         )
 
     def _check_metric(self) -> None:
-        """Check before training that the metric which ranks checkpoints is computed."""
+        """Check before training that validation computes the metric that ranks checkpoints."""
         metric = self.trainer.cfg.checkpoint.best_checkpoint_metric
         decoded = {name.lower() for name in self.trainer.task.metrics(["a"], ["a"])}
         decoded |= {f"{part}.{name}".lower() for part in self.iterators for name in decoded}
@@ -89,7 +92,10 @@ class Validator:
             )
 
     def validate(self) -> ValidationResult:
-        """Compute all scores, the same in every process.
+        """Compute all scores.
+
+        Returns:
+            The scores and some decoded sentences, the same in every rank.
 
         Raises:
             Interrupted: training was asked to stop.
@@ -105,11 +111,11 @@ class Validator:
         return result
 
     def _loss(self, model: EncoderDecoderModel) -> dict[str, float]:
-        """The loss, and that of each part, whose scores have its name before them: ``de.loss``."""
+        """The loss of the split, and of each part of a mixture, such as ``de.loss`` for the part ``de``."""
         total: dict[str, float] = {}
         by_part: dict[str, float] = {}
         for name, iterator in self.iterators.items():
-            sums = self.trainer.peers.sum(self._sums(model, iterator))
+            sums = self.trainer.group.sum(self._sums(model, iterator))
             total = {key: total.get(key, 0.0) + value for key, value in sums.items()}
             if name:
                 by_part |= _named(name, mean_scores(sums))
@@ -130,7 +136,7 @@ class Validator:
         return sums
 
     def _decode(self, model: EncoderDecoderModel, result: ValidationResult) -> None:
-        """Decode the first sentences, of each part, and score them."""
+        """Decode the first sentences of each part and score them; add scores and samples to the result."""
         every: tuple[list[str], list[str]] = ([], [])
         for name in self.iterators:
             samples = self._decode_part(model, name)
@@ -144,10 +150,10 @@ class Validator:
             result.scores |= self.trainer.task.metrics(*every)
 
     def _decode_part(self, model: EncoderDecoderModel, part: str) -> list[Sample]:
-        """Decode the first sentences with the code of ``seqgen-generate``, a share in each process."""
+        """Decode the first sentences with the code of ``seqgen-generate``; each rank decodes its share."""
         from seqgen.text.translator import ModelInMemory, Translator
 
-        trainer, peers = self.trainer, self.trainer.peers
+        trainer, group = self.trainer, self.trainer.group
         task = trainer.task.part(part) if part else trainer.task
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
@@ -155,18 +161,18 @@ class Validator:
         settings = to_dict(trainer.cfg.generation)
         decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
-        mine = range(peers.rank, len(sources), peers.world_size)
+        mine = range(group.rank, len(sources), group.world_size)
         buffer = max(trainer.cfg.generation.batch_size, 64)
         for translation in decoding.translate((sources[i] for i in mine), buffer_size=buffer):
             self._check_stop()
             hypotheses[mine[translation.id]] = translation.text
-        for rank, gathered in enumerate(peers.gather([hypotheses[i] for i in mine])):
-            hypotheses[rank :: peers.world_size] = gathered
+        for rank, gathered in enumerate(group.gather([hypotheses[i] for i in mine])):
+            hypotheses[rank :: group.world_size] = gathered
         shown = zip(sources, hypotheses, references or [""] * len(sources), strict=True)
         return [Sample(*row) for row in shown]
 
     def _check_stop(self) -> None:
-        if self.trainer.peers.world_size == 1 and self.should_stop():  # several processes stop after the validation
+        if self.trainer.group.world_size == 1 and self.should_stop():  # several ranks stop together, after validation
             raise Interrupted
 
 

@@ -1,1 +1,1 @@
-"""Tokenizers: text to ids and back, with the vocabulary that they write."""
+"""Tokenizers, which turn text into ids and ids into text: their classes, files and training."""

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back."""
+"""The base class of tokenizers, saving and loading them, and the tokenizer of text that is already tokenized."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SENTINEL = "<extra_id_{}>"
 class Tokenizer(ABC):
     """Turns a line of text into ids of a vocabulary, and ids into text.
 
-    A subclass implements ``encode``, ``decode``, ``save`` and ``load``, and is registered by
-    ``@register_tokenizer("name")``, so that ``load_tokenizer`` finds it. It must survive pickling: encoding a large
-    text is done in worker processes.
+    A subclass implements ``encode``, ``decode``, ``fingerprint``, ``save`` and ``load``. It is registered by
+    ``@register_tokenizer("name")``, so that ``load_tokenizer`` finds it. It must be picklable, because worker
+    processes encode large texts.
 
     Args:
-        dictionary: the vocabulary whose ids come out.
+        dictionary: the vocabulary of the ids that ``encode`` returns.
     """
 
     def __init__(self, dictionary: Dictionary):
@@ -46,33 +46,53 @@ class Tokenizer(ABC):
 
         Args:
             text: one line.
+
+        Returns:
+            The ids; an empty list for a text without tokens.
         """
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text; special tokens are skipped."""
+        """Turn ids into text.
+
+        Args:
+            ids: ids of the vocabulary; special tokens such as padding are skipped.
+
+        Returns:
+            The detokenized text.
+        """
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encode many lines, in order; a tokenizer that has a faster way overrides this."""
+        """Encode many lines; a tokenizer that can do this faster than line by line overrides it.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            What ``encode`` returns for each line, in order.
+        """
         return [self.encode(line) for line in lines]
 
     def sample(self, text: str, seed: int) -> list[int]:
-        """Segment text at random, where the tokenizer can; the same seed gives the same ids.
+        """Segment text at random, for subword sampling (Kudo 2018); by default the same as ``encode``.
 
         Args:
             text: one line.
-            seed: below ``2 ** 32``.
+            seed: of the random generator, below ``2 ** 32``; the same seed gives the same ids.
+
+        Returns:
+            The ids, without end-of-sentence.
         """
         return self.encode(text)
 
     def unknown(self, text: str) -> list[str]:
-        """What ``encode`` turns into the unknown token.
+        """The parts of a text that ``encode`` maps to the unknown token; by default none.
 
         Args:
             text: one line.
 
         Returns:
-            The characters or words that the vocabulary lacks, in order, with repeats.
+            The characters or words that are not in the vocabulary, in the order of the text, repetitions included.
         """
         return []
 
@@ -83,13 +103,13 @@ class Tokenizer(ABC):
 
     def _find_sentinel(self, number: int) -> int | None:
         token = SENTINEL.format(number)
-        # mT5's model has its sentinels among the pieces, with a space before them
+        # in mT5's model the sentinels are ordinary pieces that begin with a space
         found = (self.dictionary.index(name) for name in (token, "▁" + token) if name in self.dictionary)
         return next(found, None)
 
     @property
     def num_sentinels(self) -> int:
-        """Number of sentinels, the tokens ``<extra_id_0>``, ``<extra_id_1>``, … that stand for a span of text."""
+        """Number of sentinels: the tokens ``<extra_id_0>``, ``<extra_id_1>``, … that replace spans of text."""
         return len(self._sentinels)
 
     def sentinel(self, number: int) -> int:
@@ -110,11 +130,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash that changes whenever ``encode`` would give other ids."""
+        """A hash of everything that ``encode`` depends on; tokenizers that give different ids have different hashes."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write everything that ``load`` needs into a folder that is there; see ``save_tokenizer``."""
+        """Write everything that ``load`` needs; ``save_tokenizer`` calls this.
+
+        Args:
+            folder: an existing folder.
+        """
 
     @classmethod
     @abstractmethod
@@ -125,6 +149,9 @@ class Tokenizer(ABC):
             folder: the folder.
             settings: the content of its ``tokenizer.json``.
 
+        Returns:
+            The tokenizer.
+
         Raises:
             DataError: a file is missing or damaged.
         """
@@ -132,7 +159,7 @@ class Tokenizer(ABC):
 
 @register_tokenizer("whitespace")
 class WhitespaceTokenizer(Tokenizer):
-    """Text that is tokenized already: words are separated by white space."""
+    """A tokenizer for text that is already tokenized: words are separated by white space."""
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""
@@ -169,20 +196,20 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
     Args:
         folder: the tokenizer's folder.
-        settings: ``tokenizer``, the name that it is registered with, and whatever its ``load`` wants.
+        settings: ``tokenizer``, the name that the tokenizer is registered under, and what its ``load`` needs.
     """
     write_atomically(folder / "tokenizer.json", json.dumps(settings, indent=2).encode())
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer into a new folder, all of it or nothing.
+    """Write a tokenizer into a new folder; if writing fails, there is no folder.
 
     Args:
         tokenizer: the tokenizer.
-        folder: a folder that is not there yet.
+        folder: the folder, which must not exist yet.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the folder cannot be written.
     """
     with new_folder(folder) as temporary:
         tokenizer.save(temporary)
@@ -192,11 +219,14 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a tokenizer that ``save_tokenizer`` wrote.
 
     Args:
-        folder: its folder, wherever it has been moved.
+        folder: its folder, which may have been moved.
+
+    Returns:
+        The tokenizer, of the class that is registered under the name in ``tokenizer.json``.
 
     Raises:
         DataError: a file is missing or damaged.
-        ConfigError: it is of a kind that is not registered.
+        ConfigError: no tokenizer is registered under the name in ``tokenizer.json``.
     """
     path = folder / "tokenizer.json"
     try:

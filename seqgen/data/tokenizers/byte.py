@@ -10,14 +10,14 @@ from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 
 FIRST = ("<pad>", "</s>", "<unk>")
-"""What stands before the bytes, which begin with the id 3."""
+"""The tokens with the ids 0 to 2; the bytes follow from id 3."""
 
 
 class ByteTokenizer(SlowTokenizer):
-    """ByT5's tokenizer (Xue et al. 2022): byte ``b`` has the id ``b + 3``, and the sentinels go upwards from 259.
+    """ByT5's tokenizer (Xue et al. 2022): byte ``b`` has the id ``b + 3``, and sentinel ``i`` has the id ``259 + i``.
 
     Args:
-        files: its files; it has no model.
+        files: its files; there is no model file.
         vocab_size: see ``load_pretrained_tokenizer``.
 
     Raises:
@@ -49,6 +49,6 @@ class ByteTokenizer(SlowTokenizer):
         return ord(piece) + len(FIRST)
 
     def join(self, pieces: list[str]) -> str:
-        """See ``SlowTokenizer.join``; bytes that are no UTF-8 are left out."""
+        """See ``SlowTokenizer.join``; bytes that are not valid UTF-8 are left out."""
         content = (piece.encode() if piece in self.added.ids else bytes([ord(piece)]) for piece in pieces)
         return b"".join(content).decode(errors="ignore")

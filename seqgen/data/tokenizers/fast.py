@@ -17,7 +17,7 @@ from seqgen.errors import shown
 
 
 class FastT5Tokenizer(PretrainedTokenizer):
-    """T5's fast tokenizer, read from ``tokenizer.json`` or made from ``spiece.model``.
+    """T5's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
 
     Args:
         files: its files.
@@ -32,11 +32,11 @@ class FastT5Tokenizer(PretrainedTokenizer):
         extra_ids = special.number("extra_ids", 100)
         special.add_t5_sentinels()
         prefix = special.config.get("add_prefix_space")
-        # version 5 of transformers, which names its backend, makes nothing anew
+        # version 5 of transformers, which writes the key backend, always reads tokenizer.json
         complete = prefix is None or special.config.get("backend") == "tokenizers"
         if complete and FAST_FILE in files:
             self._pipeline = read_pipeline(files)
-        else:  # transformers then makes the pipeline anew, with the tokens of the Python tokenizer
+        else:  # then transformers converts spiece.model, with the special tokens of the Python tokenizer
             prefix = prefix or "add_prefix_space" not in special.config
             legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
             origin = f"{files.origin}/{MODEL_FILE}"
@@ -78,27 +78,33 @@ class FastT5Tokenizer(PretrainedTokenizer):
 def read_pipeline(files: TokenizerFiles) -> Any:
     """Read ``tokenizer.json``.
 
+    Args:
+        files: the tokenizer's files.
+
+    Returns:
+        The pipeline, a ``tokenizers.Tokenizer``.
+
     Raises:
-        DataError: it is no pipeline.
+        DataError: the file is missing or damaged, or its steps can make a text too long.
     """
     check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
-    with pipeline_errors(f"{files.origin}/{FAST_FILE} is no tokenizer, or damaged"):
+    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
 
 def add_missing(pipeline: Any, special: SpecialTokens) -> None:
-    """Add those added and special tokens to a pipeline that it lacks or has with other flags.
+    """Add the added and special tokens that a pipeline does not have, or has with other flags.
 
     Args:
-        pipeline: the pipeline.
-        special: the tokens that the other files give.
+        pipeline: the pipeline, which is changed.
+        special: the tokens from the tokenizer's other files.
     """
     present = pipeline.get_added_tokens_decoder()
     known = {repr(token) for token in present.values()}
     tokens: list[Token] = [token for _, token in sorted(special.added.items()) if repr(token) not in known]
     contents = {token.content for token in present.values()} | {str(token) for token in tokens}
     names = {str(token) for token in special.all()}
-    # a token that is given with flags overrules what the pipeline has, one that is given by its string does not
+    # a token given with flags replaces the pipeline's; a token given as a string is added only if it is missing
     tokens += [t for t in special.all() if (t not in contents if isinstance(t, str) else t not in tokens)]
     pipeline.add_tokens([_with_flag(token, names) for token in tokens])
 

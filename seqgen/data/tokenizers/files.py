@@ -22,11 +22,11 @@ FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_F
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of a tokenizer, by name.
+    """The content of a tokenizer's files, by name.
 
     Attributes:
         origin: the folder, for messages.
-        contents: the bytes of each file of ``FILES`` that is there.
+        contents: the bytes of each file of ``FILES`` that exists.
     """
 
     origin: str
@@ -34,7 +34,10 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read those that a folder has.
+        """Read the files that a folder contains.
+
+        Args:
+            folder: the folder; other files in it are not read.
 
         Raises:
             DataError: there is no such folder, or a file cannot be read.
@@ -48,20 +51,26 @@ class TokenizerFiles:
         return name in self.contents
 
     def need(self, name: str) -> bytes:
-        """The bytes of a file.
+        """The bytes of a required file.
+
+        Args:
+            name: one of ``FILES``.
 
         Raises:
             DataError: the folder has no such file.
         """
         if name not in self.contents:
-            raise DataError(f"{self.origin} has no {name}; copy it from where the tokenizer came from")
+            raise DataError(f"{self.origin} has no {name}; copy it from the original folder of the tokenizer")
         return self.contents[name]
 
     def write(self, folder: Path) -> None:
-        """Write them into a folder, which is made where there is none.
+        """Write the files.
+
+        Args:
+            folder: where to; it is created if it does not exist.
 
         Raises:
-            DataError: the folder has a file of another tokenizer, which would change what this one means.
+            DataError: the folder contains a further file of ``FILES``, which would be read as part of this tokenizer.
             UserError: a file cannot be written.
         """
         for name in FILES:
@@ -71,19 +80,25 @@ class TokenizerFiles:
             write_atomically(folder / name, content)
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in a file; empty where the file is not there.
+        """The JSON object in a file; an empty one if the file does not exist.
+
+        Args:
+            name: one of ``FILES``.
 
         Raises:
-            DataError: the file holds no JSON object.
+            DataError: the file does not contain a JSON object.
         """
         return parse_object(self.contents.get(name, b"{}"), f"{self.origin}/{name}")
 
 
 def read_file(path: Path) -> bytes | None:
-    """The bytes of a file; ``None`` where it is not there.
+    """The bytes of a file; ``None`` if it does not exist.
+
+    Args:
+        path: the file.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     try:
         return read_bytes(path)
@@ -94,24 +109,24 @@ def read_file(path: Path) -> bytes | None:
 
 
 def parse_object(content: bytes, origin: str) -> dict[str, Any]:
-    """Parse a file that holds a JSON object.
+    """Parse the content of a file as a JSON object.
 
     Args:
         content: its bytes.
         origin: its path, for messages.
 
     Raises:
-        DataError: it is something else.
+        DataError: it is not JSON, or not an object.
     """
     try:
         parsed = parse_json(content)
     except ValueError as error:
         raise DataError(f"{origin} is not JSON, or damaged ({error}); copy it again") from None
     if not isinstance(parsed, dict):
-        raise DataError(f"{origin} holds no JSON object; copy it again")
+        raise DataError(f"{origin} does not contain a JSON object; copy it again")
     return parsed
 
 
 def to_json(content: dict[str, Any]) -> bytes:
-    """Write an object as Hugging Face's tools do."""
+    """Serialize an object in the form that Hugging Face's tools write: sorted keys, two spaces per level."""
     return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face's file layout: reading them, writing them, and what they have in common."""
+"""Tokenizers in Hugging Face's file layout: their base class, reading and writing."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ CLASSES = {
     FAST: "seqgen.data.tokenizers.fast:FastT5Tokenizer",
     BYTES: "seqgen.data.tokenizers.byte:ByteTokenizer",
 }
-"""By the names that ``tokenizer_config.json`` gives them: the module and class of each."""
+"""The module and class of each kind of tokenizer, by its class name in ``tokenizer_config.json``."""
 
 ALIASES = {"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST}
+"""Other class names of the same tokenizers."""
 
 CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-"""What ``clean_up_tokenization_spaces`` writes without its spaces, one after the other."""
+"""The texts whose spaces ``clean_up_tokenization_spaces`` removes, in this order."""
 
 
 @register_tokenizer("pretrained")
 class PretrainedTokenizer(Tokenizer):
-    """A tokenizer in Hugging Face's file layout; its subclasses are the kinds of them.
+    """A tokenizer in Hugging Face's file layout; ``CLASSES`` lists the subclasses.
 
-    ``encode(text)`` and end-of-sentence are what ``transformers`` gives as ``tokenizer(text).input_ids``, and
-    ``decode(ids)`` what it gives as ``tokenizer.decode(ids, skip_special_tokens=True)``.
+    ``encode(text)`` followed by end-of-sentence equals ``tokenizer(text).input_ids`` of ``transformers``, and
+    ``decode(ids)`` equals its ``tokenizer.decode(ids, skip_special_tokens=True)``.
 
     Args:
         files: the files.
         special: the special and added tokens.
-        tokens: the token of each id; an id without one is unused.
-        vocab_size: number of rows of the embedding, if it has more than the tokenizer has ids; the others decode to
-            nothing.
+        tokens: the token of each id; ids without a token are unused.
+        vocab_size: number of rows of the model's embedding, at least the number of the tokenizer's ids; further ids
+            decode to nothing. ``None`` for the number of the tokenizer's ids.
 
     Raises:
-        DataError: the tokenizer lacks a special token, or has more ids than ``vocab_size``.
+        DataError: padding, end-of-sentence or the unknown token is missing, or there are more ids than ``vocab_size``.
     """
 
     def __init__(
@@ -84,12 +85,15 @@ class PretrainedTokenizer(Tokenizer):
         """Turn ids into text.
 
         Args:
-            ids: the ids; one that stands for nothing is left out.
-            skip_special_tokens: whether end-of-sentence, padding and the sentinels are left out too.
+            ids: the ids; unused ones are left out.
+            skip_special_tokens: whether special tokens (end-of-sentence, padding, sentinels) are left out too.
+
+        Returns:
+            The text.
         """
 
     def clean_up(self, text: str) -> str:
-        """Remove the spaces before English punctuation, where the tokenizer's configuration says so."""
+        """Remove spaces before English punctuation if the configuration sets ``clean_up_tokenization_spaces``."""
         if self.special.config.get("clean_up_tokenization_spaces"):
             for pattern in CLEAN_UP:
                 text = text.replace(pattern, pattern.strip())
@@ -125,8 +129,8 @@ def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
     """Name every id of a vocabulary.
 
     Args:
-        tokens: the tokens by id; unused ids are left out.
-        size: number of ids; those without a token are ``<unused_ID>``.
+        tokens: the tokens by id.
+        size: number of ids; an id without a token is named ``<unused_ID>``.
 
     Returns:
         A distinct name for each id: its token, with ``#ID`` appended if an earlier id has the same one.
@@ -143,13 +147,16 @@ def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
 def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> PretrainedTokenizer:
     """Read a tokenizer in Hugging Face's layout: T5's, mT5's, umT5's or ByT5's.
 
-    The class is the one that ``tokenizer_config.json`` names. Where it names none, it is the one that ``transformers``
-    chooses for a T5: ByT5's where ``config.json`` says so, or else the fast one.
+    ``tokenizer_config.json`` names the class. If it does not, the class is the one that ``transformers`` chooses:
+    ByT5's if ``config.json`` names ByT5's tokenizer, otherwise T5's fast one.
 
     Args:
         folder: the folder.
         vocab_size: number of rows of the model's embedding; ids above the tokenizer's decode to nothing. ``None`` for
-            that of the ``config.json`` in the folder, or for as many as the tokenizer has.
+            ``vocab_size`` of the folder's ``config.json``, or without one for the number of the tokenizer's ids.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
@@ -173,6 +180,9 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
 
+    Returns:
+        The tokenizer.
+
     Raises:
         DataError: see ``load_pretrained_tokenizer``.
     """
@@ -186,23 +196,23 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
             f"it reads {', '.join(known)}"
         )
     if name != BYTES and MODEL_FILE not in files and FAST_FILE not in files:
-        raise DataError(f"{files.origin} has neither {MODEL_FILE} nor {FAST_FILE}; copy the one that belongs to it")
+        raise DataError(f"{files.origin} has neither {MODEL_FILE} nor {FAST_FILE}; copy the one that it was saved with")
     if name == SLOW and (MODEL_FILE not in files or (config.get("backend") == "tokenizers" and FAST_FILE in files)):
-        name = FAST  # the only one that can be made of what is there, or the one that version 5 of transformers saved
+        name = FAST  # there is only tokenizer.json, or version 5 of transformers saved a fast tokenizer under this name
     module, _, component = CLASSES[name].partition(":")
     tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(files, vocab_size)
     return tokenizer
 
 
 def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer in Hugging Face's layout, so that ``transformers`` reads it and gives the same ids.
+    """Write a tokenizer in Hugging Face's layout; ``transformers`` reads it and gives the same ids.
 
     Args:
-        tokenizer: one that was read from that layout or has T5's; or a SentencePiece model with its own ids.
-        folder: where to; made where there is none.
+        tokenizer: a ``PretrainedTokenizer``, or a SentencePiece model with its own ids.
+        folder: where to; it is created if it does not exist.
 
     Raises:
-        DataError: the layout has no place for such a tokenizer, or the folder has files of another.
+        DataError: the layout does not support this tokenizer, or the folder contains files of another one.
         UserError: a file cannot be written.
     """
     if isinstance(tokenizer, PretrainedTokenizer):
@@ -212,17 +222,17 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     else:
         raise DataError(
             f"a {type(tokenizer).__name__} cannot be written in Hugging Face's layout, which is for SentencePiece "
-            "models with their own ids and for bytes"
+            "models with their own ids and for ByT5's tokenizer"
         )
     files.write(folder)
 
 
 def _readable(files: TokenizerFiles) -> TokenizerFiles:
-    """The same files with a ``tokenizer_config.json`` that versions 4 and 5 of ``transformers`` read alike."""
+    """The same files; if version 5 of ``transformers`` saved them, with a configuration for version 4 as well."""
     config = files.json(CONFIG_FILE)
     if "backend" not in config:
         return files
-    config.pop("add_prefix_space", None)  # version 5 ignores it, version 4 makes the tokenizer anew from spiece.model
+    config.pop("add_prefix_space", None)  # version 5 ignores it; version 4 would convert spiece.model
     config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
     return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
 
@@ -230,13 +240,13 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:
     """The files of a new T5 tokenizer.
 
-    Its sentinels leave the spaces beside them to the pieces, so that ``a <extra_id_0> b`` is encoded as what span
-    corruption makes of an encoded text, with the space at the beginning of ``▁b``.
+    Its sentinels do not remove the spaces beside them. So ``a <extra_id_0> b`` has the ids that span corruption makes
+    of an encoded text, in which the space is the beginning of the piece ``▁b``.
 
     Args:
         model: a SentencePiece model with the pieces ``<pad>``, ``</s>`` and ``<unk>``.
-        extra_ids: number of sentinels, whose ids follow those of the pieces and go downwards.
-        legacy: whether the pieces after a special token get a space that the text does not have.
+        extra_ids: number of sentinels; their ids follow those of the pieces, and ``<extra_id_0>`` has the highest.
+        legacy: whether SentencePiece adds a space after each special token, even if the text has none there.
 
     Raises:
         DataError: it is not a SentencePiece model.
@@ -252,7 +262,7 @@ def byte_files(extra_ids: int = 125) -> TokenizerFiles:
     """The files of ByT5's tokenizer.
 
     Args:
-        extra_ids: number of sentinels, whose ids go upwards from 259.
+        extra_ids: number of sentinels; ``<extra_id_0>`` has the id 259, the next one 260, and so on.
     """
     return _new_files({"tokenizer_class": BYTES, "extra_ids": extra_ids}, {})
 

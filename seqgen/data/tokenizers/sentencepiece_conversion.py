@@ -1,4 +1,4 @@
-"""Making a pipeline of the ``tokenizers`` library from a SentencePiece model."""
+"""Conversion of a SentencePiece model to a pipeline of the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import DataError
 
 UNIGRAM = 1
+"""Number of the unigram algorithm in SentencePiece's file format."""
 CONTROL, USER_DEFINED = 3, 4
+"""Numbers of two kinds of pieces in it."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a model: its string, its log-probability, and what kind of piece it is."""
+    """A piece of a model.
+
+    Attributes:
+        text: its string.
+        score: its log-probability, in nats.
+        kind: ``CONTROL``, ``USER_DEFINED`` or another kind of the file format.
+    """
 
     text: str
     score: float
@@ -29,13 +37,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Model:
-    """What a pipeline needs of a SentencePiece model.
+    """The parts of a SentencePiece model that a pipeline needs.
 
     Attributes:
-        pieces: in the order of their ids.
-        algorithm: ``UNIGRAM`` or another.
+        pieces: the pieces in the order of their ids.
+        algorithm: ``UNIGRAM`` or another number.
         unk: id of the unknown piece.
-        charsmap: the compiled normalization of characters; empty where there is none.
+        charsmap: the compiled table of character normalization; empty if the model has none.
     """
 
     pieces: list[Piece]
@@ -51,10 +59,10 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
         message: the bytes.
 
     Yields:
-        The number of a field and its value: a whole number, or bytes.
+        The number of each field and its value: an integer, or bytes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are not a protocol buffer.
     """
     at = 0
 
@@ -63,7 +71,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
         value = shift = 0
         while True:
             if at >= len(message) or shift > 63:  # a number has ten bytes at most
-                raise ValueError("cut off")
+                raise ValueError("the message is truncated")
             byte = message[at]
             value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
             if byte < 128:
@@ -75,23 +83,23 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
             yield number, varint()
             continue
         if kind not in (1, 2, 5):
-            raise ValueError(f"no wire type {kind}")
+            raise ValueError(f"there is no wire type {kind}")
         size = varint() if kind == 2 else 8 if kind == 1 else 4
         if at + size > len(message):
-            raise ValueError("cut off")
+            raise ValueError("the message is truncated")
         at += size
         yield number, message[at - size : at]
 
 
 def read_model_file(model: bytes, origin: str) -> Model:
-    """Read what a pipeline needs of a SentencePiece model.
+    """Read the parts of a SentencePiece model that a pipeline needs.
 
     Args:
         model: the content of the model's file.
         origin: the file, for messages.
 
     Raises:
-        DataError: it is not a SentencePiece model.
+        DataError: ``model`` is not a SentencePiece model.
     """
     pieces: list[Piece] = []
     algorithm, unk, charsmap = UNIGRAM, 0, b""
@@ -114,17 +122,20 @@ def read_model_file(model: bytes, origin: str) -> Model:
 
 
 def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, origin: str) -> Pipeline:
-    """Make the pipeline that ``transformers`` makes from a T5 tokenizer's model, without its end-of-sentence.
+    """Convert a T5 tokenizer's model as ``transformers`` does, except that no end-of-sentence is appended.
 
     Args:
         model: the content of the model's file.
-        extra_ids: number of sentinels, whose ids follow those of the pieces and go downwards.
-        add_prefix_space: whether a text gets a space at its beginning.
-        legacy: whether each part between two special tokens gets one too.
+        extra_ids: number of sentinels; their ids follow those of the pieces, and ``<extra_id_0>`` has the highest.
+        add_prefix_space: whether a space is added at the beginning of a text.
+        legacy: whether a space is also added to each part between two special tokens.
         origin: the model's file, for messages.
 
+    Returns:
+        The pipeline.
+
     Raises:
-        DataError: it is not a SentencePiece model, or none of kind unigram.
+        DataError: ``model`` is not a SentencePiece model, or not of the unigram kind.
     """
     source = read_model_file(model, origin)
     if source.algorithm != UNIGRAM:

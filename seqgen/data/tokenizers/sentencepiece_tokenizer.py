@@ -1,4 +1,4 @@
-"""Tokenizing with SentencePiece models."""
+"""The tokenizer of SentencePiece models (Kudo and Richardson 2018)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ from seqgen.files import write_atomically
 from seqgen.reading import read_bytes
 
 MIN_SHARED = 0.1
-"""Minimum fraction of a model's pieces in a vocabulary; below it, the vocabulary belongs to another model."""
+"""Minimum fraction of a model's pieces in a given vocabulary; with fewer, the vocabulary is that of another model."""
 
-# SentencePiece has one random generator for each thread but sets the seed of all of them at once.
+# SentencePiece has a random generator for each thread, but one seed for all: no other thread may set it meanwhile.
 _SAMPLING = threading.Lock()
 
 
 def read_model(path: Path) -> bytes:
     """Read the file of a SentencePiece model.
 
+    Args:
+        path: the file.
+
+    Returns:
+        Its content.
+
     Raises:
-        DataError: it is missing or cannot be read.
+        DataError: the file is missing or cannot be read.
     """
     try:
         return read_bytes(path)
@@ -43,14 +49,14 @@ class SentencePieceTokenizer(Tokenizer):
 
     Args:
         model: the content of the model's file.
-        dictionary: a vocabulary whose ids are looked up by the string of a piece, such as fairseq's ``dict.txt``;
+        dictionary: a vocabulary such as fairseq's ``dict.txt``, in which the id of each piece is found by its string;
             ``None`` for the model's own ids.
         origin: the model's file, for messages.
         alpha: smoothing of sampled segmentations (unigram) or probability of dropping a merge (BPE).
-        nbest: sample among so many best segmentations; -1 for all (unigram only).
+        nbest: number of best segmentations to sample from; -1 for all (unigram only).
 
     Raises:
-        DataError: it is not a SentencePiece model.
+        DataError: ``model`` is not a SentencePiece model, or ``dictionary`` contains hardly any of its pieces.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class SentencePieceTokenizer(Tokenizer):
         ordinary = [piece for piece in pieces if piece not in FAIRSEQ_SPECIALS]
         if dictionary is not None and sum(piece in dictionary for piece in ordinary) < MIN_SHARED * len(ordinary):
             raise DataError(
-                f"the vocabulary contains hardly any piece of {origin}; give the dict.txt that belongs to it"
+                f"the vocabulary contains hardly any piece of {origin}; give the dict.txt that was made with it"
             )
 
     def encode(self, text: str) -> list[int]:
@@ -95,7 +101,7 @@ class SentencePieceTokenizer(Tokenizer):
         if self._to_dictionary is None:
             return ids
         if self._own_unk in ids:
-            # a piece that the model does not know may still be a token of the vocabulary, under its own characters
+            # a piece that is unknown to the model may still be a token of the vocabulary
             return [self.dictionary.word_index(piece) for piece in self._processor.encode(text, out_type=str)]
         return [self._to_dictionary[i] for i in ids]
 
@@ -173,8 +179,11 @@ def load_processor(model: bytes, origin: str) -> Any:
         model: the content of the model's file.
         origin: the file, for messages.
 
+    Returns:
+        The processor.
+
     Raises:
-        DataError: it is not a SentencePiece model.
+        DataError: ``model`` is not a SentencePiece model.
     """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model) if model else None
@@ -192,7 +201,7 @@ def own_dictionary(processor: Any) -> Dictionary:
         processor: a ``SentencePieceProcessor``.
 
     Returns:
-        The vocabulary; padding and end-of-sentence are appended where the model has none.
+        The vocabulary; padding and end-of-sentence are appended if the model does not have them.
     """
     pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
 

@@ -1,4 +1,4 @@
-"""Training SentencePiece models."""
+"""Training SentencePiece models (Kudo and Richardson 2018)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import sentencepiece
 from seqgen.errors import DataError, UserError
 
 THREADS = 8
-"""Fixed, because the sums of the threads are added up and another number of them gives slightly different pieces."""
+"""Number of training threads; fixed, because the order of floating-point additions and so the pieces depend on it."""
 
 MAX_LINES = 5_000_000
-"""A larger text is sampled, so that it fits into memory."""
+"""Maximum number of lines to train on; of a longer text, this many lines are sampled, so that it fits into memory."""
 
 FAIRSEQ_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
-"""The special tokens' ids in seqgen's own vocabularies, as in fairseq's."""
+"""Ids of the special tokens in vocabularies that seqgen trains, the same as fairseq's."""
 
 T5_IDS = {"pad": 0, "eos": 1, "unk": 2, "bos": -1}
-"""Those in T5's, which has no begin-of-sentence."""
+"""Ids of the special tokens in T5's vocabulary, which has no begin-of-sentence."""
 
 MAX_CHARACTERS = 1000
-"""Longer lines are cut, since SentencePiece would leave them out."""
+"""Longer lines are cut into parts of this length, since SentencePiece would leave them out."""
 
 
 def train_sentencepiece(
@@ -42,17 +42,18 @@ def train_sentencepiece(
         lines: the text.
         vocab_size: number of pieces, the special tokens included.
         model_type: ``unigram`` or ``bpe``.
-        character_coverage: share of the text's characters that get a piece of their own.
-        hard_vocab_limit: whether a text that is too small for ``vocab_size`` is refused or gets fewer pieces.
-        special_ids: ids of ``pad``, ``eos``, ``unk`` and ``bos``; -1 for none.
+        character_coverage: fraction of the text's characters that get a piece of their own.
+        hard_vocab_limit: whether it is an error if the text is too small for ``vocab_size``; if not, there are
+            fewer pieces.
+        special_ids: ids of ``pad``, ``eos``, ``unk`` and ``bos``; -1 for a token that the model does not have.
         key: the configuration key of ``vocab_size``, for messages.
 
     Returns:
-        The model file's content.
+        The content of the model file.
 
     Raises:
-        DataError: the text cannot be read, has no words, or does not suit the vocabulary's size.
-        UserError: whatever else ``lines`` raise of this kind.
+        DataError: the text has no words, or too few or too many characters for ``vocab_size``.
+        UserError: iterating over ``lines`` raised it.
     """
     model = io.BytesIO()
     reader = _Reader(lines)
@@ -79,7 +80,7 @@ def train_sentencepiece(
 
 
 class _Reader:
-    """Iterates over lines and keeps the error that ended it, which does not pass through SentencePiece unchanged."""
+    """Iterates over lines and keeps the error that ended the iteration, which SentencePiece replaces by its own."""
 
     def __init__(self, lines: Iterable[str]):
         self.lines = lines

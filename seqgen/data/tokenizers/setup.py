@@ -1,4 +1,4 @@
-"""Preparing a run's tokenizers: those in its folder, or given ones, or new ones made from the training text."""
+"""A run's tokenizers: loaded from its folder, made from given files, or trained on the training text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TokenizerConfig:
 
     tokenizer: str = option(
         "sentencepiece",
-        "sentencepiece; t5 (with sentinels), bytes, pretrained (from a folder); whitespace for text that is tokenized",
+        "sentencepiece, t5 (with sentinels), bytes, pretrained (from a folder), whitespace (for tokenized text)",
         choices=("sentencepiece", "t5", "bytes", "pretrained", "whitespace"),
     )
     joined_dictionary: bool = option(True, "use one vocabulary for source and target")
@@ -39,7 +39,7 @@ class TokenizerConfig:
         1.0, "fraction of the training text's characters that get a piece of their own", minimum=0.9, maximum=1
     )
     extra_ids: int = option(
-        100, "number of sentinels, whose ids follow those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
+        100, "number of sentinels, with ids after those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
     )
     pretrained_tokenizer: str = option("", "folder with a T5, mT5, umT5 or ByT5 tokenizer (tokenizer=pretrained)")
     spm_model: str = option("", "SentencePiece model to use; empty to train one")
@@ -58,7 +58,7 @@ class TokenizerConfig:
         minimum=0,
         maximum=1,
     )
-    sampling_nbest: int = option(-1, "sample from so many best segmentations; -1 for all (unigram)", minimum=-1)
+    sampling_nbest: int = option(-1, "number of best segmentations to sample from; -1 for all (unigram)", minimum=-1)
 
 
 def prepare_tokenizers(
@@ -67,15 +67,15 @@ def prepare_tokenizers(
     """Load the tokenizers of a run, or make them and write them into its folder.
 
     Args:
-        cfg: how.
+        cfg: the configuration of the tokenizers.
         folder: the run folder.
-        files: finds the training text; called only where a vocabulary must be made from it.
+        files: finds the training text; called only if a vocabulary must be made from it.
 
     Returns:
-        The tokenizers of source and target; with a joined vocabulary the same object twice.
+        The tokenizers of source and target; with a joint vocabulary the same object twice.
 
     Raises:
-        ConfigError: settings contradict each other.
+        ConfigError: keys contradict each other.
         DataError: a file cannot be used.
     """
     if cfg.joined_dictionary:
@@ -92,12 +92,15 @@ def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], It
     """Load the one tokenizer of a run, or make it and write it into its folder.
 
     Args:
-        cfg: how.
+        cfg: the configuration of the tokenizer.
         folder: the run folder.
-        lines: gives the training text; called only where a vocabulary must be made from it.
+        lines: gives the training text; called only if a vocabulary must be made from it.
+
+    Returns:
+        The tokenizer of source and target.
 
     Raises:
-        ConfigError: settings contradict each other.
+        ConfigError: keys contradict each other.
         DataError: a file cannot be used.
     """
     _check(cfg)
@@ -113,7 +116,7 @@ WRONG_KEYS = {
     "pretrained": ("subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
     "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
 }
-"""The keys that each kind of tokenizer has no use for."""
+"""The keys that each kind of tokenizer does not use."""
 
 
 def _check(cfg: TokenizerConfig) -> None:
@@ -141,7 +144,7 @@ def _prepare(
     cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
     if not folder.is_dir():
-        check_not_frozen(folder)  # training one may take long
+        check_not_frozen(folder)  # before training, which may take long
         save_tokenizer(_make(cfg, model, dictionary, lines), folder)
     return load_tokenizer(folder)
 

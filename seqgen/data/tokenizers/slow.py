@@ -1,4 +1,4 @@
-"""What T5's and ByT5's Python tokenizers have in common: added tokens first, then the pieces between them."""
+"""The base class of T5's and ByT5's Python tokenizers: they find added tokens first, then pieces between them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens
 class SlowTokenizer(PretrainedTokenizer):
     """A tokenizer that cuts a text at its added tokens and then each part into pieces.
 
-    A subclass implements ``pieces``, ``piece_id`` and ``join``.
+    ``transformers`` calls these tokenizers slow. A subclass implements ``pieces``, ``piece_id`` and ``join``.
 
     Args:
         files: its files.
-        special: its special tokens; ``added`` holds the added ones so far, to which those that lack are added.
-        pieces: its own tokens in the order of their ids.
-        base_size: number of ids that count as its own, below which a special token is no addition.
+        special: its special tokens; those that are missing from ``special.added`` are added to it.
+        pieces: its pieces in the order of their ids.
+        base_size: number of ids of the pieces; a special token with a lower id is a piece, not an addition.
         vocab_size: see ``load_pretrained_tokenizer``.
     """
 
@@ -41,31 +41,53 @@ class SlowTokenizer(PretrainedTokenizer):
         self._special = {str(token) for token in special.all()}
         above = {str(t) for t in special.additional or [] if self.added.ids.get(str(t), 0) >= base_size}
         self._alone = (set(self.added.ids) - self._special) | above
-        if "backend" in special.config:  # version 5 of transformers writes no spaces beside them
+        if "backend" in special.config:  # version 5 of transformers decodes without spaces around added tokens
             self._alone = set()
         super().__init__(files, special, tokens, vocab_size)
 
     @abstractmethod
     def pieces(self, text: str) -> list[str]:
-        """Cut a text without added tokens into pieces."""
+        """Cut a text that contains no added token into pieces.
+
+        Args:
+            text: the text between two added tokens.
+
+        Returns:
+            The strings of the pieces, in order.
+        """
 
     @abstractmethod
     def piece_id(self, piece: str) -> int:
-        """The id of a piece."""
+        """The id of a piece.
+
+        Args:
+            piece: its string, as ``pieces`` returns it.
+        """
 
     @abstractmethod
     def join(self, pieces: list[str]) -> str:
-        """Make text of pieces, of which there is at least one."""
+        """Join pieces into text.
+
+        Args:
+            pieces: the strings of the pieces, at least one.
+        """
 
     def tokenize(self, text: str) -> list[str]:
-        """Cut a text into added tokens and pieces."""
+        """Cut a text into added tokens and pieces.
+
+        Args:
+            text: one line.
+
+        Returns:
+            The strings of the tokens, in order.
+        """
         if self.special.config.get("split_special_tokens"):
             return self.pieces(text) if text else []
         parts = self.added.split(text)
         return [token for part in parts for token in ([part] if part in self.added.ids else self.pieces(part))]
 
     def encode(self, text: str) -> list[int]:
-        """See ``Tokenizer.encode``; an end-of-sentence that the text ends with is left for the caller to append."""
+        """See ``Tokenizer.encode``; end-of-sentence at the end of the text is left out, as the caller appends it."""
         added = self.added.ids
         ids = [added[token] if token in added else self.piece_id(token) for token in self.tokenize(text)]
         return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
@@ -91,11 +113,11 @@ class SlowTokenizer(PretrainedTokenizer):
 
 
 def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], pieces: dict[int, str]) -> None:
-    """Add special tokens to the added ones; those that are not pieces get the next ids.
+    """Add special tokens to the added tokens; those that are not pieces get the next free ids.
 
     Args:
         tokens: the special tokens.
-        added: the added tokens by id, which grow.
+        added: the added tokens by id; changed in place.
         pieces: the pieces by id.
     """
     ids = {piece: index for index, piece in pieces.items() if index not in added}

@@ -1,4 +1,4 @@
-"""Special and added tokens: what a tokenizer finds in a text before its own pieces."""
+"""Special and added tokens, which a tokenizer finds in a text before it cuts the rest into pieces."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ MAX_IDS = 10_000_000
 """Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
 
 UNSUPPORTED = ("sp_model_kwargs",)
+"""Keys of ``tokenizer_config.json`` that are refused."""
 
 ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
-"""The key of the special tokens without a name, until version 4 of transformers and since version 5."""
+"""The key of the special tokens without a name: up to version 4 of transformers, and from version 5 on."""
 
 Token: TypeAlias = AddedToken | str
-"""A token with its flags, or, where a file does not give the flags, its string alone."""
+"""A token with its flags, or only its string if a file does not give the flags."""
 
 
 @dataclass
 class SpecialTokens:
-    """The special and added tokens of a tokenizer, as its files give them.
+    """The special and added tokens in a tokenizer's files.
 
     Attributes:
         origin: the tokenizer's folder, for messages.
         config: the content of ``tokenizer_config.json``.
-        named: the tokens that have a name, such as ``eos_token``; ``None`` where a file says that there is none.
-        additional: the other special tokens, such as the sentinels; ``None`` where no file says.
+        named: the tokens that have a name, such as ``eos_token``; ``None`` for one that a file sets to null.
+        additional: the other special tokens, such as the sentinels; ``None`` if no file has a list of them.
         added: the added tokens, special or not, by id.
     """
 
@@ -48,17 +49,17 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, files: TokenizerFiles) -> SpecialTokens:
-        """Gather them from the files.
+        """Read the special and added tokens.
 
-        ``tokenizer_config.json`` is the newest form and complete where it has ``added_tokens_decoder``. Where it has
-        not, ``special_tokens_map.json``, ``added_tokens.json`` and ``tokenizer.json`` say the rest, a later one
-        overruling an earlier one.
+        A ``tokenizer_config.json`` with ``added_tokens_decoder`` is complete. Otherwise ``special_tokens_map.json``,
+        ``added_tokens.json`` and ``tokenizer.json`` are read after it, in this order; later values replace earlier
+        ones.
 
         Args:
             files: the tokenizer's files.
 
         Raises:
-            DataError: a token is not one.
+            DataError: a file is damaged, or has a key that is not supported.
         """
         config = files.json(CONFIG_FILE)
         special = cls(files.origin, config, {}, None, {})
@@ -79,7 +80,7 @@ class SpecialTokens:
             special._take_added(files.json(ADDED_TOKENS_FILE))
             entries = files.json(FAST_FILE).get("added_tokens", [])
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise DataError(f"{files.origin}/{FAST_FILE}: added_tokens is no list of tokens; copy it again")
+                raise DataError(f"{files.origin}/{FAST_FILE}: added_tokens is not a list of tokens; copy it again")
             special._add(((entry.get("id"), entry) for entry in entries), files.origin)
         return special
 
@@ -93,7 +94,7 @@ class SpecialTokens:
             if tokens is None or tokens == {}:
                 continue
             if not isinstance(tokens, list):
-                raise DataError(f"{where}: {key} is no list; copy the file again")
+                raise DataError(f"{where}: {key} is not a list; copy the file again")
             have = [str(token) for token in self.additional or []]
             new = [as_token(token, f"{where}: {key}", **flags) for token in tokens]
             self.additional = [*(self.additional or []), *(token for token in new if str(token) not in have)]
@@ -116,7 +117,7 @@ class SpecialTokens:
         self.named = {key: token and by_content.get(str(token), token) for key, token in self.named.items()}
 
     def all(self) -> list[Token]:
-        """The special tokens, each string once: the named ones, then the additional ones."""
+        """All special tokens, each string once: the named ones, then the additional ones."""
         tokens = [token for key in NAMED if (token := self.named.get(key))]
         distinct: dict[str, Token] = {}
         for token in [*tokens, *(self.additional or [])]:
@@ -124,10 +125,10 @@ class SpecialTokens:
         return list(distinct.values())
 
     def fill(self, **flags: bool) -> None:
-        """Name the tokens that every T5 tokenizer has, where no file does.
+        """Set end-of-sentence, padding and the unknown token to T5's if no file names them.
 
         Args:
-            flags: the flags of those that are given by their string; without any, they stay strings.
+            flags: flags for those of the three tokens that have none; without flags, they remain strings.
         """
         for key, default in DEFAULTS.items():
             token = self.named.setdefault(key, default)
@@ -135,28 +136,30 @@ class SpecialTokens:
                 self.named[key] = AddedToken(token, **flags)
 
     def number(self, key: str, default: int) -> int:
-        """A whole number of ``tokenizer_config.json``.
+        """A number of ids in ``tokenizer_config.json``.
 
         Args:
             key: its key.
-            default: the value where there is none.
+            default: the value if the file does not have the key.
 
         Raises:
-            DataError: it is no number of ids.
+            DataError: the value is not an integer from 0 to ``MAX_IDS``.
         """
         value = self.config.get(key, default)
         if type(value) is not int or not 0 <= value <= MAX_IDS:
-            raise DataError(f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a number of ids")
+            raise DataError(
+                f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a whole number from 0 to {MAX_IDS}"
+            )
         return value
 
     def add_t5_sentinels(self) -> int:
-        """Add the sentinels that T5's tokenizers have without being told so.
+        """Add the sentinels that T5's tokenizers have if no file lists them.
 
         Returns:
-            How many of them the tokenizer numbers by itself, downwards from the top.
+            Number of sentinels that get their ids from the tokenizer, ``<extra_id_0>`` the highest.
 
         Raises:
-            DataError: ``extra_ids`` and the sentinels that are given differ.
+            DataError: ``extra_ids`` differs from the number of sentinels that the files list.
         """
         count = self.number("extra_ids", 100)
         new: list[Token] = [SENTINEL.format(i) for i in range(count)]
@@ -171,7 +174,7 @@ class SpecialTokens:
         return given
 
     def differing_sentinels(self, count: int, given: int) -> DataError:
-        """The error where ``extra_ids`` and the number of the given sentinels differ."""
+        """The error if ``extra_ids`` differs from the number of sentinels that the files list."""
         return DataError(
             f"{self.origin}/{CONFIG_FILE} has extra_ids {count} but {given} sentinels among its "
             "additional_special_tokens; set extra_ids to their number"
@@ -184,34 +187,38 @@ def as_token(value: Any, where: str, **flags: bool) -> Token:
     Args:
         value: its string, or an object with ``content`` and flags.
         where: file and key, for messages.
-        flags: further flags of an object.
+        flags: flags that are added to those of an object.
 
     Raises:
-        DataError: it is neither.
+        DataError: the value is neither.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         given = {key: bool(value[key]) for key in FLAGS if key in value}
         return AddedToken(value["content"], **{**given, **flags})
-    raise DataError(f"{where} is {str(value)[:40]!r}, which is no token; copy the file again")
+    raise DataError(f"{where} is {str(value)[:40]!r}, which is not a token; copy the file again")
 
 
 def as_id(value: Any, origin: str) -> int:
-    """Read an id from JSON, where it may stand as a string.
+    """Read an id from JSON.
+
+    Args:
+        value: the id as a number or a string.
+        origin: the tokenizer's folder, for messages.
 
     Raises:
-        DataError: it is no id.
+        DataError: the value is not a whole number from 0 to below ``MAX_IDS``.
     """
     text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < MAX_IDS):
-        raise DataError(f"{origin}: {text[:40]!r} is no id of an added token; copy the folder again")
+        raise DataError(f"{origin}: {text[:40]!r} is not the id of an added token; copy the folder again")
     return int(text)
 
 
 def _object(value: Any, origin: str, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(f"{origin}/{CONFIG_FILE}: {key} is no object; copy the file again")
+        raise DataError(f"{origin}/{CONFIG_FILE}: {key} is not an object; copy the file again")
     return value
 
 
@@ -222,7 +229,7 @@ class AddedVocabulary:
         added: the tokens by id.
 
     Attributes:
-        ids: id of each token's string.
+        ids: the id of each token, by its string.
         tokens: the tokens by id.
     """
 
@@ -235,8 +242,8 @@ class AddedVocabulary:
     def split(self, text: str) -> list[str]:
         """Cut a text before and after each added token.
 
-        A token may take the white space at its sides with it (``lstrip``, ``rstrip``), or count only where it stands
-        between spaces (``single_word``)::
+        A token can remove the white space to its left or right (``lstrip``, ``rstrip``). With ``single_word`` it is
+        recognized only between spaces or at an end of the text::
 
             "a <x> b"  ->  ["a ", "<x>", " b"]        or, with lstrip,  ["a", "<x>", " b"]
 
@@ -244,7 +251,7 @@ class AddedVocabulary:
             text: the text.
 
         Returns:
-            Tokens and what is between them, in order; none is empty.
+            The tokens and the texts between them, in order; none is empty.
         """
         if self._pattern is None:
             return [text] if text else []

@@ -1,4 +1,4 @@
-"""T5's Python tokenizer: SentencePiece with sentinels, in its two forms."""
+"""T5's Python tokenizer: SentencePiece with sentinels, with and without ``legacy``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from seqgen.data.tokenizers.special_tokens import SpecialTokens
 SPACE = "▁"
 
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
-"""Appended to a model, sets ``normalizer_spec.add_dummy_prefix`` (field 3 of field 3) to false: two serialized protocol
-buffers one after the other are the one merged into the other."""
+"""Bytes that, appended to a model file, set ``normalizer_spec.add_dummy_prefix`` (field 3 of field 3) to false: parsing
+two concatenated protocol buffers merges the second into the first."""
 
 
 class SlowT5Tokenizer(SlowTokenizer):
     """T5's Python tokenizer, which finds the sentinels in a text and gives the parts between them to SentencePiece.
 
-    With ``legacy``, SentencePiece puts a space before each part. Without, only the text as a whole gets one, so that
-    what follows a sentinel without a space stays without.
+    With ``legacy``, SentencePiece adds a space before each part. Without, a space is added only at the beginning of the
+    text.
 
     Args:
         files: its files.
@@ -66,7 +66,7 @@ class SlowT5Tokenizer(SlowTokenizer):
         if self.legacy or not text.startswith((SPACE, " ")):
             pieces = self._processor.encode(text, out_type=str)
             return pieces
-        # SentencePiece drops a space at the beginning, so something must stand before it: "<unk> a" -> < unk > ▁a
+        # SentencePiece drops a leading space; a prefix that is removed afterwards keeps it: "<unk> a" -> < unk > ▁a
         pieces = self._processor.encode(self._unk + text, out_type=str)
         return pieces[self._unk_length :] if len(pieces) >= self._unk_length else pieces
 

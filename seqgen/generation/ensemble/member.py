@@ -44,6 +44,11 @@ class MemberSpec:
         return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
 
 
+def input_of(member: MemberSpec) -> str:
+    """What is encoded for a member: its ``source``, or ``"input"`` for a subclass with a source of its own."""
+    return member.source if member.source == EMPTY or _FIELD.fullmatch(member.source) else INPUT
+
+
 def field_of(source: str) -> int:
     """The number ``N`` of ``"fieldN"``; 0 for the whole input line.
 

@@ -1,7 +1,7 @@
-"""The base class of logits processors: small changes to the next-token scores. They know nothing of models or search.
+"""The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
-Each kind has a file of its own: ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix``, ``prefix_trie``,
-``scaling`` and ``warpers``. ``setup`` makes those that a configuration asks for; the rules put them in order.
+The processors are in ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix``, ``prefix_trie``, ``scaling`` and
+``warpers``. ``processor_options`` builds those of a configuration; the rules determine their order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from seqgen.generation.context import StepContext
 class LogitsProcessor(Component):
     """Changes the scores of the next token; a subclass implements ``__call__``.
 
-    One that is registered with ``@register_logits_processor`` can be chosen by name (``generation.processors``).
+    A processor registered with ``@register_logits_processor`` is selected by its name (``generation.processors``).
     """
 
     flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "can_merge": ("__call__",)}
 
     shift_invariant: bool = False
-    """Whether a constant added to a row before gives the same as the constant added after. Then the session may hand
-    over logits and subtract their log-sum-exp later, which saves a pass over the vocabulary."""
+    """Whether adding a constant to a row before the processor equals adding it after. If all processors are shift
+    invariant, they get logits, and the log-sum-exp is subtracted later, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """Whether it is right where sentences have joined a running batch: it reads neither tokens nor sources, and counts
-    steps by ``context.steps``."""
+    """Whether it is correct when sentences join a running batch: it does not read tokens or source ids, and uses
+    ``context.steps``, not ``context.step``."""
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """Change the scores of the next token.
 
         Args:
-            lprobs: ``(rows, V)`` log-probabilities, which may be changed in place; by Hugging Face's rules, logits in
-                greedy search and sampling.
-            context: the step.
+            lprobs: ``(rows, V)`` log-probabilities, which may be changed in place; under Hugging Face's rules, logits
+                in greedy search and sampling.
+            context: the step context.
 
         Returns:
             ``(rows, V)`` scores; ``-inf`` forbids a token.
@@ -56,7 +56,7 @@ def apply_all(processors: Sequence[LogitsProcessor], lprobs: Tensor, context: St
 
 
 class ProcessorList(Composite, LogitsProcessor):
-    """Several processors, one after the other, as one.
+    """A sequence of processors as one processor.
 
     Args:
         processors: in the order in which they are applied.
@@ -72,12 +72,12 @@ class ProcessorList(Composite, LogitsProcessor):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether all of them are."""
+        """Whether all processors are shift invariant."""
         return all(processor.shift_invariant for processor in self.processors)
 
     @property
     def can_merge(self) -> bool:  # type: ignore[override]
-        """Whether all of them do."""
+        """Whether all processors support merged batches."""
         return all(processor.can_merge for processor in self.processors)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:

@@ -1,22 +1,37 @@
-"""Biases: added to the score of a token that would complete a given sequence."""
+"""Biases, added to the score of a token that would complete a given sequence."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 from seqgen.renamed import renamed_parameters
 
 _ANY, _NOTHING = -1, -2
-"""What matches every token, and what no sequence has."""
+"""An id that matches every token, and an id that no sequence has."""
 
 
+@dataclass
+class SequenceBiasConfig:
+    """Configuration of the logits processor sequence_bias."""
+
+    biases: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+
+
+@register_logits_processor("sequence_bias", config=SequenceBiasConfig)
 class SequenceBias(LogitsProcessor):
-    """A token gains a bias wherever it would complete a sequence; what several sequences give it adds up.
+    """Adds a bias to a token that would complete a sequence; the biases of several sequences are summed.
 
     Args:
         biases: bias in nats by sequence of token ids; sequences are not empty. ``-inf`` forbids.
@@ -26,11 +41,20 @@ class SequenceBias(LogitsProcessor):
 
     def __init__(self, biases: Mapping[tuple[int, ...], float]):
         self.longest = max((len(sequence) for sequence in biases), default=1)
-        # with a longest sequence of 3, (a b c) begins with [a b], (b c) with [any b], and (c) with [any any]
+        # if the longest sequence has 3 tokens, the prefix of (a b c) is [a b], of (b c) [any b], of (c) [any any]
         beginnings = [[_ANY] * (self.longest - len(sequence)) + list(sequence[:-1]) for sequence in biases]
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
+
+    @classmethod
+    def build(cls, cfg: SequenceBiasConfig, resources: Resources) -> Self:
+        """See ``Component.build``; the biases of a text that is given twice are added."""
+        found: dict[tuple[int, ...], float] = {}
+        for text, bias in map(_text_and_bias, _some(cfg.biases)):
+            ids = resources.phrase(text)
+            found[ids] = found.get(ids, 0.0) + bias
+        return cls(found)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -42,7 +66,7 @@ class SequenceBias(LogitsProcessor):
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 
     def _begun(self, tokens: Tensor) -> Tensor:
-        """Which sequences lack but their last token: ``(rows, sequences)`` bool."""
+        """Which sequences lack only their last token: ``(rows, sequences)`` bool."""
         size = self.longest - 1
         tail = tokens[:, -size:]
         tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)
@@ -50,8 +74,16 @@ class SequenceBias(LogitsProcessor):
         return ((tail == wanted) | (wanted == _ANY)).all(-1)
 
 
+@dataclass
+class BadWordsConfig:
+    """Configuration of the logits processor bad_words."""
+
+    texts: list[str] = option([], "strings that are never generated")
+
+
+@register_logits_processor("bad_words", config=BadWordsConfig)
 class BadWords(SequenceBias):
-    """Sequences that are never written. End-of-sentence alone cannot be one, or no output would ever end.
+    """Forbids sequences of tokens. A sequence that is only an end token is ignored: without it no output would end.
 
     Args:
         sequences: their token ids.
@@ -62,3 +94,30 @@ class BadWords(SequenceBias):
     def __init__(self, sequences: Sequence[Sequence[int]], end_tokens: Sequence[int]):
         ends = {(token,) for token in end_tokens}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})
+
+    @classmethod
+    def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
+        """See ``Component.build``."""
+        ends = [resources.dictionary.eos(), *resources.extra_end_tokens]
+        return cls([resources.phrase(text) for text in _some(cfg.texts)], ends)
+
+
+def _text_and_bias(entry: str) -> tuple[str, float]:
+    """Read ``TEXT=BIAS``."""
+    text, _, number = entry.rpartition("=")
+    try:
+        bias = float(number)
+    except ValueError:
+        bias = math.nan
+    if not text or not math.isfinite(bias):
+        raise ConfigError(
+            f"{entry!r} is not TEXT=BIAS with a finite number; a text that must not be generated at all is a value of "
+            "generation.bad_words"
+        )
+    return text, bias
+
+
+def _some(texts: Sequence[str]) -> Sequence[str]:
+    if not texts:
+        raise ConfigError("no texts are given; give at least one, or remove the processor")
+    return texts

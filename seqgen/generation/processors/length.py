@@ -1,24 +1,40 @@
-"""Processors of an output's ends: its length, its first token and its last one."""
+"""Processors of the length of an output, and of its first and last token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 from seqgen.renamed import renamed_parameters
 
 
+@dataclass
+class MinimumLengthConfig:
+    """Configuration of the logits processor minimum_length."""
+
+    min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
+    yields: bool = option(
+        True, "whether an output may end at a maximum length below min_len; semantics sets the default"
+    )
+
+
+@register_logits_processor("minimum_length", config=MinimumLengthConfig)
 class MinimumLength(LogitsProcessor):
-    """An output does not end before ``min_len`` tokens.
+    """Forbids end tokens before an output has ``min_len`` tokens.
 
     Args:
         min_len: tokens before end-of-sentence.
         end_tokens: ids that end an output besides end-of-sentence.
-        yields: whether a sentence whose maximum is shorter may end there.
+        yields: whether a sentence whose maximum length is below ``min_len`` may end at its maximum length.
     """
 
     shift_invariant = True
@@ -27,6 +43,11 @@ class MinimumLength(LogitsProcessor):
     @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True):
         self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
+
+    @classmethod
+    def build(cls, cfg: MinimumLengthConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(cfg.min_len, resources.extra_end_tokens, cfg.yields)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -40,8 +61,9 @@ class MinimumLength(LogitsProcessor):
         return lprobs
 
 
+@register_logits_processor("force_end_at_maximum")
 class ForceEndAtMaximum(LogitsProcessor):
-    """At a sentence's maximum length only end-of-sentence remains, with its own score."""
+    """At the maximum length of a sentence, forbids all tokens but end-of-sentence, which keeps its score."""
 
     shift_invariant = True
     can_merge = True
@@ -57,21 +79,37 @@ class ForceEndAtMaximum(LogitsProcessor):
         return lprobs
 
 
+@dataclass
+class ForceFirstConfig:
+    """Configuration of the logits processor force_first."""
+
+    token: str = option("", "token that every output begins with")
+    keep_score: bool = option(
+        False, "whether it keeps the model's score, or gets a score of 0; semantics sets the default"
+    )
+
+
+@register_logits_processor("force_first", config=ForceFirstConfig)
 class ForceFirst(LogitsProcessor):
-    """Every output begins with one token.
+    """Forces the first token of every output.
 
     Args:
         token: its id.
-        keep_score: whether it keeps the model's score, as fairseq's prefixes do, or gets a score of 0, as in Hugging
-            Face's toolkit.
+        keep_score: whether it keeps the model's score, as in fairseq, or gets a score of 0, as in Hugging Face's
+            toolkit.
     """
 
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
 
+    @classmethod
+    def build(cls, cfg: ForceFirstConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(resources.token(cfg.token), cfg.keep_score)
+
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Whether the token keeps its score."""
+        """Whether the token keeps the model's score."""
         return self.keep_score
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
@@ -83,8 +121,16 @@ class ForceFirst(LogitsProcessor):
         return lprobs
 
 
+@dataclass
+class ForceLastConfig:
+    """Configuration of the logits processor force_last."""
+
+    token: str = option("", "token that is forced when an output reaches its maximum length")
+
+
+@register_logits_processor("force_last", config=ForceLastConfig)
 class ForceLast(LogitsProcessor):
-    """An output of the longest length ends with one token, at a score of 0.
+    """At the maximum length of a sentence, forces one token, with a score of 0.
 
     Args:
         token: its id.
@@ -92,6 +138,11 @@ class ForceLast(LogitsProcessor):
 
     def __init__(self, token: int):
         self.token = token
+
+    @classmethod
+    def build(cls, cfg: ForceLastConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(resources.token(cfg.token))
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -103,14 +154,23 @@ class ForceLast(LogitsProcessor):
         return lprobs
 
 
-class ExponentialDecay(LogitsProcessor):
-    """From some length on, what ends an output gains more with every token.
+@dataclass
+class ExponentialDecayConfig:
+    """Configuration of the logits processor exponential_decay."""
 
-    At ``n`` tokens past ``start`` its score ``s`` becomes ``s + |s| * (factor ** n - 1)``.
+    start: int = option(0, "output length after which the score of end-of-sentence grows exponentially", minimum=0)
+    factor: float = option(1.1, "base of that exponential growth", minimum=1e-6)
+
+
+@register_logits_processor("exponential_decay", config=ExponentialDecayConfig)
+class ExponentialDecay(LogitsProcessor):
+    """Raises the scores of end tokens exponentially with the length of the output.
+
+    ``n`` tokens after ``start``, a score ``s`` becomes ``s + |s| * (factor ** n - 1)``.
 
     Args:
-        start: tokens that an output has before.
-        factor: above 1, outputs become shorter.
+        start: output length up to which scores do not change.
+        factor: values above 1 make outputs shorter.
         end_tokens: ids that end an output besides end-of-sentence.
     """
 
@@ -118,13 +178,18 @@ class ExponentialDecay(LogitsProcessor):
     def __init__(self, start: int, factor: float, end_tokens: Sequence[int] = ()):
         self.start, self.factor, self.end_tokens = start, factor, list(end_tokens)
 
+    @classmethod
+    def build(cls, cfg: ExponentialDecayConfig, resources: Resources) -> Self:
+        """See ``Component.build``."""
+        return cls(cfg.start, cfg.factor, resources.extra_end_tokens)
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         past = context.step - self.start
         if past <= 0:
             return lprobs
         largest = torch.finfo(lprobs.dtype).max
-        # a growth beyond all numbers stays a number, or 0 times it would be none
+        # growth is clamped to the largest finite value: 0 * inf would be NaN
         growth = torch.tensor(self.factor, dtype=torch.float64).pow(past).sub(1).clamp(max=largest).item()
         ends = [context.eos, *self.end_tokens]
         scores = lprobs[:, ends]

@@ -1,4 +1,4 @@
-"""A given prefix, and processors that it overrules."""
+"""Forced prefixes, and the processors that they override."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from seqgen.generation.processors.base import LogitsProcessor, ProcessorList, ap
 
 
 class ForcePrefix(ProcessorList):
-    """Each hypothesis begins with given tokens, which keep the model's score.
+    """Forces the prefix of each sentence (``prefix_tokens``), whose tokens keep the model's score.
 
     Args:
-        otherwise: processors for the hypotheses whose prefix is complete; a prefix overrules them.
+        otherwise: processors that apply only to rows whose prefix is complete.
     """
 
     shift_invariant = ProcessorList.shift_invariant

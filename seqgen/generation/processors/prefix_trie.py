@@ -1,26 +1,34 @@
-"""Which tokens may follow what is written: by a function, or by a trie of all outputs that are allowed."""
+"""Constraints on the next token, given by a function or by a trie of all allowed outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from seqgen.config import option
+from seqgen.data.text import read_lines
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_logits_processor
 
 _NOWHERE = -1
-"""Where a hypothesis is that has left the trie."""
+"""The node of a hypothesis that is not in the trie."""
 
 
 class PrefixConstraint(LogitsProcessor):
-    """A function says which tokens may follow (De Cao et al. 2021).
+    """Allows the next tokens that a function returns (De Cao et al. 2021, section 3.2). It is used from Python only.
 
     Args:
-        allowed: from the number of a sentence and what is written, ``(K,)`` int64 (by Hugging Face's rules with the
-            start token), to the ids of the tokens that may follow; of none, the hypothesis dies.
+        allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
+            with the start token); returns the ids of the allowed next tokens. If there are none, the hypothesis is
+            dropped.
     """
 
     shift_invariant = True
@@ -37,13 +45,13 @@ class PrefixConstraint(LogitsProcessor):
 
 
 class PrefixTrie:
-    """Sequences of tokens as a trie in flat arrays, which any number of hypotheses walk at once.
+    """A trie of token sequences in flat arrays, so that all hypotheses are looked up at once.
 
-    Of the sequences ``a b`` and ``a c``, with the root as node 0::
+    The sequences ``a b`` and ``a c`` give, with the root as node 0::
 
         node       0    1      2   3
         children   a:1  b:2 c:3
-        offsets    0    1      3   3   3      node 1 has the edges from offset 1 to offset 3
+        offsets    0    1      3   3   3      the edges of node 1 are edges 1 and 2
 
     Args:
         sequences: token ids, end-of-sentence included.
@@ -71,7 +79,7 @@ class PrefixTrie:
         """Make the trie of some texts.
 
         Args:
-            lines: the outputs that are allowed.
+            lines: the allowed outputs.
             encode: turns a text into ids, without end-of-sentence.
             eos: id of end-of-sentence.
         """
@@ -84,13 +92,13 @@ class PrefixTrie:
         return self
 
     def walk(self, tokens: Tensor) -> Tensor:
-        """Where hypotheses are.
+        """Find the node of each hypothesis.
 
         Args:
             tokens: ``(rows, step)`` int64.
 
         Returns:
-            ``(rows,)`` int64 nodes; -1 for those that are in no sequence.
+            ``(rows,)`` int64 nodes; -1 for a hypothesis that is the beginning of no sequence.
         """
         nodes = tokens.new_zeros(tokens.size(0))
         if self._keys.numel() == 0:
@@ -103,31 +111,39 @@ class PrefixTrie:
         return nodes
 
     def edges(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """What may follow.
+        """The allowed next tokens of each row.
 
         Args:
             nodes: ``(rows,)`` int64, see ``walk``.
 
         Returns:
-            Rows and tokens, ``(edges,)`` int64 each, of everything that may follow in each row.
+            Rows and tokens, ``(edges,)`` int64 each; there is one entry for each row and allowed token.
         """
         inside = nodes != _NOWHERE
         first = self.offsets[nodes.clamp(min=0)]
         counts = (self.offsets[nodes.clamp(min=0) + 1] - first).where(inside, 0)
         rows = torch.repeat_interleave(torch.arange(len(nodes), device=nodes.device), counts)
-        # first edges 4 and 1, counts 2 and 3: the places 0 1 | 2 3 4 become the edges 4 5 | 1 2 3
+        # with first edges 4 and 1 and counts 2 and 3, entries 0 1 | 2 3 4 are the edges 4 5 | 1 2 3
         shift = first - (counts.cumsum(0) - counts)
         return rows, self.tokens[torch.arange(len(rows), device=nodes.device) + shift[rows]]
 
     def following(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that may follow some others, ascending; none where those are in no sequence."""
+        """The tokens that may follow a beginning, ascending; none if no sequence begins with it."""
         written = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
         found: list[int] = self.edges(self.walk(written))[1].tolist()
         return found
 
 
+@dataclass
+class TrieConstraintConfig:
+    """Configuration of the logits processor prefix_trie."""
+
+    file: str = option("", "file with the allowed outputs, one per line")
+
+
+@register_logits_processor("prefix_trie", config=TrieConstraintConfig)
 class TrieConstraint(LogitsProcessor):
-    """An output is one of the sequences of a trie.
+    """Allows only outputs that are sequences of a trie.
 
     Args:
         trie: the trie.
@@ -138,6 +154,17 @@ class TrieConstraint(LogitsProcessor):
     def __init__(self, trie: PrefixTrie):
         self.trie = trie
 
+    @classmethod
+    def build(cls, cfg: TrieConstraintConfig, resources: Resources) -> Self:
+        """See ``Component.build``; reads the file."""
+        if not cfg.file:
+            raise ConfigError("no file is given; give the file with the allowed outputs, or remove the processor")
+        path = Path(cfg.file)
+        trie = PrefixTrie.from_lines(_allowed(path, resources), resources.ids, resources.dictionary.eos())
+        if not trie.following(()):
+            raise DataError(f"{path} is empty; each of its lines must be an allowed output")
+        return cls(trie)
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         trie = self.trie.to(lprobs.device)
@@ -145,3 +172,13 @@ class TrieConstraint(LogitsProcessor):
         scores = torch.full_like(lprobs, -torch.inf)
         scores[rows, tokens] = lprobs[rows, tokens]
         return scores
+
+
+def _allowed(path: Path, resources: Resources) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if resources.dictionary.unk() in resources.ids(line):
+            raise DataError(
+                f"{path}, line {number} has words or characters that are not in the target vocabulary; remove or "
+                "correct it"
+            )
+        yield line

@@ -1,4 +1,4 @@
-"""Processors that compare with what stands in the output or in the source already."""
+"""Processors that depend on the tokens of the output so far, or of the source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoRepeatNgramConfig:
 
 @register_logits_processor("no_repeat_ngram", config=NoRepeatNgramConfig)
 class NoRepeatNgram(LogitsProcessor):
-    """An n-gram that a hypothesis has is not completed a second time.
+    """Forbids tokens that would complete an n-gram that the hypothesis has already.
 
     Args:
         size: n.
@@ -47,7 +47,7 @@ class EncoderNoRepeatNgramConfig:
 
 @register_logits_processor("encoder_no_repeat_ngram", config=EncoderNoRepeatNgramConfig)
 class EncoderNoRepeatNgram(LogitsProcessor):
-    """An n-gram that the source has is not completed in the output.
+    """Forbids tokens that would complete an n-gram of the source.
 
     Args:
         size: n.
@@ -76,12 +76,12 @@ class RepetitionPenaltyConfig:
 
 @register_logits_processor("repetition_penalty", config=RepetitionPenaltyConfig)
 class RepetitionPenalty(LogitsProcessor):
-    """Tokens that were written before lose (Keskar et al. 2019, section 4.1).
+    """Lowers the scores of tokens that were generated before (Keskar et al. 2019, section 4.1).
 
     A negative score is multiplied by the penalty and a positive one divided by it, so that both become smaller.
 
     Args:
-        penalty: above 1, repetitions are avoided; below 1, sought.
+        penalty: values above 1 avoid repetitions, values below 1 encourage them.
     """
 
     def __init__(self, penalty: float):
@@ -103,12 +103,12 @@ class EncoderRepetitionPenaltyConfig:
 
 @register_logits_processor("encoder_repetition_penalty", config=EncoderRepetitionPenaltyConfig)
 class EncoderRepetitionPenalty(LogitsProcessor):
-    """Tokens that the source lacks lose, in that those it has gain: ``RepetitionPenalty`` turned around.
+    """Raises the scores of the source's tokens: ``RepetitionPenalty`` with the inverse of the penalty.
 
-    Padding of the source does not count, so that a sentence's output does not depend on its neighbours' lengths.
+    Padding of the source is ignored, so that an output does not depend on the other sentences of the batch.
 
     Args:
-        penalty: above 1, tokens of the source are preferred; below 1, avoided.
+        penalty: values above 1 prefer tokens of the source, values below 1 avoid them.
     """
 
     def __init__(self, penalty: float):
@@ -120,41 +120,41 @@ class EncoderRepetitionPenalty(LogitsProcessor):
         if source is None:
             return lprobs
         if context.src_padding is not None:
-            # a row is padded on one side only: what stands at the other end is a token, and one may stand for padding
+            # a row is padded on one side only; the token at its other end replaces the padding, and counts once anyway
             first, last = source[:, :1], source[:, -1:]
             source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
         return _shrink(lprobs, source, 1 / self.penalty)
 
 
 def forbid_completions(
-    lprobs: Tensor, text: Tensor, written: Tensor, size: int, padding: Tensor | None = None
+    lprobs: Tensor, text: Tensor, generated: Tensor, size: int, padding: Tensor | None = None
 ) -> Tensor:
-    """Forbid the last token of each n-gram of a text whose other tokens were written last.
+    """Forbid each token that completes an n-gram of a text after the newest ``size - 1`` generated tokens.
 
     Args:
         lprobs: ``(rows, V)``, changed in place.
-        text: ``(rows, L)`` int64 whose n-grams count.
-        written: ``(rows, K)`` int64.
+        text: ``(rows, L)`` int64, the text whose n-grams are forbidden.
+        generated: ``(rows, K)`` int64.
         size: n.
-        padding: ``(rows, L)`` bool, true where the text is padding; n-grams that touch it do not count.
+        padding: ``(rows, L)`` bool, true where the text is padding; n-grams with padding are ignored.
 
     Returns:
         ``lprobs``.
     """
-    if text.size(1) < size or written.size(1) < size - 1:
+    if text.size(1) < size or generated.size(1) < size - 1:
         return lprobs
-    # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is banned
+    # text a b c a b, size 3: the windows are abc, bca, cab; abc begins with the last two tokens, so c is forbidden
     windows = text.unfold(1, size, 1)  # (rows, L - size + 1, size)
-    last = written[:, written.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
+    last = generated[:, generated.size(1) - size + 1 :].unsqueeze(1)  # (rows, 1, size - 1)
     repeated = (windows[..., :-1] == last).all(-1)
     if padding is not None:
         repeated &= ~padding.unfold(1, size, 1).any(-1)
-    # the smaller of what is there and of -inf (forbidden) or inf (not): a token may stand in several windows
+    # amin with -inf (forbidden) or inf (allowed): a token may be the last one of several windows
     limits = torch.where(repeated, -torch.inf, torch.inf).to(lprobs.dtype)
     return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
 
 
 def _shrink(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Make the scores of some tokens of each row smaller; a token that occurs twice counts once."""
+    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once."""
     old = scores.gather(1, tokens)
     return scores.scatter(1, tokens, (old * penalty).where(old < 0, old / penalty))

@@ -1,4 +1,4 @@
-"""Processors that change all scores of a row alike."""
+"""Processors that scale or clean all scores of a row."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class TemperatureConfig:
 
 @register_logits_processor("temperature", config=TemperatureConfig)
 class Temperature(LogitsProcessor):
-    """Divides the scores.
+    """Divides the scores by the temperature.
 
     Args:
-        temperature: above 1, probabilities become more even; below 1, less.
+        temperature: values above 1 make the distribution flatter, values below 1 sharper.
     """
 
     def __init__(self, temperature: float):
@@ -38,7 +38,7 @@ class Temperature(LogitsProcessor):
 
 @register_logits_processor("renormalize")
 class Renormalize(LogitsProcessor):
-    """Makes probabilities sum to one again. A row in which everything is forbidden stays so."""
+    """Renormalizes the scores with a log-softmax. A row in which all tokens are forbidden stays ``-inf``."""
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -48,7 +48,7 @@ class Renormalize(LogitsProcessor):
 
 @register_logits_processor("remove_invalid")
 class RemoveInvalid(LogitsProcessor):
-    """Replaces NaN by 0 and infinity by the largest number; ``-inf`` stays, since it says that a token is forbidden."""
+    """Replaces NaN by 0 and ``inf`` by the largest finite value; ``-inf`` stays, since it marks forbidden tokens."""
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -1,4 +1,4 @@
-"""Cut-offs: which tokens are too improbable to be drawn. Each keeps at least ``keep`` tokens."""
+"""Warpers (truncation sampling): they forbid improbable tokens. Each keeps at least ``keep`` tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from seqgen.generation.candidates import best_continuations
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
+from seqgen.renamed import former_names
+
+globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 _FEW = 512
-"""Where so many tokens are enough, the others are not sorted."""
+"""So many tokens are sorted first; the whole vocabulary only if they are not enough."""
 
 
-class Cutoff(LogitsProcessor):
+@dataclass
+class WarperConfig:
+    """What the configurations of all warpers have."""
+
+    keep: int = option(1, "minimum number of tokens that are kept; 2 and more where beams compete", minimum=1)
+
+
+class Warper(LogitsProcessor):
     """Forbids improbable tokens; a subclass implements ``improbable``.
 
     Args:
-        keep: tokens that are kept whatever their probability.
+        keep: minimum number of tokens that are kept.
     """
 
     shift_invariant = True
@@ -31,10 +41,10 @@ class Cutoff(LogitsProcessor):
         self.keep = keep
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """Which tokens are to be forbidden.
+        """Which tokens to forbid.
 
         Args:
-            scores: ``(rows, V)`` logarithms of what is proportional to probabilities.
+            scores: ``(rows, V)`` log-probabilities up to a constant of each row.
 
         Returns:
             ``(rows, V)`` bool.
@@ -54,20 +64,19 @@ class Cutoff(LogitsProcessor):
 
 
 @dataclass
-class TopKConfig:
+class TopKConfig(WarperConfig):
     """Configuration of the logits processor top_k."""
 
     k: int = option(50, "tokens that are kept", minimum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
 
 
 @register_logits_processor("top_k", config=TopKConfig)
-class TopK(Cutoff):
-    """Keeps the k most probable tokens (Fan et al. 2018), and those as probable as the last of them.
+class TopK(Warper):
+    """Keeps the k most probable tokens, and those that tie with the k-th (Fan et al. 2018).
 
     Args:
         k: how many.
-        keep: see ``Cutoff``.
+        keep: see ``Warper``.
     """
 
     def __init__(self, k: int, keep: int = 1):
@@ -75,27 +84,26 @@ class TopK(Cutoff):
         self.k = k
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         return self._below_best(scores, max(self.k, self.keep))
 
 
 @dataclass
-class TopPConfig:
+class TopPConfig(WarperConfig):
     """Configuration of the logits processor top_p."""
 
-    p: float = option(0.9, "probability of the tokens that are kept", minimum=0, maximum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+    p: float = option(0.9, "total probability of the tokens that are kept", minimum=0, maximum=1)
 
 
 @register_logits_processor("top_p", config=TopPConfig)
-class TopP(Cutoff):
-    """Keeps the fewest tokens that together have a probability of p (Holtzman et al. 2020, section 3.1).
+class TopP(Warper):
+    """Keeps the smallest set of most probable tokens with a total probability of p (Holtzman et al. 2020, section 3.1).
 
-    Those as probable as the last of them are kept as well.
+    Tokens that tie with the least probable one of the set are kept too.
 
     Args:
         p: between 0 and 1.
-        keep: see ``Cutoff``.
+        keep: see ``Warper``.
     """
 
     def __init__(self, p: float, keep: int = 1):
@@ -103,11 +111,11 @@ class TopP(Cutoff):
         self.p = p
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
         for count in _counts(scores.size(1)):
             best = lprobs.topk(count, dim=1).values
-            # probabilities .4 .3 .2 .1 and p = .6 have the sums .4 .7 .9 1.: one is too small, so that two are needed
+            # probabilities .4 .3 .2 .1 have the cumulative sums .4 .7 .9 1.; for p = .6, one sum is below p: keep two
             needed = (best.exp().cumsum(1) < self.p).sum(1, keepdim=True).clamp(min=self.keep - 1)
             if bool((needed < count).all()):
                 break
@@ -115,20 +123,19 @@ class TopP(Cutoff):
 
 
 @dataclass
-class MinPConfig:
+class MinPConfig(WarperConfig):
     """Configuration of the logits processor min_p."""
 
-    p: float = option(0.1, "share of the best token's probability that is enough", minimum=0, maximum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+    p: float = option(0.1, "keep tokens with at least p times the highest probability", minimum=0, maximum=1)
 
 
 @register_logits_processor("min_p", config=MinPConfig)
-class MinP(Cutoff):
-    """Keeps tokens with at least a share of the best one's probability (Nguyen et al. 2024).
+class MinP(Warper):
+    """Keeps tokens whose probability is at least p times the highest one (Nguyen et al. 2024, section 3).
 
     Args:
-        p: the share.
-        keep: see ``Cutoff``.
+        p: between 0 and 1.
+        keep: see ``Warper``.
     """
 
     def __init__(self, p: float, keep: int = 1):
@@ -136,26 +143,25 @@ class MinP(Cutoff):
         self.p = p
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         least = scores.amax(1, keepdim=True) + (math.log(self.p) if self.p > 0 else -math.inf)
         return (scores < least) & self._below_best(scores, self.keep)
 
 
 @dataclass
-class TypicalConfig:
+class TypicalConfig(WarperConfig):
     """Configuration of the logits processor typical."""
 
-    mass: float = option(0.9, "mass of the typical tokens that are kept", minimum=1e-6, maximum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+    mass: float = option(0.9, "total probability of the typical tokens that are kept", minimum=1e-6, maximum=1)
 
 
 @register_logits_processor("typical", config=TypicalConfig)
-class Typical(Cutoff):
-    """Keeps tokens whose surprise is nearest to the expected one (Meister et al. 2023).
+class Typical(Warper):
+    """Keeps the tokens whose information content is closest to the entropy (Meister et al. 2023, section 3).
 
     Args:
-        mass: the fewest of them that together have this probability are kept.
-        keep: see ``Cutoff``; here the most typical ones are kept.
+        mass: total probability of the smallest set of most typical tokens that is kept.
+        keep: see ``Warper``; here the most typical tokens are kept.
     """
 
     def __init__(self, mass: float, keep: int = 1):
@@ -163,13 +169,13 @@ class Typical(Cutoff):
         self.mass = mass
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
         entropy = -(lprobs * lprobs.exp()).nansum(1, keepdim=True)  # 0 * -inf counts as 0
         distance = (-lprobs - entropy).abs()
         for count in _counts(scores.size(1)):
             nearest, order = distance.topk(count, dim=1, largest=False)
-            # as in ``TopP``, but from the most typical one on
+            # as in ``TopP``, in the order of typicality
             needed = (lprobs.gather(1, order).exp().cumsum(1) < self.mass).sum(1, keepdim=True).clamp(min=self.keep - 1)
             if bool((needed < count).all()):
                 break
@@ -177,20 +183,19 @@ class Typical(Cutoff):
 
 
 @dataclass
-class EpsilonConfig:
+class EpsilonConfig(WarperConfig):
     """Configuration of the logits processor epsilon."""
 
-    epsilon: float = option(0.001, "probability that is enough", minimum=0, maximum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+    epsilon: float = option(0.001, "keep tokens with at least this probability", minimum=0, maximum=1)
 
 
 @register_logits_processor("epsilon", config=EpsilonConfig)
-class Epsilon(Cutoff):
-    """Keeps tokens of at least some probability (Hewitt, Manning and Liang 2022).
+class Epsilon(Warper):
+    """Keeps tokens with a probability of at least epsilon (Hewitt, Manning and Liang 2022, section 4.1).
 
     Args:
-        epsilon: that probability.
-        keep: see ``Cutoff``.
+        epsilon: between 0 and 1.
+        keep: see ``Warper``.
     """
 
     def __init__(self, epsilon: float, keep: int = 1):
@@ -198,27 +203,26 @@ class Epsilon(Cutoff):
         self.epsilon = epsilon
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         return (scores.softmax(1) < self.epsilon) & self._below_best(scores, self.keep)
 
 
 @dataclass
-class EtaConfig:
+class EtaConfig(WarperConfig):
     """Configuration of the logits processor eta."""
 
-    epsilon: float = option(0.001, "probability that is enough", minimum=0, maximum=1)
-    keep: int = option(1, "tokens that are kept whatever their probability", minimum=1)
+    epsilon: float = option(0.001, "keep tokens with at least this probability", minimum=0, maximum=1)
 
 
 @register_logits_processor("eta", config=EtaConfig)
-class Eta(Cutoff):
-    """``Epsilon``, lowered where the distribution is flat (Hewitt, Manning and Liang 2022).
+class Eta(Warper):
+    """Keeps tokens with a probability of at least ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
-    The least probability is the smaller of epsilon and ``sqrt(epsilon) * exp(-entropy)``.
+    The threshold is lower where the entropy is high (Hewitt, Manning and Liang 2022, equation 5).
 
     Args:
-        epsilon: see above.
-        keep: see ``Cutoff``.
+        epsilon: between 0 and 1.
+        keep: see ``Warper``.
     """
 
     def __init__(self, epsilon: float, keep: int = 1):
@@ -226,7 +230,7 @@ class Eta(Cutoff):
         self.epsilon = epsilon
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """See ``Cutoff.improbable``."""
+        """See ``Warper.improbable``."""
         lprobs = scores.log_softmax(1)
         probabilities = lprobs.exp()
         entropy = -(lprobs * probabilities).nansum(1, keepdim=True)
@@ -235,5 +239,5 @@ class Eta(Cutoff):
 
 
 def _counts(vocab: int) -> tuple[int, int]:
-    """How many tokens to sort: at first a few, and all where these are not enough."""
+    """How many tokens to sort: first a few, then all if these are not enough."""
     return min(_FEW, vocab), vocab

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from seqgen.config import GenerationConfig
 from seqgen.generation.rules.base import DRAWING, Rules, draws
 from seqgen.generation.rules.fairseq import FairseqRules
 from seqgen.generation.rules.huggingface import HuggingFaceRules
@@ -15,4 +18,9 @@ def rules_named(semantics: str) -> Rules:
     return RULES[semantics] if semantics else FAIRSEQ
 
 
-__all__ = ["DRAWING", "FAIRSEQ", "HUGGINGFACE", "RULES", "Rules", "draws", "rules_named"]
+def with_semantics(cfg: GenerationConfig) -> GenerationConfig:
+    """The configuration with the name of its rules in place of an empty ``semantics``."""
+    return replace(cfg, semantics=rules_named(cfg.semantics).name)
+
+
+__all__ = ["DRAWING", "FAIRSEQ", "HUGGINGFACE", "RULES", "Rules", "draws", "rules_named", "with_semantics"]

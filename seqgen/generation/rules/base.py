@@ -1,4 +1,4 @@
-"""Rules: everything in which the decoding of two toolkits differs, as one object."""
+"""Rules: the differences between the decoding of fairseq and of Hugging Face's toolkit, as one object."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 
 Make = Callable[[Sequence[str]], list[LogitsProcessor]]
-"""Makes the processors that some keys of the configuration ask for, in the order of the keys."""
+"""Builds the processors of some flat keys, in the order of the keys; keys without an effect give none."""
 
 
 DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
-"""The built-in strategies that draw at random."""
+"""The built-in random strategies."""
 
 
 def draws(cfg: GenerationConfig) -> bool:
-    """Whether a configuration asks for something to be drawn at random."""
+    """Whether a configuration asks for sampling."""
     return cfg.sampling or cfg.search in DRAWING
 
 
 class Rules:
-    """How one toolkit decodes; ``fairseq`` and ``huggingface`` are the two there are.
+    """The decoding rules of one toolkit.
 
-    ``generation.semantics`` selects the object by its ``name``, once; nothing else compares names.
+    ``generation.semantics`` selects the object by its ``name``, once; no other code compares names.
     """
 
     name: ClassVar[str]
-    """What ``generation.semantics`` calls it."""
+    """Its value of ``generation.semantics``."""
 
     forces_end: ClassVar[bool]
     """Whether end-of-sentence is forced at the maximum length; if not, an output is cut there."""
@@ -41,38 +41,31 @@ class Rules:
     """Whether processors see the start token as a generated token."""
 
     divides_by_temperature_first: ClassVar[bool]
-    """Whether logits are divided by the temperature before everything else; if not, after the other processors."""
+    """Whether logits are divided by the temperature first; otherwise only in sampling, after the other processors."""
 
     minimum_yields: ClassVar[bool]
-    """Whether a sentence whose maximum length is below the minimum may end there."""
+    """Whether an output may end at its maximum length if that is below the minimum length."""
 
     keeps_forced_score: ClassVar[bool]
     """Whether a forced first token keeps the model's score; if not, its score is 0."""
 
     def default_search(self, cfg: GenerationConfig) -> str:
-        """The strategy of a configuration that names none."""
+        """Name of the strategy of a configuration that names none."""
         raise NotImplementedError
 
     def search(self, search: Search) -> Search:
-        """The variant of a strategy that these rules prescribe; the strategy itself where there is none."""
+        """The variant of a strategy under these rules; by default the strategy itself."""
         return search
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
-        """All logits processors of a configuration, in the order in which they are applied.
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
+        """The logits processors of a configuration in the order in which they are applied, without warpers.
 
         Args:
-            make: makes those of some keys.
+            make: builds the processors of some flat keys.
             cfg: the configuration.
-            registered: those that the user chose by name.
-        """
-        raise NotImplementedError
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """The processors of a generator that is built without a configuration.
-
-        Args:
-            penalties: those that apply to prefixes too.
-            free: those that a prefix overrules.
+            registered: the processors that ``generation.processors`` names.
             pad: id of padding.
         """
         raise NotImplementedError
@@ -80,21 +73,21 @@ class Rules:
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
     ) -> FinishedHypotheses:
-        """The finished hypotheses of a beam search, none so far."""
+        """Make the finished hypotheses of a beam search."""
         raise NotImplementedError
 
     def finished_rows(self, sentences: int, beam: int, ranking: Ranking, device: torch.device) -> FinishedHypotheses:
-        """Those of a strategy whose beams are hypotheses of their own."""
+        """Make the finished hypotheses of a strategy whose beams are independent."""
         return EachRow(sentences, beam, ranking, device)
 
     def renormalizes(self, search: Search) -> bool:
-        """Whether the scores that processors changed are normalized over the vocabulary before the search."""
+        """Whether scores are renormalized after the processors."""
         raise NotImplementedError
 
     def processes_logits(self, search: Search, members: int) -> bool:
-        """Whether processors see the logits of the only member rather than log-probabilities."""
+        """Whether processors see the logits of a single member instead of log-probabilities."""
         return False
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
-        """Why a key has no effect under these rules, after "generation.KEY=VALUE "; empty where it has."""
+        """Why a key has no effect under these rules, to follow "generation.KEY=VALUE "; empty if it has one."""
         return ""

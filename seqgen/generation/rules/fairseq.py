@@ -29,13 +29,13 @@ OVERRULED_BY_PREFIX = (
     "forced_first",
     "exponential_decay_factor",
 )
-"""Keys whose processors a given prefix overrules, in order; the first few are fairseq's own."""
+"""Keys whose processors apply only after a given prefix, in order; the first few are fairseq's own."""
 
 
 class FairseqRules(Rules):
-    """The first ``beam`` hypotheses that finish win, and end-of-sentence is forced at the maximum length.
+    """The first ``beam`` finished hypotheses are kept, and end-of-sentence is forced at the maximum length.
 
-    Padding is never written, and a given prefix overrules all processors but the ban on repeated n-grams.
+    Padding is never generated. A given prefix overrides the processors of ``OVERRULED_BY_PREFIX``, but not the others.
     """
 
     name = "fairseq"
@@ -49,19 +49,18 @@ class FairseqRules(Rules):
         """Beam search, or sampling."""
         return "sampling" if cfg.sampling else "beam"
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         return [
-            *make(("forbidden_padding", "remove_invalid", "unkpen")),
+            Forbid([pad]),
+            *make(("remove_invalid", "unkpen")),
             ForceEndAtMaximum(),
             ForcePrefix(make(OVERRULED_BY_PREFIX)),
             *make(("no_repeat_ngram_size",)),
             *registered,
         ]
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """See ``Rules.usual``."""
-        return [Forbid([pad]), *penalties, ForceEndAtMaximum(), ForcePrefix(free)]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
@@ -70,14 +69,14 @@ class FairseqRules(Rules):
         return FirstFinished(sentences, beam, ranking, device)
 
     def renormalizes(self, search: Search) -> bool:
-        """Only what is drawn from."""
+        """Only in sampling."""
         return search.independent_rows and not search.additive
 
     def objection(self, cfg: GenerationConfig, key: str) -> str:
         """See ``Rules.objection``."""
         if key == "early_stopping":
             return "belongs to Hugging Face's rules; give generation.semantics=huggingface, or leave it out"
-        if key == "forced_last":
+        if key == "forced_last" or (key == "processors" and "force_last" in cfg.processors):
             return (
                 "belongs to Hugging Face's rules, and by fairseq's every output ends with end-of-sentence; give "
                 "generation.semantics=huggingface, or leave it out"

@@ -19,7 +19,7 @@ from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 
 ORDER = (
-    "unkpen",  # which transformers does not have
+    "unkpen",  # not in transformers
     "sequence_bias",
     "encoder_repetition_penalty",
     "repetition_penalty",
@@ -40,9 +40,9 @@ ORDER = (
 
 
 class HuggingFaceRules(Rules):
-    """A better hypothesis replaces the worst finished one, and an output of the maximum length is cut.
+    """A better hypothesis replaces the worst finished one, and an output is cut at the maximum length.
 
-    Padding may be written, the start token counts as generated, and a given prefix overrules all processors.
+    Padding can be generated, the start token counts as generated, and a given prefix overrides all processors.
     """
 
     name = "huggingface"
@@ -53,27 +53,25 @@ class HuggingFaceRules(Rules):
     keeps_forced_score = False
 
     def default_search(self, cfg: GenerationConfig) -> str:
-        """One beam is greedy search, and sampling with several beams draws a beam search's candidates."""
+        """Greedy search for one beam; beam sampling for sampling with several beams."""
         if cfg.sampling:
             return "beam_sampling" if cfg.beam > 1 else "sampling"
         return "greedy" if cfg.beam == 1 else "beam"
 
     def search(self, search: Search) -> Search:
-        """Diverse groups keep to themselves, and constrained search shares the beam out after beam search."""
+        """Diverse and constrained beam search have variants of their own."""
         if type(search) is DiverseBeamSearch and search.groups > 1:
             return HuggingFaceDiverseBeam(search.groups, search.strength)
         if type(search) is ConstrainedSearch:
             return HuggingFaceConstrainedBeam(search.ordered)
         return search
 
-    def order(self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    def order(
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+    ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         exact: list[LogitsProcessor] = [ForceEndAtMaximum()] if cfg.match_source_len else []
         return [ForcePrefix([*make(ORDER), *exact, *registered])]
-
-    def usual(self, penalties: list[LogitsProcessor], free: list[LogitsProcessor], pad: int) -> list[LogitsProcessor]:
-        """See ``Rules.usual``."""
-        return [*penalties, ForcePrefix(free)]
 
     def finished(
         self, sentences: int, beam: int, ranking: Ranking, device: torch.device, early_stopping: str
@@ -82,7 +80,7 @@ class HuggingFaceRules(Rules):
         return BestFinished(sentences, beam, ranking, device, early_stopping)
 
     def renormalizes(self, search: Search) -> bool:
-        """Greedy search and sampling, whose scores are those of the processed distribution."""
+        """In greedy search and sampling."""
         return search.independent_rows
 
     def processes_logits(self, search: Search, members: int) -> bool:

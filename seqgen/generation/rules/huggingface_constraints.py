@@ -19,15 +19,16 @@ from seqgen.generation.search.lexical_constraints import OneAtATime
 
 
 class HuggingFaceConstrainedBeam(Search):
-    """Beam search that divides its beams among hypotheses that have different numbers of tokens of their phrases.
+    """Beam search that divides its beams among banks of hypotheses with equally many constraint tokens.
 
-    To the beams with which beam search would continue come all continuations that bring a phrase further, and of all
-    these the best of each bank is taken in turn. A hypothesis finishes only if it has every phrase. The original knows
-    phrases in any order only; in a given order, none but the first that is not met may begin. Where no hypothesis has
-    every phrase at the maximum length, the original gives some that lack a phrase; here, there are none.
+    The candidates are the beams with which beam search would continue and all continuations that match a further
+    constraint token; the beam is filled with the best of each bank in turn. A hypothesis finishes only if it has every
+    phrase. The original supports phrases in any order only; in a given order, only the first unmet phrase may begin.
+    If no hypothesis has every phrase at the maximum length, the original returns some that lack a phrase; here there
+    are none.
 
     Args:
-        ordered: whether phrases must occur in the order given.
+        ordered: whether phrases must occur in the given order.
     """
 
     takes_constraints = True
@@ -49,7 +50,7 @@ class _ConstrainedBatch(Search):
         self.constraints = OneAtATime(batch.constraints, ordered, batch.device)
         self.progress = self.constraints.start(batch.beam_size)
         self.reached = self.progress
-        """The progress of the candidates of the last step."""
+        """Progress of the candidates of the newest step."""
 
     def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses:
         """See ``Search.finished``."""
@@ -65,8 +66,8 @@ class _ConstrainedBatch(Search):
         self.progress = self.constraints.advance(self.progress.gather(active.beams), active.tokens)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """See ``Search.step``; behind the best candidates stand those that bring a phrase further."""
-        beam = lprobs.size(1) if context.step else 1  # at first all beams are the same
+        """See ``Search.step``; candidates that match a further token follow the best candidates."""
+        beam = lprobs.size(1) if context.step else 1  # at the first step all beams are equal
         totals = lprobs[:, :beam] + scores[:, :beam].unsqueeze(-1)
         best = best_continuations(lprobs[:, :beam], scores[:, :beam], self.batch.num_candidates)
         further = self.constraints.next_tokens(self.progress)[:, :beam]  # (sentences, beam, W)
@@ -82,7 +83,7 @@ class _ConstrainedBatch(Search):
 
 
 class _AllocatedHypotheses(GroupedHypotheses):
-    """The finished hypotheses of a constrained beam search, which also shares out the beam."""
+    """The finished hypotheses of a constrained beam search, which also divide the beam among the banks."""
 
     def __init__(self, search: _ConstrainedBatch, ranking: Ranking, early_stopping: str):
         batch = search.batch
@@ -90,11 +91,11 @@ class _AllocatedHypotheses(GroupedHypotheses):
         self.search = search
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Those that are possible and have every phrase."""
+        """Those that are not forbidden and have every phrase."""
         return super().complete(candidates) & ~self.search.constraints.unmet(self.search.reached)
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Of those that beam search would take and those that bring a phrase further, the best of each bank in turn."""
+        """The best of each bank in turn, of beam search's choice and of those that match a further token."""
         plain = self.search.batch.num_candidates
         first = Candidates(*(values[:, :plain] for values in vars(candidates).values()))
         usual, kept = super().choose(first, ended[:, :plain])
@@ -104,7 +105,7 @@ class _AllocatedHypotheses(GroupedHypotheses):
         entries = (candidates.tokens * self.beam + candidates.beams).gather(1, columns)
         scores = scores.masked_fill(repeated(entries), -torch.inf)
         banks = self.search.constraints.bank(self.search.reached).gather(1, columns)
-        # a token of a phrase outweighs 100 nats, and no more
+        # as in the original, a constraint token counts 100 nats
         order = (banks * 100 + scores).argsort(dim=1, descending=True, stable=True)
         impossible = scores.gather(1, order) == -torch.inf
         turns = take_turns(banks.gather(1, order).masked_fill(impossible, NONE))

@@ -1,4 +1,4 @@
-"""Finished hypotheses by the rule of Hugging Face's older searches: group and constrained beam search."""
+"""Finished hypotheses of Hugging Face's diverse and constrained beam search."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from seqgen.generation.finished import FinishedHypotheses, Ranking
 
 
 class GroupedHypotheses(FinishedHypotheses):
-    """Groups of beams with places of their own, each of which is done by itself.
+    """Finished hypotheses of each group of beams; each group is done by itself.
 
-    As in ``BestFinished`` a better hypothesis takes the place of the worst. What differs is when a group is done: the
-    question whether a better one is to be expected is asked of the best candidate of a step, also where that has just
-    ended; and where everything must end, the beams of a group that is done by this question are no hypotheses.
+    As in ``BestFinished``, a better hypothesis replaces the worst one of its group. The condition for a group to be
+    done differs: it compares the worst finished hypothesis with the best candidate of the step, even if that candidate
+    has just ended. At the maximum length, the active beams of groups that this condition has closed are not finalized.
 
-    Beams, places and candidates stand group by group: of two groups of two beams, beams 0 and 1 are the first.
+    Beams, finished hypotheses and candidates are in the order of the groups: of two groups of two beams, beams 0 and 1
+    are the first group.
 
     Args:
-        sentences: sentences of the batch.
-        beam: places for hypotheses of each.
-        ranking: how they score.
-        device: where the tensors live.
+        sentences: number of sentences of the batch.
+        beam: finished hypotheses of each sentence.
+        ranking: how they are scored.
+        device: device of the tensors.
         early_stopping: see ``BestFinished``.
         end_tokens: ids that end an output.
-        groups: how many groups.
+        groups: number of groups.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class GroupedHypotheses(FinishedHypotheses):
         self.end_tokens = torch.tensor(end_tokens, device=device)
         self.groups = groups
         self.group_done = torch.zeros(sentences, groups, dtype=torch.bool, device=device)
-        """``(live, groups)`` which groups look for no more hypotheses."""
+        """``(live, groups)`` bool, which groups are done."""
         self._best = torch.full((sentences, groups), -torch.inf, device=device)
 
     def finalize(
         self, candidates: Candidates, ends: Tensor, step: int | Tensor, bonus: Tensor | None = None
     ) -> Candidates:
-        """Finalize what ends among the first candidates of each group; where all must end, also the others."""
+        """Finalize the first candidates of each group that end; at the maximum length, also active beams."""
         self._widened(candidates.scores.dtype)
         all_end = ends.all(1, keepdim=True)
         ended = torch.where(all_end, torch.isin(candidates.tokens, self.end_tokens), ends)
@@ -75,11 +76,11 @@ class GroupedHypotheses(FinishedHypotheses):
         return (ranks < self.beam // self.groups).expand_as(candidates.tokens)
 
     def complete(self, candidates: Candidates) -> Tensor:
-        """Which candidates may be hypotheses: ``(live, K)`` bool; those that are possible."""
+        """Which candidates may be finalized, ``(live, K)`` bool: those that are not forbidden."""
         return candidates.scores > -torch.inf
 
     def choose(self, candidates: Candidates, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the candidates that continue: the first of each group that have not ended.
+        """Choose the candidates that continue: the first ones of each group that have not ended.
 
         Args:
             candidates: ``K`` of each live sentence.
@@ -96,7 +97,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return columns, candidates.scores.masked_fill(ended, -torch.inf).gather(1, columns)
 
     def _content(self, length: int | Tensor) -> Tensor:
-        """Which groups expect nothing better, their best candidate having ``length`` tokens: ``(live, groups)``."""
+        """Which groups are full and cannot improve by a candidate of ``length`` tokens: ``(live, groups)`` bool."""
         full: Tensor = (self.lengths > 0).unflatten(1, (self.groups, -1)).all(-1)
         if self.early_stopping == "true":
             return full
@@ -104,7 +105,7 @@ class GroupedHypotheses(FinishedHypotheses):
         return full & (self.ranking.score(self._best, length) <= worst)
 
     def done(self, active: Candidates, step: int | Tensor, max_lengths: Tensor) -> Tensor:
-        """All groups are done, or no beam is active."""
+        """Whether all groups are done, the maximum length is reached, or no beam is active."""
         latest = self.early_stopping == "never" and self.ranking.favours_length
         self.group_done |= self._content((max_lengths + 1).unsqueeze(1) if latest else step + 1)
         return self.group_done.all(1) | (max_lengths <= step) | (active.scores == -torch.inf).all(1)

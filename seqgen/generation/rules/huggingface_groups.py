@@ -18,16 +18,16 @@ from seqgen.generation.search.diverse import check_groups
 
 
 class HuggingFaceDiverseBeam(Search):
-    """Groups that keep to themselves and avoid the tokens of those before them (Vijayakumar et al. 2018, section 4).
+    """Diverse beam search with separate groups of beams (Vijayakumar et al. 2018, section 4).
 
-    A token loses ``strength`` for each beam of an earlier group that continues with it, before the logits processors
-    are applied. (In the original, sequence bias comes first; the order of two terms of a sum does not matter.) A group
-    keeps its own beams and hypotheses to the end, and all of them are ranked together. One that is done continues with
-    padding: so does the original, whose later groups avoid padding then.
+    The score of a token is lowered by ``strength`` for each beam of an earlier group that continues with it, before the
+    logits processors are applied. (In the original, sequence bias comes first; the order of two summands does not
+    matter.) Each group has its own beams and finished hypotheses; at the end, the hypotheses of all groups are ranked
+    together. A group that is done continues with padding, as in the original, so that later groups avoid padding.
 
     Args:
-        groups: how many; they divide the beam size.
-        strength: see above, in nats.
+        groups: number of groups; the beam size must be a multiple of it.
+        strength: the penalty, in nats.
     """
 
     additive = True
@@ -64,14 +64,14 @@ class HuggingFaceDiverseBeam(Search):
         return context.process(lprobs)[:, rows]
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """See ``Search.step``; the candidates stand group by group."""
+        """See ``Search.step``; the candidates are in the order of the groups."""
         assert self.hypotheses is not None
         size = lprobs.size(1) // self.groups
-        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), how often earlier groups continue with each token
+        used = torch.zeros_like(lprobs[:, 0])  # (sentences, V), beams of earlier groups that continue with each token
         chosen = []
         for group in range(self.groups):
             done = self.hypotheses.group_done[:, group : group + 1]
-            # at first all beams of a group are the same
+            # at the first step all beams of a group are equal
             rows = slice(group * size, group * size + (size if context.step else 1))
             penalized = self.processed(context, lprobs, rows, self.strength * used.unsqueeze(1))
             own = best_continuations(penalized, scores[:, rows], self.batch.num_candidates // self.groups)

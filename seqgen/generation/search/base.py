@@ -1,4 +1,4 @@
-"""The base class of search strategies: which tokens continue which beams. They know nothing of models."""
+"""The base class of search strategies, which choose the tokens that continue each beam. They do not use models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from seqgen.generation.finished import FinishedHypotheses, Ranking
 
 
 class Search(Component):
-    """A strategy; a subclass implements ``step``.
+    """A search strategy; a subclass implements ``step``.
 
-    One that remembers something between two steps declares ``sentence_state`` or ``beam_state`` and fills it in
-    ``begin``, so that any number of batches may be decoded with one strategy at once. A strategy that is more than a
-    choice among the next tokens brings a loop of its own, ``session_class``.
+    A strategy with per-batch state declares ``sentence_state`` or ``beam_state`` and initializes it in ``begin``, so
+    that one strategy can decode several batches at once. A strategy that needs another loop sets ``session_class``.
     """
 
     flags: ClassVar[Flags] = {
@@ -30,63 +29,63 @@ class Search(Component):
     }
 
     additive: bool = False
-    """Whether it does no more with ``lprobs`` and ``scores`` than to add them. Then the session may hand over logits
-    and subtract their log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
+    """Whether ``step`` only adds ``lprobs`` and ``scores``. Then the session may pass logits and subtract their
+    log-sum-exp from ``scores``, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """Whether sentences may join a running batch: it asks of the context no more than whether ``step`` is 0."""
+    """Whether sentences may join a running batch: of the context, ``step`` reads only whether ``context.step`` is 0."""
 
     independent_rows: bool = False
-    """Whether every beam is a hypothesis of its own: candidate ``i`` continues beam ``i``, and ends when it ends."""
+    """Whether the beams are independent hypotheses: candidate ``i`` continues beam ``i``."""
 
     processes_itself: bool = False
-    """Whether ``step`` gets scores that no logits processor has changed, and applies ``context.process`` itself."""
+    """Whether ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
 
     takes_constraints: bool = False
-    """Whether it makes outputs contain given phrases."""
+    """Whether it supports lexical constraints."""
 
     session_class: ClassVar[type[Any] | None] = None
-    """The loop that decodes a batch, a subclass of ``Session``; ``None`` for the ordinary one."""
+    """The subclass of ``Session`` that decodes a batch; ``None`` for ``Session`` itself."""
 
     def rows(self, beam: int) -> int:
-        """How many beams are decoded where ``beam`` are asked for."""
+        """The number of beams that are decoded if the user asks for ``beam``."""
         return beam
 
     def begin(self, batch: BatchInfo) -> Self:
         """Prepare for a batch; see ``Component.begin``.
 
         Raises:
-            ConfigError: the batch has constraints, and the strategy does not take any.
+            ConfigError: the batch has constraints, and the strategy does not support them.
         """
         if batch.constraints is not None and not self.takes_constraints:
             raise ConfigError(f"{type(self).__name__} does not take constraints; choose the constrained search")
         return super().begin(batch)
 
     def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
-        """The finished hypotheses of this batch, for a strategy that has a rule of its own for them.
+        """Make the finished hypotheses of this batch, for a strategy with its own rule of what finishes.
 
         Args:
-            ranking: how they score.
+            ranking: how they are scored.
             early_stopping: see ``BestFinished``.
 
         Returns:
-            The finished hypotheses of the batch, none so far; ``None`` for those of the rules in use.
+            An empty object for the batch; ``None`` for that of the rules in use.
         """
         return None
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Choose the candidates of each sentence.
 
-        There must be twice as many as beams: at most one candidate of each beam is end-of-sentence, so that enough
-        others continue.
+        Twice as many candidates as beams are needed: at most one candidate of each beam is end-of-sentence, so that
+        enough others continue. With further end tokens, ``BatchInfo.num_candidates`` are needed.
 
         Args:
-            context: the step; at ``context.step == 0`` all beams of a sentence are the same.
+            context: the step context; at ``context.step == 0`` all beams of a sentence are equal.
             lprobs: ``(sentences, beam, V)`` log-probabilities of the next token; ``-inf`` where it is forbidden.
             scores: ``(sentences, beam)`` cumulative scores; ``-inf`` for a beam that does not exist.
 
         Returns:
-            ``2 * beam`` candidates of each sentence, in the order in which they are preferred: those among the first
-            ``beam`` that are end-of-sentence finish a hypothesis, and the first ``beam`` others continue.
+            ``2 * beam`` candidates of each sentence, best first: those among the first ``beam`` that are
+            end-of-sentence finish a hypothesis, and the first ``beam`` others continue.
         """
         raise NotImplementedError

@@ -41,13 +41,13 @@ class BeamSearch(Search):
 
 @register_search("greedy")
 class Greedy(Search):
-    """Writes the most probable token at every step."""
+    """Generates the most probable token at every step."""
 
     additive = True
     independent_rows = True
 
     def rows(self, beam: int) -> int:
-        """One: all beams would be the same."""
+        """One, since all beams would be equal."""
         return 1
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
@@ -57,5 +57,5 @@ class Greedy(Search):
 
 
 def own_beams(values: Tensor) -> Tensor:
-    """The beams of ``(sentences, beam)`` candidates each of which continues the beam at whose rank it stands."""
+    """The parent beams of ``(sentences, beam)`` candidates if candidate ``i`` continues beam ``i``."""
     return torch.arange(values.size(1), device=values.device).expand_as(values).contiguous()

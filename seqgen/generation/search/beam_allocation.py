@@ -1,4 +1,4 @@
-"""How a beam is shared out among hypotheses that have come differently far with their phrases."""
+"""Dynamic beam allocation: the beam is divided among banks of hypotheses with equally many constraint tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ NONE = -1
 
 
 def allocate(banks: Tensor, scores: Tensor) -> Tensor:
-    """Put candidates in the order in which the beam takes them: the best of each bank in turn, the furthest bank first.
+    """Order candidates by turns: the best of each bank, then the second best of each, the largest bank number first.
 
-    Banks 2 2 1 1 0 of falling scores become 2 1 0 2 1.
+    Candidates of descending scores in the banks 2 2 1 1 0 are put into the order of banks 2 1 0 2 1.
 
     Args:
         banks: ``(sentences, K)`` int64.
@@ -30,13 +30,13 @@ def take_turns(banks: Tensor) -> Tensor:
     """The columns of the first of each bank, then those of the second of each, and so on.
 
     Args:
-        banks: ``(sentences, K)`` int64; candidates of one bank stand together, those that do not count in ``NONE``.
+        banks: ``(sentences, K)`` int64; candidates of one bank are adjacent; ``NONE`` comes last.
 
     Returns:
         ``(sentences, K)`` int64 columns: of banks 2 2 1 1 0, these are 0 2 4 1 3.
     """
     size = banks.size(1)
-    # each bank begins at column 0 0 2 2 4, so that the turns within banks are 0 1 0 1 0
+    # of banks 2 2 1 1 0, the first columns are 0 0 2 2 4, and the ranks within banks 0 1 0 1 0
     columns = torch.arange(size, device=banks.device).expand_as(banks)
     begins = torch.ones_like(banks, dtype=torch.bool)
     begins[:, 1:] = banks[:, 1:] != banks[:, :-1]
@@ -45,7 +45,7 @@ def take_turns(banks: Tensor) -> Tensor:
 
 
 def repeated(entries: Tensor) -> Tensor:
-    """Which entries have occurred before in their row: ``[5, 3, 5, 5]`` gives ``[no, no, yes, yes]``."""
+    """Which entries occur earlier in their row: ``[5, 3, 5, 5]`` gives ``[False, False, True, True]``."""
     ordered, order = entries.sort(dim=1, stable=True)
     seen = torch.zeros_like(ordered, dtype=torch.bool)
     seen[:, 1:] = ordered[:, 1:] == ordered[:, :-1]

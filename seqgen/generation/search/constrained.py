@@ -1,4 +1,4 @@
-"""Beam search whose outputs contain given phrases."""
+"""Lexically constrained beam search under fairseq's rules."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ConstrainedConfig:
 class ConstrainedSearch(Search):
     """Beam search with dynamic beam allocation (Post and Vilar 2018; Hu et al. 2019 for phrases in any order).
 
-    Hypotheses are divided into banks by how many tokens of the phrases they have, and the beam takes the best of each
-    bank in turn, the furthest bank first. Besides the best candidates of all, the best one of each beam and all that
-    bring a hypothesis further are considered. No hypothesis ends before it has every phrase. By Hugging Face's rules
-    ``HuggingFaceConstrainedBeam`` takes its place.
+    Hypotheses are divided into banks by their number of matched constraint tokens, and the beam is filled with the best
+    of each bank in turn, beginning with the bank that has most. The candidates are the best ones of the sentence, the
+    best one of each beam, and all that match a further constraint token. No hypothesis ends before it has every
+    phrase. Under Hugging Face's rules, ``HuggingFaceConstrainedBeam`` is used instead.
 
     Args:
-        ordered: whether phrases must occur in the order given, none overlapping another.
+        ordered: whether phrases must occur in the given order, without overlaps.
     """
 
     takes_constraints = True
@@ -53,7 +53,7 @@ class ConstrainedSearch(Search):
 
 
 class _ConstrainedBatch(Search):
-    """The search over one batch: its phrases, and how many of their tokens each beam has."""
+    """The search over one batch: its phrases, and the progress of each beam."""
 
     def __init__(self, batch: BatchInfo, ordered: bool):
         assert batch.constraints is not None
@@ -91,7 +91,7 @@ class _ConstrainedBatch(Search):
         return self.constraints.unmet(reached)
 
     def _candidates(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """The best of all, the best of each beam, and those that bring a hypothesis further, each once."""
+        """The best of the sentence, the best of each beam, and those that match a further token, without duplicates."""
         top = self._beam_search.step(context, lprobs, scores)
         if context.step == 0:
             lprobs, scores = lprobs[:, :1], scores[:, :1]
@@ -108,7 +108,7 @@ class _ConstrainedBatch(Search):
 
 
 class _CompleteFinished(FirstFinished):
-    """fairseq's rule for hypotheses that have every phrase; whatever ends one that lacks some, it is dropped."""
+    """fairseq's rule, restricted to hypotheses with every phrase; one that ends without a phrase is dropped."""
 
     def __init__(self, search: _ConstrainedBatch, ranking: Ranking):
         super().__init__(search.batch.num_sentences, search.batch.beam_size, ranking, search.batch.device)

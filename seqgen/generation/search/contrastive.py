@@ -1,4 +1,4 @@
-"""Contrastive search: tokens that are likely, but whose hidden features are unlike all those before."""
+"""Contrastive search: probable tokens whose hidden features differ from those of all earlier tokens."""
 
 from __future__ import annotations
 
@@ -21,67 +21,26 @@ from seqgen.registry import register_search
 from seqgen.structures import Source
 
 
-@dataclass
-class ContrastiveConfig:
-    """Configuration of contrastive search."""
-
-    penalty_alpha: float = option(0.6, "weight of the penalty for similarity", minimum=0, maximum=1)
-    contrastive_topk: int = option(4, "candidates at each step", minimum=1)
-
-
-@register_search("contrastive", config=ContrastiveConfig)
-class ContrastiveSearch(Search):
-    """Of the ``k`` likeliest tokens takes the one with the best sum of confidence and novelty (Su et al. 2022).
-
-    With the probability ``p(v)`` of a token, and the features ``h`` that the decoder computes once it has been written,
-    equation 5 of the paper: ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all x before)``.
-
-    The score of an output is that of its tokens' log-probabilities alone.
-
-    Args:
-        penalty_alpha: alpha; 0 is greedy search.
-        contrastive_topk: k; 1 is greedy search.
-    """
-
-    independent_rows = True
-
-    def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
-        if not 0 <= penalty_alpha <= 1 or contrastive_topk < 1:
-            raise ConfigError(
-                f"penalty_alpha={penalty_alpha} must be between 0 and 1, contrastive_topk={contrastive_topk} at least 1"
-            )
-        self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
-
-    def rows(self, beam: int) -> int:
-        """One: nothing is random, so that all beams would be the same."""
-        return 1
-
-    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
-        """The ``k`` likeliest continuations, which ``ContrastiveSession`` chooses among; see ``Search.step``."""
-        best, tokens = lprobs[:, 0].topk(min(self.contrastive_topk, lprobs.size(-1)), dim=-1)
-        return Candidates(scores + best, tokens, torch.zeros_like(tokens))
-
-
 class ContrastiveSession(Session):
     """Decodes a batch by contrastive search.
 
-    The model has ``k`` rows for each sentence, which all hold the same tokens. At each step each row reads a candidate
-    of its own; when one is chosen, all rows continue from that one.
+    The model has ``k`` rows for each sentence, all with the same generated tokens. At each step, each row reads another
+    candidate; then all rows continue from the row that read the chosen one.
 
     Args:
         setup: see ``Session``; its search is a ``ContrastiveSearch``.
         request: see ``Session``.
 
     Raises:
-        ConfigError: there are several models, or the model's features cannot be had.
+        ConfigError: there are several models, or the model does not provide its features.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, ContrastiveSearch)
         if len(setup.ensemble.members) > 1:
             raise ConfigError(
-                "contrastive search compares the hidden features of one model, which an ensemble and "
-                "classifier-free guidance do not have; give one model and no guidance_scale, or another search"
+                "contrastive search compares the hidden features of one model, so that it does not work with ensembles "
+                "and classifier-free guidance; give one model and no guidance_scale, or another search"
             )
         check_features(setup.ensemble.models, "contrastive search")
         self.alpha = setup.search.penalty_alpha
@@ -90,16 +49,16 @@ class ContrastiveSession(Session):
         start = self.backpointers.matrix().expand(-1, self.topk, -1)
         self.out = self._read(start)
         self.features = _normalized(self._features()[:, :1])
-        """``(live, positions, C)`` features of unit length of all that each sentence has read."""
+        """``(live, positions, C)`` normalized features of all tokens that each sentence has read."""
         self.chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=start.device)
-        """``(live, 1)`` int64 row of its sentence that read the token chosen last."""
+        """``(live, 1)`` int64, which of the ``k`` rows read the newest token."""
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
-        """A model with a row for each candidate; see ``Session.new_member``."""
+        """A member with ``k`` rows for each sentence; see ``Session.new_member``."""
         return Member(spec.model, source, self.topk, start_token, self.setup.debug)
 
     def _read(self, tokens: Tensor) -> MemberOutput:
-        """Let the rows read their newest token.
+        """Run the decoder on the newest token of each row.
 
         Args:
             tokens: ``(live, k, L)`` int64 from the start token on.
@@ -117,17 +76,17 @@ class ContrastiveSession(Session):
         return [self.out.select(rows + self.chosen.squeeze(1))]
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
-        """Let the model read the likeliest tokens, and choose the one with the largest gain."""
+        """Let the model read the most probable tokens, and choose the one that maximizes equation 5."""
         candidates = super().choose(context, scored)
         probabilities = scored.lprobs[:, 0].gather(1, candidates.tokens).exp()
         possible = candidates.scores > -torch.inf
-        # A table of positions may have no place for a token after the last: then the likeliest is taken.
+        # at the last position that the decoder can read, the most probable token is chosen
         if context.step + 1 < self.setup.ensemble.models[0].decoder.max_positions():
             generated = self.backpointers.matrix().expand(-1, self.topk, -1)
             self.out = self._read(torch.cat([generated, candidates.tokens.unsqueeze(-1)], dim=-1))
             features = _normalized(self._features())
             similarity = (features @ self.features.transpose(1, 2)).amax(-1)
-            # the same dtype for both terms, and what is forbidden is never chosen, however new it would be
+            # both terms in one dtype; forbidden tokens are masked, since only their probability is 0
             gains = (1 - self.alpha) * probabilities - self.alpha * similarity.to(probabilities.dtype)
             self.chosen = gains.masked_fill(~possible, -torch.inf).argmax(1, keepdim=True)
             self.features = torch.cat([self.features, _pick(features, self.chosen)], dim=1)
@@ -142,13 +101,55 @@ class ContrastiveSession(Session):
         self.out = self.out.select(rows_of_sentences(keep, self.topk))
 
     def advance(self, active: Candidates, attention: Tensor | None) -> None:
-        """Let all rows continue from the one that read the chosen token; see ``Session.advance``."""
+        """Let all rows continue from the row that read the chosen token; see ``Session.advance``."""
         super().advance(active, attention)
         self.members[0].reorder_beams(self.chosen.expand(-1, self.topk))
 
 
+@dataclass
+class ContrastiveConfig:
+    """Configuration of contrastive search."""
+
+    penalty_alpha: float = option(0.6, "weight of the similarity penalty", minimum=0, maximum=1)
+    contrastive_topk: int = option(4, "number of candidates per step", minimum=1)
+
+
+@register_search("contrastive", config=ContrastiveConfig)
+class ContrastiveSearch(Search):
+    """Chooses, among the ``k`` most probable tokens, the one that maximizes equation 5 of Su et al. 2022.
+
+    With the probability ``p(v)`` of a token and the features ``h`` that the decoder computes when it reads the token,
+    this is ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all earlier x)``.
+
+    The score of an output is computed from the log-probabilities of its tokens alone.
+
+    Args:
+        penalty_alpha: alpha; 0 is greedy search.
+        contrastive_topk: k; 1 is greedy search.
+    """
+
+    independent_rows = True
+    session_class = ContrastiveSession
+
+    def __init__(self, penalty_alpha: float = 0.6, contrastive_topk: int = 4):
+        if not 0 <= penalty_alpha <= 1 or contrastive_topk < 1:
+            raise ConfigError(
+                f"penalty_alpha={penalty_alpha} must be between 0 and 1, contrastive_topk={contrastive_topk} at least 1"
+            )
+        self.penalty_alpha, self.contrastive_topk = penalty_alpha, contrastive_topk
+
+    def rows(self, beam: int) -> int:
+        """One, since all beams would be equal."""
+        return 1
+
+    def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
+        """The ``k`` most probable continuations, among which ``ContrastiveSession`` chooses; see ``Search.step``."""
+        best, tokens = lprobs[:, 0].topk(min(self.contrastive_topk, lprobs.size(-1)), dim=-1)
+        return Candidates(scores + best, tokens, torch.zeros_like(tokens))
+
+
 def _normalized(features: Tensor) -> Tensor:
-    """Features of unit length, in float32 or wider, so that products of them are cosines."""
+    """Features divided by their norm, in float32 or wider, so that dot products are cosines."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))
     norms: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     return features / norms
@@ -157,6 +158,3 @@ def _normalized(features: Tensor) -> Tensor:
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
     """The row of each sentence: ``values`` ``(live, k, X)``, ``rows`` ``(live, 1)``, giving ``(live, 1, X)``."""
     return values.gather(1, rows.unsqueeze(-1).expand(-1, -1, values.size(-1)))
-
-
-ContrastiveSearch.session_class = ContrastiveSession

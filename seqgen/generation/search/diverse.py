@@ -1,4 +1,4 @@
-"""Search strategies that keep the hypotheses of a sentence apart."""
+"""Diverse beam search and diverse siblings: strategies that make the hypotheses of a sentence differ."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ from seqgen.registry import register_search
 class DiverseBeamConfig:
     """Configuration of diverse beam search."""
 
-    groups: int = option(2, "groups of beams", minimum=1)
-    strength: float = option(0.5, "what a token loses for each use by an earlier group, in nats", minimum=0)
+    groups: int = option(2, "number of groups that the beam is split into", minimum=1)
+    strength: float = option(
+        0.5, "penalty for a token per earlier group that chose it at this step, in nats", minimum=0
+    )
 
 
 @register_search("diverse_beam", config=DiverseBeamConfig)
 class DiverseBeamSearch(Search):
-    """Groups of beams, each of which avoids the tokens of those before it (Vijayakumar et al. 2018, section 4).
+    """Groups of beams, each of which avoids the tokens of the groups before it (Vijayakumar et al. 2018, section 4).
 
-    The groups choose one after the other, at every step. A token loses ``strength`` for each time that it is among the
-    candidates of an earlier group (Hamming diversity), and the loss stays in the scores. Beam ``i`` belongs to group
-    ``i % groups``, and the candidates are interleaved rank by rank, so that the first ``beam`` of them are the first
-    few of each group. As in fairseq, a group is a set of ranks: when a hypothesis has ended, those after it move up,
-    and the next step finds them in other groups. By Hugging Face's rules ``HuggingFaceDiverseBeam`` takes its place.
+    The groups choose one after the other, at every step. The score of a token is lowered by ``strength`` for each time
+    that it is among the candidates of an earlier group (Hamming diversity), and the cumulative scores include this
+    penalty. Beam ``i`` belongs to group ``i % groups``, and the candidates are interleaved rank by rank, so that the
+    first ``beam`` candidates are the best ones of each group. As in fairseq, a group is a set of ranks: when a
+    hypothesis has finished, those after it move up, and may be in another group at the next step. Under Hugging Face's
+    rules, ``HuggingFaceDiverseBeam`` is used instead.
 
     Args:
-        groups: how many; the beam size must be a multiple of it. One group is plain beam search.
-        strength: see above, in nats.
+        groups: number of groups; the beam size must be a multiple of it. One group is plain beam search.
+        strength: the penalty, in nats.
     """
 
     additive = True
@@ -81,18 +84,18 @@ class DiverseBeamSearch(Search):
 class DiverseSiblingsConfig:
     """Configuration of diverse siblings search."""
 
-    rate: float = option(0.5, "what the i-th best child of a beam loses, times i, in nats", minimum=0)
+    rate: float = option(0.5, "penalty for a candidate, times its rank among those of its beam, in nats", minimum=0)
 
 
 @register_search("diverse_siblings", config=DiverseSiblingsConfig)
 class DiverseSiblingsSearch(Search):
-    """Beam search in which continuations of one hypothesis compete (Li, Monroe and Jurafsky 2016, section 3.2).
+    """Beam search that penalizes continuations of the same beam (Li, Monroe and Jurafsky 2016, section 3.2).
 
-    The best continuation of each beam loses ``rate``, the second best twice that, and so on; the losses stay in the
-    scores. The first step, whose beams are all the same, is plain beam search.
+    The score of the i-th best continuation of a beam is lowered by ``i * rate``, and the cumulative scores include this
+    penalty. The first step, at which all beams are equal, is plain beam search.
 
     Args:
-        rate: see above, in nats.
+        rate: the penalty, in nats.
     """
 
     additive = True
@@ -125,10 +128,10 @@ class DiverseSiblingsSearch(Search):
 
 
 def check_groups(beam: int, groups: int) -> None:
-    """Refuse a beam size that cannot be divided among the groups.
+    """Check that the beam size is a multiple of the number of groups.
 
     Raises:
-        ConfigError: it is not a multiple of their number.
+        ConfigError: it is not.
     """
     if beam % groups:
         raise ConfigError(

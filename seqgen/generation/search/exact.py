@@ -1,4 +1,4 @@
-"""Exact search: the outputs that are best of all, by branch and bound."""
+"""Exact search: the outputs with the best scores, found by branch and bound."""
 
 from __future__ import annotations
 
@@ -18,56 +18,30 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.stopping import StoppingRule
 from seqgen.incremental_state import IncrementalState
 from seqgen.registry import register_search
 from seqgen.structures import Batch, Hypothesis, map_tensors
 
 _ROUNDING = 1e-4
-"""A log-probability may be above zero by so much without being taken for a reward."""
-
-
-@dataclass
-class ExactSearchConfig:
-    """Configuration of exact search."""
-
-    expansions: int = option(100_000, "prefixes of a sentence that may be scored before the search gives up", minimum=1)
-    at_once: int = option(16, "prefixes that are scored together", minimum=1)
-
-
-@register_search("exact", config=ExactSearchConfig)
-class ExactSearch(Search):
-    """Finds the ``beam`` best of all outputs: no other has a better score (Stahlberg and Byrne 2019, algorithm 2).
-
-    A prefix is given up when nothing that continues it can be better than what has been found: log-probabilities are
-    negative, so that sums only fall, and a sum divided by a length is largest at the greatest length, or at the least
-    where the length penalty is negative. This needs time that grows exponentially with what the model is unsure of,
-    and is meant for small problems and for measuring the search errors of other strategies.
-
-    Args:
-        expansions: prefixes of a sentence that may be scored; beyond it the search raises an error.
-        at_once: prefixes that are scored together.
-    """
-
-    def __init__(self, expansions: int = 100_000, at_once: int = 16):
-        if expansions < 1 or at_once < 1:
-            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
-        self.expansions, self.at_once = expansions, at_once
+"""A log-probability may exceed zero by this much, by rounding, before it is an error."""
 
 
 @dataclass
 class Branch:
-    """Continuations that wait to be tried, and the state of the beams that they continue.
+    """Continuations that are not expanded yet, and the state of the beams that they continue.
 
     Attributes:
         candidates: ``(1, K)`` continuations, best first.
-        bounds: ``(K,)`` the best score that each may lead to.
+        bounds: ``(K,)`` upper bound of the score of any output that begins with each.
         backpointers: what the beams have generated.
         states: the decoding state of each member.
         processors: the logits processors, with their state.
+        stopping: the stopping rules, with their state.
         combination: the combination, with its state.
-        coverage: see ``Session``.
-        attention: at the newest token, likewise.
-        tried: how many of the candidates have been.
+        coverage: ``(1, beam, S)`` total attention of each source position; ``None`` without a coverage penalty.
+        attention: ``(1, beam, S)`` attention at the newest token, or ``None``.
+        tried: number of candidates that have been expanded or pruned.
     """
 
     candidates: Candidates
@@ -75,13 +49,14 @@ class Branch:
     backpointers: BackPointers
     states: list[IncrementalState | None]
     processors: list[LogitsProcessor]
+    stopping: list[StoppingRule]
     combination: Combination
     coverage: Tensor | None
     attention: Tensor | None
     tried: int = 0
 
     def take(self, count: int, least: float) -> Candidates | None:
-        """The next ``count`` candidates that may lead to more than ``least``; ``None`` where there is none."""
+        """The candidates among the next ``count`` whose bound exceeds ``least``; ``None`` if there is none."""
         wanted = self.bounds[self.tried : self.tried + count] > least
         columns = wanted.nonzero().T + self.tried
         self.tried += count
@@ -91,9 +66,9 @@ class Branch:
 class ExactSession(Session):
     """Searches the sentences of a batch, one after the other.
 
-    The search goes into the depth: of the newest continuations the best are tried first, several at once, and others
-    only when nothing is left of these. So the first outputs are found as a beam search finds them, and what waits
-    takes little memory.
+    The search is depth-first: the best of the newest continuations are expanded first, ``at_once`` of them together,
+    and older ones only when none of these is left. So outputs are found early, which prunes many prefixes, and few
+    decoder states are kept.
 
     Args:
         setup: see ``Session``; its search is an ``ExactSearch``.
@@ -102,10 +77,12 @@ class ExactSession(Session):
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if request.streamer is not None:
-            raise ConfigError("exact search knows no token of an output before it knows all; it cannot be streamed")
+            raise ConfigError("exact search knows an output only when it is complete, so that it cannot be streamed")
         if setup.observers:
             names = ", ".join(type(observer).__name__ for observer in setup.observers)
-            raise ConfigError(f"exact search has no steps that an observer ({names}) could be told of; leave it out")
+            raise ConfigError(
+                f"exact search has no steps that an observer ({names}) could see; remove it, or use another search"
+            )
         self.whole = request
         self.row = 0
         self._begin(setup, 0)
@@ -123,12 +100,12 @@ class ExactSession(Session):
         self.wanted, self.expansions = setup.beam_size, exact.expansions
         self.expanded = 0
         self.longest = int(self.sentences.max_lengths[0])
-        self.scores[:, 1:] = -torch.inf  # at first all beams are the same
+        self.scores[:, 1:] = -torch.inf  # at the first step all beams are equal
         self.branches: list[Branch] = []
         self.found: list[Hypothesis] = []
 
     def run(self) -> list[list[Hypothesis]]:
-        """Search sentence by sentence until nothing better is left.
+        """Search sentence by sentence until no prefix can lead to a better output.
 
         Raises:
             DecodingError: a sentence needs too many expansions, or a score rises, so that there is no bound.
@@ -157,17 +134,17 @@ class ExactSession(Session):
         return self.found
 
     def least(self) -> float:
-        """The score that an output must exceed to be wanted."""
+        """The score that an output must exceed to be kept."""
         return self.found[-1].score if len(self.found) == self.wanted else -torch.inf
 
     def expand(self) -> None:
-        """Score all continuations of the beams: keep what ends, and remember what may still become better."""
+        """Score all continuations of the beams: keep those that end, and put the others into a new branch."""
         step = self.backpointers.length
         self.expanded += int((self.scores > -torch.inf).sum())
         if self.expanded > self.expansions:
             raise DecodingError(
                 f"exact search of sentence {self.row} of the batch has scored {self.expansions} prefixes "
-                "and would need more; allow more (ExactSearch(expansions=...)) or fewer tokens (generation.max_len), "
+                "and would need more; raise search.expansions, lower generation.max_len, "
                 "or take beam search"
             )
         context, scored = self.score(step)
@@ -176,17 +153,17 @@ class ExactSession(Session):
         self.backpointers.attend(attention)
         ends = self.ended(candidates, context)[0]
         if self.timed_out is not None and self.found:
-            return  # whole outputs are worth more than the beginnings of others
+            return  # outputs that the time limit cuts off are kept only if there are no others
         self.keep(_columns(candidates, ends), step, attention)
         active = _columns(candidates, ~ends)
         if step < self.longest and active.scores.numel():
             states = [member.state for member in self.members]
             bounds = self.bounds(active.scores[0], step + 2)
-            state = (states, self.processors, self.combination, self.coverage)
+            state = (states, self.processors, self.stopping, self.combination, self.coverage)
             self.branches.append(Branch(active, bounds, self.backpointers, *state, attention))
 
     def continuations(self, scored: StepScores, step: int) -> Candidates:
-        """All continuations that may be wanted, those with the largest sum first: ``(1, K)``."""
+        """All continuations whose bound exceeds ``least``, by falling cumulative score: ``(1, K)``."""
         lprobs, scores = scored.lprobs, scored.scores
         vocab = lprobs.size(-1)
         totals = (scores.unsqueeze(-1) + lprobs)[0]  # (beam, V)
@@ -194,9 +171,9 @@ class ExactSession(Session):
         self.needs_another_step(Candidates(totals.view(1, -1), totals, totals), step)  # raises where one is NaN
         if bool((totals > scores[0].unsqueeze(1) + _ROUNDING).any()):
             raise DecodingError(
-                f"exact search needs scores that only fall, and one rises at step {step} in sentence "
-                f"{self.row} of the batch; take away what rewards tokens (such as unkpen below 0, "
-                "sequence_bias, exponential_decay_factor), or take beam search"
+                f"exact search needs cumulative scores that only fall, and one rises at step {step} in sentence "
+                f"{self.row} of the batch; remove what rewards tokens (such as unkpen below 0, sequence_bias, "
+                "exponential_decay_factor), or use beam search"
             )
         sums = totals.flatten()
         entries = (self.bounds(sums, step + 1) > self.least()).nonzero().squeeze(1)
@@ -206,17 +183,17 @@ class ExactSession(Session):
         return Candidates(sums.unsqueeze(0), entries % vocab, entries // vocab)
 
     def bounds(self, sums: Tensor, shortest: int) -> Tensor:
-        """The largest score that outputs of at least ``shortest`` tokens can have when they begin with such a sum."""
+        """Upper bound of the scores of outputs with at least ``shortest`` tokens, from the sums of their prefixes."""
         ranking = self.setup.ranking
         return torch.maximum(ranking.score(sums, shortest), ranking.score(sums, max(shortest, self.longest + 1)))
 
     def keep(self, ended: Candidates, step: int, attention: Tensor | None) -> None:
-        """Put those that have ended among the best, if they are."""
+        """Add candidates that have ended to the kept outputs if they are among the best."""
         size = ended.scores.size(1)
         if size == 0:
             return
         bonus = self.coverage_penalty(ended, attention)
-        if bonus is None:  # then they rank as they stand
+        if bonus is None:  # they are sorted by score already
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
         finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
         finished.finalize(ended, torch.ones_like(ended.tokens, dtype=torch.bool), step, bonus)
@@ -225,18 +202,48 @@ class ExactSession(Session):
         self.found = sorted(self.found, key=lambda hypothesis: hypothesis.score, reverse=True)[: self.wanted]
 
     def resume(self, branch: Branch) -> None:
-        """Go back to where a branch began; what is written from now on does not touch it."""
+        """Restore the state of a branch; the copies change independently of the branch."""
         self.backpointers = copy.deepcopy(branch.backpointers)
         self.coverage = branch.coverage
         self.processors = [processor.fork() for processor in branch.processors]
+        self.stopping = [rule.fork() for rule in branch.stopping]
         self.combination = branch.combination.fork()
         for member, state in zip(self.members, branch.states, strict=True):
             member.state = copy.deepcopy(state)
 
 
+@dataclass
+class ExactSearchConfig:
+    """Configuration of exact search."""
+
+    expansions: int = option(100_000, "maximum number of prefixes of a sentence that are scored", minimum=1)
+    at_once: int = option(16, "number of prefixes that are scored in one batch", minimum=1)
+
+
+@register_search("exact", config=ExactSearchConfig)
+class ExactSearch(Search):
+    """Finds the ``beam`` outputs with the best scores of all outputs (Stahlberg and Byrne 2019, algorithm 2).
+
+    A prefix is pruned when none of its continuations can score better than the worst kept output: log-probabilities are
+    not positive, so that cumulative scores only fall, and a cumulative score divided by the length penalty is largest
+    at the maximum length, or at the minimum length if ``lenpen`` is negative. The time is exponential in the worst
+    case; exact search is meant for small problems and for measuring the search errors of other strategies.
+
+    It has no steps in which beams continue or finish together, so that it refuses observers and streamers.
+
+    Args:
+        expansions: maximum number of prefixes of a sentence that are scored; beyond it the search raises an error.
+        at_once: number of prefixes that are scored in one batch.
+    """
+
+    session_class = ExactSession
+
+    def __init__(self, expansions: int = 100_000, at_once: int = 16):
+        if expansions < 1 or at_once < 1:
+            raise ConfigError(f"expansions={expansions} and at_once={at_once} must be at least 1")
+        self.expansions, self.at_once = expansions, at_once
+
+
 def _columns(candidates: Candidates, wanted: Tensor) -> Candidates:
     """The candidates ``(1, K)`` at which ``wanted``, ``(K,)`` bool, is true."""
     return candidates.gather(wanted.nonzero().T)
-
-
-ExactSearch.session_class = ExactSession

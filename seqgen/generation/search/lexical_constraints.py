@@ -1,4 +1,4 @@
-"""Phrases that an output must contain, and how far each hypothesis has come with them."""
+"""Lexical constraints: phrases that an output must contain, and the progress of each hypothesis."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from seqgen.generation.component import Phrase, Phrases
 from seqgen.generation.search.beam_allocation import NONE
 
 Node: TypeAlias = tuple[int, ...]
-"""What has been matched of a phrase: the beginning of one of its alternatives."""
+"""The matched part of a phrase: the beginning of one of its alternatives."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far hypotheses have come with the phrases of their sentence.
+    """The progress of hypotheses with the phrases of their sentence.
 
     Attributes:
         met: ``(sentences, k, P)`` bool, the phrases that they contain.
-        matched: ``(sentences, k, P)`` int64, the node that they have reached in each phrase; 0, where none of its
-            tokens counts, for those that are met and for those whose turn has not come.
-        turns: ``(sentences, k, P)`` int64, in which order phrases are asked whether they begin.
+        matched: ``(sentences, k, P)`` int64, the node that they have reached in each phrase; 0 (no token matched) for
+            phrases that are met or must wait for a predecessor.
+        turns: ``(sentences, k, P)`` int64, the order in which phrases may begin.
     """
 
     met: Tensor
@@ -45,21 +45,21 @@ class Progress:
 class LexicalConstraints:
     """The phrases of a batch as tensors, ``P`` for each sentence.
 
-    A phrase is met when it occurs; one that has alternatives, when one of these occurs. One that is listed twice must
-    occur twice, and those in a given order must occur one after the other. Both are one rule: a phrase may have a
-    predecessor, and its turn comes after that one is met. Otherwise phrases may overlap.
+    A phrase is met when it occurs; a phrase with alternatives, when one of them occurs. A phrase that is listed twice
+    must occur twice, and ordered phrases must occur one after the other. One rule implements both: a phrase may have a
+    predecessor, and it may begin only after the predecessor is met. Otherwise phrases may overlap.
 
-    A phrase is a tree whose ``N`` nodes are the beginnings of its alternatives, and whose alphabet are the ``A`` tokens
-    that occur in it.
+    A phrase is a tree whose ``N`` nodes are the beginnings of its alternatives; its alphabet is the ``A`` tokens that
+    occur in it.
 
     Args:
         phrases: the phrases of each sentence, as ids.
-        ordered: whether they must occur in the order given.
-        device: where the tensors live.
+        ordered: whether they must occur in the given order.
+        device: device of the tensors.
     """
 
     falls_back: bool = True
-    """Whether, when a phrase breaks off, what was written last may still be the beginning of one."""
+    """Whether the newest tokens may still be the beginning of a phrase when a longer match breaks off."""
 
     def __init__(self, phrases: Sequence[Phrases], ordered: bool, device: torch.device):
         trees = [[Tree(some, self.falls_back) for phrase in own if (some := alternatives(phrase))] for own in phrases]
@@ -82,14 +82,14 @@ class LexicalConstraints:
         self.predecessors = _tensor([_pad(_predecessors(own, ordered), count, NONE) for own in trees], device)
 
     def worth(self, trees: Sequence[Tree]) -> list[tuple[int, list[int]]]:
-        """What progress counts, in tokens.
+        """How many tokens progress counts.
 
         Args:
             trees: the phrases of one sentence.
 
         Returns:
-            For each phrase what it counts when it is met, and what each of its nodes counts before: by how many tokens
-            it is nearer to the end of an alternative than the beginning is.
+            For each phrase, the number of tokens that it counts when it is met, and for each of its nodes the number
+            that the node counts: how many tokens fewer are missing there than at the beginning.
         """
         return [
             (tree.missing[0], [tree.missing[0] - min(missing, tree.missing[0]) for missing in tree.missing])
@@ -102,7 +102,7 @@ class LexicalConstraints:
             setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def start(self, beam: int) -> Progress:
-        """The progress of ``beam`` hypotheses without tokens; a phrase that only fills up is met from the start."""
+        """The progress of ``beam`` hypotheses without tokens; the empty phrases that pad the lists are met."""
         met = self.lengths.eq(0).unsqueeze(1).expand(-1, beam, -1)
         turns = torch.arange(met.size(-1), device=met.device).expand_as(met)
         return Progress(met, torch.zeros_like(met, dtype=torch.int64), turns)
@@ -111,16 +111,16 @@ class LexicalConstraints:
         """Append a token to each hypothesis.
 
         Args:
-            progress: before.
+            progress: the progress before.
             tokens: ``(sentences, k)`` int64.
         """
         return self._arrived(progress, self._steps(progress, tokens) * self._open(progress.met), progress.turns)
 
     def next_tokens(self, progress: Progress) -> Tensor:
-        """What would bring a hypothesis further: ``(sentences, k, W)`` int64, ``NONE`` where there is nothing.
+        """Tokens that match a further part of a phrase: ``(sentences, k, W)`` int64, padded with ``NONE``.
 
         These are the first tokens of each phrase, and the next tokens of those that have begun. As in fairseq, the
-        first tokens of a met phrase count as well: they stay among the candidates and may fill a free place in the
+        first tokens of a met phrase are included: they stay among the candidates and may fill a free slot in the
         beam.
         """
         begins = self.following[:, :, 0].unsqueeze(1).expand(-1, progress.met.size(1), -1, -1)
@@ -128,9 +128,9 @@ class LexicalConstraints:
         return torch.cat([begins, continues], dim=-1).flatten(2)
 
     def bank(self, progress: Progress) -> Tensor:
-        """How many tokens of the phrases each hypothesis has, ``(sentences, k)`` int64.
+        """How many constraint tokens each hypothesis has, ``(sentences, k)`` int64.
 
-        Those of the phrases that are met, and of the others the one that is furthest.
+        These are the tokens of the phrases that are met, and those of the unmet phrase with the most matched tokens.
         """
         worths = _at(self.worths, progress.matched).max(-1).values
         return (progress.met * self.lengths.unsqueeze(1)).sum(-1) + worths
@@ -140,28 +140,28 @@ class LexicalConstraints:
         return ~progress.met.all(-1)
 
     def _steps(self, progress: Progress, tokens: Tensor) -> Tensor:
-        """The node of each phrase after a token, ``(sentences, k, P)`` int64; 0 where the token leads nowhere."""
+        """The node of each phrase after a token, ``(sentences, k, P)`` int64; 0 if the match breaks off."""
         same = self.alphabet.unsqueeze(1) == tokens[..., None, None]  # (sentences, k, P, A)
         after = _at(self.table, progress.matched).gather(-1, same.to(torch.int8).argmax(-1, keepdim=True))
         return after.squeeze(-1) * same.any(-1)
 
     def _arrived(self, progress: Progress, matched: Tensor, turns: Tensor) -> Progress:
-        """The progress at given nodes: a phrase whose end is reached is met."""
+        """The progress at given nodes: a phrase is met at an accepting node."""
         complete = _at(self.accepting, matched)
         return Progress(progress.met | complete, matched.masked_fill(complete, 0), turns)
 
     def _open(self, met: Tensor) -> Tensor:
-        """The phrases that are not met and whose turn it is: ``(sentences, k, P)`` bool."""
+        """The unmet phrases whose predecessor, if any, is met: ``(sentences, k, P)`` bool."""
         predecessors = self.predecessors.unsqueeze(1).expand_as(met)
         return ~met & ((predecessors == NONE) | met.gather(-1, predecessors.clamp(min=0)))
 
 
 class OneAtATime(LexicalConstraints):
-    """Phrases by Hugging Face's rules: a hypothesis is within one at most, and tokens count for one only.
+    """Phrases under Hugging Face's rules: a hypothesis matches one phrase at a time, and a token counts for one phrase.
 
-    A token that does not continue the phrase that a hypothesis is within breaks it off; it begins no other, and the
-    phrase broken off is asked last from then on. A phrase counts as many tokens as the sentence's longest, whichever
-    alternative is met, and one begun counts from its end.
+    A token that does not continue the phrase in progress ends the match and begins no other phrase; the interrupted
+    phrase then comes last in the order. A met phrase counts as many tokens as the longest phrase of the sentence,
+    whichever alternative is met; a phrase in progress counts this number less its missing tokens.
     """
 
     falls_back = False
@@ -185,31 +185,31 @@ class OneAtATime(LexicalConstraints):
         return self._arrived(progress, steps * goes, turns)
 
     def next_tokens(self, progress: Progress) -> Tensor:
-        """The next tokens of the phrase that a hypothesis is within, or else the first tokens of the unmet phrases."""
+        """The next tokens of the phrase in progress, or else the first tokens of the unmet phrases."""
         within = progress.matched > 0
         asked = torch.where(within.any(-1, keepdim=True), within, self._open(progress.met))
         return _at(self.following, progress.matched).masked_fill(~asked.unsqueeze(-1), NONE).flatten(2)
 
 
 class Tree:
-    """The alternatives of one phrase, joined where they begin alike.
+    """The alternatives of one phrase as a tree; alternatives with the same beginning share its nodes.
 
     Args:
-        some: the alternatives, none empty.
+        some: the alternatives; none is empty.
         falls_back: see ``LexicalConstraints``.
 
     Attributes:
         nodes: the beginnings of alternatives, the empty one first.
         alphabet: the tokens that occur.
-        table: for each node and letter the node that follows. For the phrase ``a a b``, after ``a a`` another ``a``
-            leads to ``a a`` where it falls back (Aho and Corasick 1975), and to the empty beginning where not.
-        children: for each node the tokens that lead further.
-        accepting: for each node, whether an alternative is met there.
-        missing: for each node, how many tokens it lacks at least.
+        table: for each node and token of the alphabet, the next node. For the phrase ``a a b``, after ``a a`` another
+            ``a`` leads to ``a a`` with ``falls_back`` (Aho and Corasick 1975), and to the root without it.
+        children: for each node, the tokens that continue it.
+        accepting: for each node, whether an alternative is complete there.
+        missing: for each node, the smallest number of tokens that an alternative lacks.
     """
 
     def __init__(self, some: Sequence[Node], falls_back: bool):
-        # an alternative that begins with another one is never reached: the other is met before
+        # an alternative that begins with another one is redundant: the other one is met first
         needed = [own for own in some if not any(own[:n] in some for n in range(1, len(own)))]
         self.nodes: list[Node] = list(dict.fromkeys([(), *(own[:n] for own in needed for n in range(1, len(own) + 1))]))
         numbers = {node: number for number, node in enumerate(self.nodes)}
@@ -232,7 +232,7 @@ class Tree:
 
 
 def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
-    """Refuse constraints that do not fit a batch or a vocabulary.
+    """Check constraints against the batch and the vocabulary.
 
     Args:
         phrases: the phrases of each sentence.
@@ -259,7 +259,7 @@ def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> Non
 
 
 def alternatives(phrase: Phrase) -> list[Node]:
-    """The alternatives of a phrase, each once; the phrase itself where it has none.
+    """The alternatives of a phrase without duplicates; the phrase itself if it has none.
 
     Args:
         phrase: ids, or several sequences of ids.
@@ -274,7 +274,7 @@ def alternatives(phrase: Phrase) -> list[Node]:
 
 
 def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
-    """For each phrase, the one that must be met before: the one before it, or the last before it that is the same."""
+    """For each phrase, the one that must be met first: the previous one, or the previous equal one; else ``NONE``."""
     if ordered:
         return [i - 1 for i in range(len(trees))]
     nodes = [set(tree.nodes) for tree in trees]
@@ -282,7 +282,7 @@ def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
 
 
 def _at(values: Tensor, nodes: Tensor) -> Tensor:
-    """What belongs to each hypothesis's node of each phrase.
+    """Look up the values of each hypothesis's node in each phrase.
 
     Args:
         values: ``(sentences, P, N, ...)``.

@@ -1,8 +1,8 @@
-"""Random numbers that are a function of what they are for, so that no batch, order or device changes them; and draws.
+"""Counter-based random numbers, which do not depend on the batch, the order or the device; and draws from them.
 
-There is no generator with a state: a number depends on a seed and on some counters, such as the line, the step and the
-beam. The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014, figure 17), in whole numbers of 64 bits
-whose products wrap around alike everywhere.
+There is no generator with a state: a number is a function of a seed and of counters, such as the line, the step and
+the beam. The mixing function is that of SplitMix64 (Steele, Lea and Flood 2014, figure 17), in 64-bit integers, whose
+products wrap around in the same way on every device.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 TOKEN, PERTURBATION = 1, 2
-"""Counters that keep apart what numbers are for: which token, and how far apart two perturbed log-probabilities are."""
+"""Counters of the purpose of a number: the draw of a token, or the noise of a perturbed log-probability."""
 
 _BITS = 52
-"""Of so many bits a number is made; half a unit more lies in the middle between two of them."""
+"""Bits of a uniform; half a unit is added, so that neither 0 nor 1 occurs."""
 
 _BLOCK = 256
-"""Entries whose probabilities are added up before any is looked at."""
+"""Entries of a block; blocks are drawn first, then an entry of the block."""
 
 
 def _signed(value: int) -> int:
-    """The signed number of 64 bits that stands for any whole number."""
+    """Wrap an integer to signed 64 bits."""
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
 
@@ -35,12 +35,12 @@ def random_bits(seed: int, *counters: int | Tensor) -> Tensor:
     """Mix a seed and counters into bits.
 
     Args:
-        seed: any whole number.
-        counters: whole numbers or int64 tensors that broadcast against each other, at least one of them a tensor; it
-            matters in which place a counter stands. Those that vary most are best put last.
+        seed: any integer.
+        counters: integers or int64 tensors that broadcast against each other, at least one of them a tensor. Their
+            order matters; those that vary most should be last, so that fewer numbers are mixed.
 
     Returns:
-        int64, of the shape that the counters have together, and on their device.
+        int64, of the broadcast shape of the counters, and on their device.
     """
     device = next(counter.device for counter in counters if isinstance(counter, Tensor))
     state = torch.tensor(_signed(seed), device=device)
@@ -52,7 +52,7 @@ def random_bits(seed: int, *counters: int | Tensor) -> Tensor:
 
 
 def uniform(seed: int, *counters: int | Tensor) -> Tensor:
-    """Random numbers between 0 and 1, neither of which occurs; float64.
+    """Uniform random numbers in the open interval from 0 to 1, float64.
 
     Args:
         seed: see ``random_bits``.
@@ -63,21 +63,21 @@ def uniform(seed: int, *counters: int | Tensor) -> Tensor:
 
 
 def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw entries in proportion to their probability, one after the other and none twice.
+    """Draw entries without replacement, in proportion to their probability.
 
-    Each is found by the inverse of the cumulative distribution, first that of blocks of entries, then that inside one.
+    Each is found by inverting the cumulative distribution, first over blocks of entries, then inside a block.
 
     Args:
-        lprobs: ``(rows, N)`` log-probabilities, up to a constant for each row.
-        numbers: ``(rows, K)`` random numbers between 0 and 1, float64.
+        lprobs: ``(rows, N)`` log-probabilities, up to a constant of each row.
+        numbers: ``(rows, K)`` uniforms between 0 and 1, float64.
 
     Returns:
-        The entries drawn, ``(rows, K)`` int64, and the logarithm of the mass that each was drawn from, ``(rows, K)``
-        float64: ``-inf`` where nothing was left to be drawn, NaN where a row holds NaN.
+        The drawn entries, ``(rows, K)`` int64, and the log of the mass that each was drawn from, ``(rows, K)``
+        float64: ``-inf`` where no mass was left, NaN where a row has NaN.
     """
     largest = lprobs.amax(1, keepdim=True).clamp(min=torch.finfo(lprobs.dtype).min).double()
     missing = -lprobs.size(1) % _BLOCK
-    # a double tells the last of 10 draws from nothing also where the first has nearly all of the mass
+    # float64, so that later draws still have mass where the first entry has nearly all of it
     weights = torch.nn.functional.pad(lprobs, (0, missing), value=-torch.inf).double().sub_(largest).exp_()
     blocks = weights.view(len(weights), -1, _BLOCK)
     sums = blocks.sum(-1)
@@ -88,7 +88,7 @@ def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         target = number * before[:, -1:]
         block = _first_beyond(before, target)
         inside = blocks[rows, block.squeeze(1)]
-        # sums 3 5 9 and a target of 4: block 1, which begins at 3, and in it the first entry beyond 1
+        # with cumulative sums 3 5 9 and a target of 4: block 1, which begins at 3; in it, the first entry beyond 4 - 3
         entry = _first_beyond(inside.cumsum(1), target - (before - sums).gather(1, block))
         drawn.append(block * _BLOCK + entry)
         left.append(before[:, -1:].log() + largest)
@@ -99,9 +99,10 @@ def draw(lprobs: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_beyond(sums: Tensor, target: Tensor) -> Tensor:
-    """The first of ascending sums ``(rows, N)`` that is larger than ``(rows, 1)`` targets: ``(rows, 1)`` int64.
+    """The first of ascending sums ``(rows, N)`` that is larger than the target ``(rows, 1)``: ``(rows, 1)`` int64.
 
-    Rounding does not lead beyond the last entry with any mass. Sums .5 .5 .8 1. and a target of .5 give 2.
+    Targets are clamped, so that rounding never selects an entry after the last one with mass. Sums .5 .5 .8 1. and a
+    target of .5 give 2.
     """
     below_all = sums[:, -1:] * (1 - 2.0**-_BITS)
     found = torch.searchsorted(sums.contiguous(), target.minimum(below_all), right=True)
@@ -116,5 +117,5 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Shifted to the right with zeros coming in from the left, where ``>>`` brings in the sign."""
+    """A logical shift to the right: ``>>`` would copy the sign bit."""
     return state.bitwise_right_shift(bits).bitwise_and(2 ** (64 - bits) - 1)

@@ -1,9 +1,9 @@
-"""Sampling, and beam search over sampled candidates. What is drawn depends on the line, not on the batch."""
+"""Sampling, and beam search over sampled candidates. Random numbers depend on the line number, not on the batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,13 +19,13 @@ from seqgen.registry import register_search
 
 
 class RandomSearch(Search):
-    """What strategies share whose decisions depend on a seed and on the line numbers of the sentences.
+    """The base class of random strategies, whose draws depend on a seed and on the line numbers of the sentences.
 
     Args:
-        seed: of everything that is drawn.
+        seed: seed of the random numbers.
     """
 
-    sentence_state = ("ids",)
+    sentence_state: ClassVar[tuple[str, ...]] = ("ids",)
 
     def __init__(self, seed: int = 1):
         self.seed = seed
@@ -44,9 +44,9 @@ class RandomSearch(Search):
         """Uniform random numbers between 0 and 1 for each sentence.
 
         Args:
-            purpose: what they are for, see ``randomness``.
-            step: how many tokens each hypothesis has.
-            counters: what they depend on besides: ``(n,)`` int64 each.
+            purpose: which draw they are for; a constant of ``randomness``.
+            step: number of tokens of each hypothesis.
+            counters: further counters that they depend on, such as the beam: ``(n,)`` int64 each.
 
         Returns:
             ``(sentences, n, ...)`` float64, one dimension for each of the counters.
@@ -60,15 +60,15 @@ class RandomSearch(Search):
 class SamplingConfig:
     """Configuration of sampling."""
 
-    seed: int = option(1, "seed of what is drawn", minimum=0)
+    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("sampling", config=SamplingConfig)
 class Sampling(RandomSearch):
-    """Every beam is an output of its own, drawn token by token.
+    """Samples each beam independently, token by token (ancestral sampling).
 
     Args:
-        seed: of everything that is drawn.
+        seed: seed of the random numbers.
     """
 
     independent_rows = True
@@ -85,17 +85,17 @@ class Sampling(RandomSearch):
 class BeamSamplingConfig:
     """Configuration of beam sampling."""
 
-    seed: int = option(1, "seed of what is drawn", minimum=0)
+    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("beam_sampling", config=BeamSamplingConfig)
 class BeamSampling(RandomSearch):
-    """A beam search whose candidates are drawn without replacement, in proportion to their probability.
+    """Beam search whose candidates are drawn without replacement from the softmax of their cumulative scores.
 
-    They stand in the order in which they were drawn, as Hugging Face's do.
+    The candidates are in the order in which they were drawn, as in Hugging Face's beam sampling.
 
     Args:
-        seed: of everything that is drawn.
+        seed: seed of the random numbers.
     """
 
     additive = True
@@ -114,5 +114,5 @@ class BeamSampling(RandomSearch):
 
 
 def drawn_scores(values: Tensor, entries: Tensor, left: Tensor) -> Tensor:
-    """The values of drawn entries of the last dimension; ``-inf`` where nothing was left to be drawn, NaN as it was."""
+    """The values of the drawn entries of the last dimension; ``-inf`` where no mass was left, NaN where it was NaN."""
     return values.gather(-1, entries).where(left > -torch.inf, left.to(values.dtype))

@@ -1,4 +1,4 @@
-"""Stochastic beam search: outputs sampled without replacement."""
+"""Stochastic beam search: sequences sampled without replacement."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from seqgen.registry import register_search
 class StochasticBeamConfig:
     """Configuration of stochastic beam search."""
 
-    seed: int = option(1, "seed of what is drawn", minimum=0)
+    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("stochastic_beam", config=StochasticBeamConfig)
 class StochasticBeam(RandomSearch):
-    """Draws ``beam`` different outputs, as if without replacement from all outputs (Kool, van Hoof and Welling 2019).
+    """Samples ``beam`` different sequences without replacement (Kool, van Hoof and Welling 2019).
 
-    Every beam has a log-probability and a perturbed one: that of an output with Gumbel noise added, namely of the one
-    among the outputs beginning with the beam where this is largest. Those of a beam's continuations are drawn under the
-    condition that their largest is the beam's own (section 4), here from the largest downwards, so that no noise is
-    needed for the many that come after. The ``beam`` largest of a sentence are kept: what has ended among them stays,
-    and the others continue.
+    Every beam has a log-probability and a perturbed log-probability: the maximum, over all sequences that begin with
+    the beam, of the log-probability plus Gumbel noise. The perturbed log-probabilities of its continuations are
+    sampled under the condition that their maximum is that of the beam (section 4), in descending order, so that noise
+    is needed only for the largest few. The ``beam`` largest of each sentence are kept: those among them that have
+    ended stay, and the others continue.
 
     Args:
-        seed: of everything that is drawn.
+        seed: seed of the random numbers.
     """
 
     additive = True
+    sentence_state = ("ids", "lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed")
 
     def __init__(self, seed: int = 1):
         super().__init__(seed)
@@ -56,7 +57,7 @@ class StochasticBeam(RandomSearch):
         ids = torch.zeros_like(nothing, dtype=torch.int64)
         search.candidates = Candidates(nothing, ids, ids)
         search.perturbed = nothing.clone()
-        search.perturbed[:, 0] = 0.0  # at first all beams are the same
+        search.perturbed[:, 0] = 0.0  # at the first step all beams are equal
         search.ended = nothing
         return search
 
@@ -73,7 +74,7 @@ class StochasticBeam(RandomSearch):
         tokens, left = tokens.view_as(numbers), left.view_as(numbers)
         parents = beams.view(1, -1, 1).expand_as(tokens)
         gained = drawn_scores(lprobs, tokens, left)
-        # the first is drawn from everything, whose mass is what normalizes
+        # the first token is drawn from the whole distribution, whose log mass is the log-sum-exp of the scores
         before = self.lprobs.unsqueeze(-1) - left[..., :1].masked_fill(left[..., :1] == -torch.inf, 0.0)
         lprobs_so_far, masses = before + gained, before + left
         perturbed = downwards(self.perturbed, masses, self.uniforms(PERTURBATION, context.step, beams, places))
@@ -81,15 +82,15 @@ class StochasticBeam(RandomSearch):
         return self._kept(found, lprobs_so_far, perturbed)
 
     def _kept(self, found: Candidates, lprobs: Tensor, perturbed: Tensor) -> Candidates:
-        """Keep those whose perturbed log-probabilities are the largest, of these and of what has ended.
+        """Keep the largest perturbed log-probabilities among these continuations and the ended hypotheses.
 
         Args:
             found: ``(sentences, beam, k)`` continuations of the beams.
             lprobs: their log-probabilities, of the same shape.
-            perturbed: their perturbed ones.
+            perturbed: their perturbed log-probabilities, of the same shape.
 
         Returns:
-            ``beam`` candidates of each sentence; those that something ended displaces have a score of ``-inf``.
+            ``beam`` candidates of each sentence; those below an ended hypothesis have a score of ``-inf``.
         """
         beam = self.ended.size(1)
         best, order = perturbed.flatten(1).topk(beam, dim=1)
@@ -98,7 +99,7 @@ class StochasticBeam(RandomSearch):
         scores, tokens, beams = (
             values.flatten(1).gather(1, order) for values in (found.scores, found.tokens, found.beams)
         )
-        # NaN stays, so that a model's damage is seen
+        # NaN stays, so that the session reports it
         self.candidates = Candidates(scores.masked_fill(dropped & ~scores.isnan(), -torch.inf), tokens, beams)
         self.candidate_lprobs = lprobs.flatten(1).gather(1, order)
         self.candidate_perturbed = best.masked_fill(dropped, -torch.inf)
@@ -108,8 +109,6 @@ class StochasticBeam(RandomSearch):
         """See ``Search.select_sentences``."""
         super().select_sentences(keep)
         self.candidates = self.candidates.select(keep)
-        for name in ("lprobs", "perturbed", "ended", "candidate_lprobs", "candidate_perturbed"):
-            setattr(self, name, getattr(self, name).index_select(0, keep))
 
     def advance(self, active: Candidates) -> None:
         """See ``Search.advance``."""
@@ -126,13 +125,13 @@ class StochasticBeam(RandomSearch):
 
 
 class DrawnHypotheses(FinishedHypotheses):
-    """The hypotheses that a stochastic beam search has drawn: those with the largest perturbed log-probabilities.
+    """The finished hypotheses of stochastic beam search: those with the largest perturbed log-probabilities.
 
-    One that has finished early may still be displaced, so that neither the first nor the best ones are kept.
+    A later hypothesis with a larger perturbed log-probability replaces a finished one, whatever their scores are.
 
     Args:
         search: the search over the batch.
-        ranking: how hypotheses score.
+        ranking: how hypotheses are scored.
     """
 
     def __init__(self, search: StochasticBeam, ranking: Ranking):
@@ -173,19 +172,20 @@ class DrawnHypotheses(FinishedHypotheses):
 
 
 def downwards(largest: Tensor, masses: Tensor, numbers: Tensor) -> Tensor:
-    """Perturbed log-probabilities in descending order, given the largest.
+    """Sample perturbed log-probabilities in descending order, given the largest.
 
-    With the others below ``g`` and a probability ``Z`` left among them, the next one is
-    ``-log(exp(-g) - log(u) / Z)`` for a random number ``u``: the largest of Gumbel variables whose probabilities add up
-    to ``Z``, truncated at ``g`` (Kool, van Hoof and Welling 2019, sections 2.3 and 4).
+    If the previous one is ``g`` and the remaining tokens have the total probability ``Z``, the next one is
+    ``-log(exp(-g) - log(u) / Z)`` with a uniform ``u``: the maximum of Gumbel variables with total probability ``Z``,
+    truncated at ``g`` (Kool, van Hoof and Welling 2019, sections 2.3 and 4).
 
     Args:
-        largest: ``(...)``, the first; ``-inf`` where there is none.
-        masses: ``(..., K)`` the logarithm of what each is drawn from; that of the first is not asked for.
-        numbers: ``(..., K)`` between 0 and 1.
+        largest: ``(...)``, the first one; ``-inf`` where there is none.
+        masses: ``(..., K)`` log of the probability mass that each is drawn from; the first of them is only compared
+            with ``-inf``.
+        numbers: ``(..., K)`` uniforms between 0 and 1.
 
     Returns:
-        ``(..., K)``; ``-inf`` where nothing was left.
+        ``(..., K)``; ``-inf`` where no mass was left.
     """
     found = [largest.to(masses.dtype).masked_fill(masses[..., 0] == -torch.inf, -torch.inf)]
     waits = (-numbers.log()).log() - masses

@@ -21,7 +21,7 @@ class LookAhead(Member):
     ``rewind`` forgets rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
     ``next_output`` answers for each of these positions without computing anything.
 
-    A decoder that can truncate its state does; of any other a copy of the state is kept, to which it goes back.
+    If the decoder can roll back its state, ``rewind`` does so; otherwise it restores a copy of the state.
 
     Args:
         model: see ``Member``.

@@ -1,4 +1,4 @@
-"""Which key/value cache self-attention uses where the user has not chosen one."""
+"""The key/value cache that self-attention uses if the user has not set one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
     """Make an empty cache for one module of self-attention.
 
-    Beams stay in place, with an indirection table that all modules share, where there are several beams and the state
-    allows it (``IncrementalState.beam_table``). Each row has a history of its own where gradients are wanted, since the
-    memory is written in place, and where positions are padding, since the table has no mask for them.
+    With several beams, keys and values stay in place, and all modules share one indirection table, unless
+    ``IncrementalState.beam_table`` is false. Each row has its own copy of its keys and values if gradients are needed,
+    since the memory of the table is written in place, and if positions are padding, for which the table has no mask.
 
     Args:
         incremental_state: the decoding state.
         new: keys and values of the first step.
+
+    Returns:
+        An empty cache.
     """
     keys = new.keys
     if not isinstance(incremental_state, IncrementalState) or incremental_state.beam_table is False:
@@ -27,6 +30,6 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
         return GrowingCache()
     table = IndirectionTable(keys.size(0) // beam_size, beam_size, keys.device)
     shared: IndirectionTable = incremental_state.shared.setdefault("indirection_table", table)
-    if shared.clock > 1:  # the other modules are beyond their first step
+    if shared.clock > 1:  # the other modules have already computed more than one step
         return GrowingCache()
     return IndirectionCache(shared, stays=incremental_state.beam_table is True)

@@ -1,4 +1,4 @@
-"""The plain cache of self-attention: each row has keys and values of its own, one position more after each step."""
+"""The plain cache of self-attention: each row has its own keys and values, and each step appends to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.kv_cache.rows import join_rows
 
 _BLOCK = 32
-"""Positions, or an eighth of those filled where that is more, by which the memory grows."""
+"""The memory grows by this many positions, or by an eighth of those filled if that is more."""
 
 
 class _Memory:
@@ -27,9 +27,9 @@ class _Memory:
         self.spare: Tensor | None = None
 
     def append(self, new: Tensor, seen: int) -> None:
-        """Write ``new`` behind the first ``seen`` positions."""
+        """Write ``new`` ``(N, H, T, D)`` after the first ``seen`` positions."""
         old, end = self.filled, seen + new.size(2)
-        if new.requires_grad:  # what gradients go through must not be written over
+        if new.requires_grad:  # autograd needs the old values, so the memory is not written in place
             self.filled = torch.cat([old[:, :, :seen], new], dim=2)
             return
         if old.size(2) < end:
@@ -39,7 +39,7 @@ class _Memory:
         self.filled[:, :, seen:end] = new
 
     def reorder(self, new_order: Tensor) -> None:
-        """Gather rows, into the spare memory where that is possible."""
+        """Gather rows, into the spare memory if the number of rows is the same."""
         filled, spare = self.filled, self.spare
         if filled.requires_grad or len(new_order) != filled.size(0):
             self.filled, self.spare = filled.index_select(0, new_order), None
@@ -50,7 +50,7 @@ class _Memory:
 
 
 class GrowingCache(KeyValueCache):
-    """Keys and values of self-attention, in a memory with room for more positions.
+    """Keys and values of self-attention, in memory with room for further positions.
 
     Attributes:
         length: positions that are filled.
@@ -65,7 +65,7 @@ class GrowingCache(KeyValueCache):
 
     @classmethod
     def of(cls, seen: KeysAndValues) -> Self:
-        """A cache of what another cache holds, with a history for each row."""
+        """A cache with the keys and values of another one, copied for each row."""
         cache = cls()
         cache._hold(seen)
         return cache
@@ -75,7 +75,7 @@ class GrowingCache(KeyValueCache):
         self.length, self.padding_mask = seen.keys.size(2), seen.padding_mask
 
     def append(self, new: KeysAndValues, rows: int) -> Self:
-        """Put new keys and values behind the old; see ``KeyValueCache``."""
+        """Append new keys and values; see ``KeyValueCache``."""
         if self._keys is None:
             self._hold(KeysAndValues(new.keys[:, :, :0], new.values[:, :, :0]))
         for memory, tensor in zip(self._memories(), new[:2], strict=True):
@@ -91,10 +91,10 @@ class GrowingCache(KeyValueCache):
         return KeysAndValues(keys, values, self.padding_mask)
 
     def reorder(self, new_order: Tensor) -> Self:
-        """Move whole histories; see ``KeyValueCache``."""
+        """Move all keys and values of each row; see ``KeyValueCache``."""
         keys, values = self._memories()
         if new_order.device.type == "cpu" and torch.equal(new_order, torch.arange(keys.filled.size(0))):
-            return self  # not asked on a GPU, where the answer would have to be waited for
+            return self  # not checked on a GPU, where the comparison would wait for the device
         keys.reorder(new_order)
         values.reorder(new_order)
         if self.padding_mask is not None:
@@ -116,7 +116,7 @@ class GrowingCache(KeyValueCache):
         return self
 
     def merge(self, other: KeyValueCache) -> Self:
-        """Put the rows of two batches behind each other, their positions aligned at the last one."""
+        """Append the rows of another cache; see ``KeyValueCache``."""
         self._hold(join_rows([self.view(), other.view()], left=True))
         return self
 
@@ -127,7 +127,7 @@ class GrowingCache(KeyValueCache):
 
 
 def _join_masks(old: Tensor | None, new: Tensor | None, rows: int, seen: int, added: int) -> Tensor | None:
-    """``(rows, seen + added)``, where a mask that is missing has no padding."""
+    """Concatenate two masks to ``(rows, seen + added)``; a missing mask means no padding."""
     if old is None and new is None:
         return None
     device = old.device if old is not None else new.device if new is not None else None

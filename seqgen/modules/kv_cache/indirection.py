@@ -1,21 +1,20 @@
-"""A cache of self-attention whose keys and values do not move while beams change places.
+"""A cache of self-attention whose keys and values stay in place when beams are reordered.
 
-A key is written once, into a slot of its sentence's memory. An indirection table holds, for each beam and position, the
-number of the slot; only this table is gathered when beams change places. Attention then runs over all slots of a
-sentence, with a mask made from the table. All layers have their slots in the same order, so that one table and one mask
-serve them all.
+Each key is written once, into a slot of its sentence's memory. An indirection table stores the slot of each position of
+each beam; reordering beams reorders only this table. Attention runs over all slots of a sentence, with a mask made from
+the table. All layers use the same slots, so that they share one table and one mask.
 
-Three beams after two steps; at the first they wrote a, b and c; then beams 0 and 1 both continued beam 1::
+Three beams after two steps: in the first step they write a, b and c; then beams 0 and 1 both continue beam 1::
 
     slots       0 1 2 3 4 5
     keys        a b c d e f
-    table       beam 0: [1, 3]         so beam 0 sees b and d,
-                beam 1: [1, 4]         beam 1 sees b and e,
-                beam 2: [2, 5]         beam 2 sees c and f
+    table       beam 0: [1, 3]         beam 0 attends to b and d,
+                beam 1: [1, 4]         beam 1 attends to b and e,
+                beam 2: [2, 5]         beam 2 attends to c and f
 
-No beam sees slot 0 any more. When the memory is full, such slots are collected: a is removed and the others move up.
-The hypotheses of a sentence soon have most of their histories in common, so that in the long run it has few more slots
-than positions, however many beams it has.
+No beam uses slot 0 any more. When the memory is full, such slots are removed and the others are moved together. The
+hypotheses of a sentence soon share most of their tokens, so that a long output needs few more slots than positions,
+for any number of beams.
 """
 
 from __future__ import annotations
@@ -29,33 +28,33 @@ from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCa
 from seqgen.modules.masks import step_mask
 
 _BLOCK = 64
-"""Slots that are free again after a collection, or an eighth of those in use where that is more.
+"""Free slots after unused ones are removed, or an eighth of those in use if that is more.
 
-Fewer would make attention's products smaller and collections, each a copy of all that is seen, more frequent.
+With fewer free slots, attention's matrix products are smaller, but all slots in use are copied more often.
 """
 
 _MOST_SLOTS = 4
-"""Slots for each position up to which the table is used; see ``IndirectionTable.pays``."""
+"""The table is used up to this many slots for each position; see ``IndirectionTable.pays``."""
 
 
 class IndirectionTable:
-    """Which slot holds each position of each beam's history, for all layers of a decoder.
+    """The slot of each position of each beam, for all layers of a decoder.
 
-    Each layer applies each change to it, one layer after the other, and passes the number of changes that it has
-    applied so far. The first layer makes a change, and the others find it made.
+    Every layer requests every change, one layer after the other, with the number of changes that it has requested
+    before (its ``clock``). The first request makes the change; those of the other layers do nothing.
 
     Args:
         sentences: sentences in the batch.
-        beam_size: rows of each.
-        device: where the table lives.
+        beam_size: rows of each sentence.
+        device: where the table is stored.
 
     Attributes:
         table: ``(sentences, beam, capacity)`` int64, the slot of each position.
         length: positions that are filled.
-        used: slots that are filled; some of them are no longer seen by any beam.
-        capacity: slots that the memory of the layers must have.
-        clock: changes so far.
-        collected: after a change that moved slots, ``(sentences, slots)`` the old slot of each new one.
+        used: slots that are filled; some of them may no longer be used by any beam.
+        capacity: slots that the memory of each layer must have.
+        clock: number of changes so far.
+        collected: after a change that moved slots, ``(sentences, slots)`` int64, the old slot of each new one.
     """
 
     def __init__(self, sentences: int, beam_size: int, device: torch.device):
@@ -74,24 +73,24 @@ class IndirectionTable:
     def pays(self) -> bool:
         """Whether attending to all slots costs less than moving each beam's own keys and values.
 
-        It does where histories come together, with 50 beams too. Where each of 5 beams goes its own way for 200
-        positions, so that a position has 5 slots, moving the keys is as fast, and of 12 beams a little faster: the
-        products with keys that a beam does not see cost more than copies of those that it sees.
+        It does if hypotheses share most of their tokens, also with 50 beams. If 5 beams share nothing for 200
+        positions, so that each position has 5 slots, moving the keys is as fast; with 12 such beams it is a little
+        faster, because products with the keys of other beams cost more than copies of a beam's own keys.
         """
         return self.used <= 4 * _BLOCK + _MOST_SLOTS * self.length
 
     def _is_first(self, clock: int) -> bool:
-        """Whether the layer that has applied ``clock`` changes is the first to apply the next one, which is counted."""
+        """Whether a layer with this ``clock`` is the first to request the next change; if so, the change is counted."""
         if clock + 1 == self.clock:
             return False
         if clock != self.clock:
-            raise RuntimeError("the layers of a decoder must all see the same positions and change places alike")
+            raise RuntimeError("all layers of a decoder must see the same positions and be reordered in the same way")
         self.clock += 1
         self.collected = self._mask = None
         return True
 
     def append(self, clock: int, positions: int) -> None:
-        """Give every beam slots for new positions: those of the first position, beam by beam, then the next one's."""
+        """Assign slots to new positions of all beams: all beams of the first new position, then of the next."""
         if not self._is_first(clock):
             return
         sentences, beam, room = self.table.shape
@@ -108,10 +107,10 @@ class IndirectionTable:
         self.length += positions
 
     def _collect(self) -> None:
-        """Free the slots that no beam of a sentence sees.
+        """Remove the slots that no beam of a sentence uses.
 
-        Where beams see slots 0, 2 and 3 of 0 to 4, those become slots 0, 1 and 2. A sentence that sees fewer slots than
-        another keeps some that it does not see.
+        If the beams use slots 0, 2 and 3 of 0 to 4, these become slots 0, 1 and 2. All sentences keep the same number
+        of slots, so that some keep slots that they do not use.
         """
         sentences, beam, _ = self.table.shape
         table = self.table[:, :, : self.length].flatten(1)
@@ -122,12 +121,12 @@ class IndirectionTable:
         self.table[:, :, : self.length] = numbers.gather(1, table).view(sentences, beam, self.length)
 
     def reorder(self, clock: int, parents: Tensor) -> None:
-        """Let each beam continue another one of its sentence; ``parents`` ``(sentences, beam)``."""
+        """Reorder beams within sentences; ``parents`` ``(sentences, beam)`` int64."""
         if self._is_first(clock):
             self.table = self.table.gather(1, parents.unsqueeze(-1).expand(-1, -1, self.table.size(2)))
 
     def select(self, clock: int, keep: Tensor) -> None:
-        """Keep some sentences."""
+        """Keep the sentences ``keep``, ``(kept,)`` int64."""
         if self._is_first(clock):
             self.table = self.table.index_select(0, keep)
 
@@ -143,10 +142,10 @@ class IndirectionTable:
             self.table = self.table[:, :, positions:].contiguous()
 
     def merge(self, other: IndirectionTable) -> IndirectionTable:
-        """The table of the sentences of both, made at the first time that it is asked for.
+        """The table of the sentences of both, built at the first call.
 
-        Positions are aligned at the last one. Those that one table lacks at the beginning, which its sentences do not
-        see, have a slot to themselves, behind all others.
+        Positions are aligned at the last one. Positions that are added on the left of the shorter table, to which no
+        query attends, share one additional slot, the last.
         """
         if self._merged is None or self._merged[0] is not other:
             merged = IndirectionTable(0, self.beam_size, self.table.device)
@@ -162,17 +161,17 @@ class IndirectionTable:
         return self._merged[1]
 
     def mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, is_causal: bool = False) -> Tensor:
-        """What is added to the scores of a sentence's queries with all slots, built once for all layers.
+        """The mask over all slots of a sentence, built once for all layers.
 
         Args:
-            attn_mask: what is added to the scores of positions, or where attention to them is allowed, broadcastable to
-                ``(sentences * beam, heads, queries, length)``; ``None`` where all may be seen.
-            queries: of each beam.
-            dtype: of the scores.
-            is_causal: whether each position sees those up to itself; ``attn_mask`` is then ``None``.
+            attn_mask: mask over positions: a float that is added to the scores, or bool, true where attention is
+                allowed; broadcastable to ``(sentences * beam, heads, queries, length)``. ``None`` if all are allowed.
+            queries: number of queries of each beam.
+            dtype: dtype of the scores.
+            is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
 
         Returns:
-            ``(sentences, heads or 1, beam * queries, used)``.
+            ``(sentences, heads or 1, beam * queries, used)``, added to the scores; ``-inf`` at slots of other beams.
         """
         built = self._mask
         if built is None or built[0] is not attn_mask or built[1] != is_causal or built[2].dtype != dtype:
@@ -186,7 +185,7 @@ class IndirectionTable:
         sentences, beam, _ = self.table.shape
         added = torch.zeros(1, 1, queries, 1, dtype=dtype, device=self.table.device)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
-            # Half of the lowest number: a beam that sees nothing yet sees all of its positions alike, and not NaN.
+            # Half of the lowest number and not -inf: with all positions masked, the softmax is uniform and not NaN.
             added = added.masked_fill(~attn_mask, torch.finfo(dtype).min / 2)
         elif attn_mask is not None:
             added = attn_mask.to(dtype)
@@ -202,16 +201,16 @@ class IndirectionTable:
 
 
 class IndirectionCache(KeyValueCache):
-    """Keys and values of self-attention that stay in place, with a table of who sees what.
+    """Keys and values of self-attention that stay in place, with an indirection table.
 
     Args:
-        table: the table, which all layers have in common.
-        stays: whether the table is used for good, rather than for as long as it pays.
+        table: the table, which all layers share.
+        stays: whether the table is always used, rather than only while it is faster.
 
     Attributes:
-        keys: ``(sentences, H, capacity, D)``, laid out by ``empty_keys``; ``None`` before the first step.
-        values: likewise, laid out position by position.
-        clock: changes that this layer has applied to the table.
+        keys: ``(sentences, H, capacity, D)`` in the layout of ``empty_keys``; ``None`` before the first step.
+        values: ``(sentences, H, capacity, D)``, contiguous; ``None`` before the first step.
+        clock: number of changes of the table that this layer has requested.
     """
 
     def __init__(self, table: IndirectionTable, stays: bool = False):
@@ -222,10 +221,10 @@ class IndirectionCache(KeyValueCache):
         self.clock = 0
 
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
-        """Write new keys and values into slots; the memory is written in place. See ``KeyValueCache``.
+        """Write new keys and values into slots, in place; see ``KeyValueCache``.
 
-        Where the table does not pay any more, each row gets a history of its own. So it does where there is padding
-        among the new positions.
+        If the table is no longer faster, or if there is padding among the new positions, a ``GrowingCache`` replaces
+        this cache.
         """
         if new.padding_mask is not None:
             return self.histories().append(new, rows)
@@ -246,13 +245,13 @@ class IndirectionCache(KeyValueCache):
         return memory
 
     def view(self) -> KeysAndValues:
-        """Each row's own history, gathered; see ``KeyValueCache``."""
+        """The keys and values of each row, gathered from the slots; see ``KeyValueCache``."""
         table = self.table.table[:, :, : self.table.length]
         keys, values = (_pick(memory, table).flatten(0, 1) for memory in self._memories())
         return KeysAndValues(keys, values)
 
     def histories(self) -> GrowingCache:
-        """A cache in which each row has a history of its own."""
+        """A cache in which each row has its own copy of its keys and values."""
         return GrowingCache() if self.keys is None else GrowingCache.of(self.view())
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
@@ -262,36 +261,36 @@ class IndirectionCache(KeyValueCache):
         return Attended(keys[:, :, : self.table.used], values[:, :, : self.table.used], mask, False)
 
     def reorder(self, new_order: Tensor) -> KeyValueCache:
-        """Give each row a history of its own, since the order may cross sentences."""
+        """Change to a ``GrowingCache``, since a row may continue one of another sentence."""
         return self.histories().reorder(new_order)
 
     def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
-        """Let each beam continue another of its sentence: only the table is gathered."""
+        """Reorder the table; keys and values stay in place."""
         self.table.reorder(self.clock, parents)
         self.clock += 1
         return self
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
-        """Keep some sentences."""
+        """Keep some sentences; see ``KeyValueCache``."""
         self.table.select(self.clock, keep)
         self.keys, self.values = (take_rows(memory, keep) for memory in self._memories())
         self.clock += 1
         return self
 
     def roll_back(self, positions: int) -> KeyValueCache:
-        """Remove the last positions; their slots are no longer seen and will be collected."""
+        """Remove the last positions; their slots are no longer used and will be removed later."""
         self.table.roll_back(self.clock, positions)
         self.clock += 1
         return self
 
     def crop_left(self, positions: int) -> KeyValueCache:
-        """Remove the first positions; likewise."""
+        """Remove the first positions; their slots are no longer used and will be removed later."""
         self.table.crop_left(self.clock, positions)
         self.clock += 1
         return self
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
-        """Put the sentences of two batches behind each other; see ``IndirectionTable.merge``."""
+        """Append the sentences of another cache; see ``IndirectionTable.merge``."""
         if not isinstance(other, IndirectionCache):
             return self.histories().merge(other)
         parts = [(self._memories(), self.table.used), (other._memories(), other.table.used)]
@@ -310,7 +309,7 @@ class IndirectionCache(KeyValueCache):
 
 
 def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, are_keys: bool) -> Tensor:
-    """A memory with as many slots as the table asks for, its slots where the table has them now."""
+    """Memory with the capacity of the table, with the slots in use at their current numbers."""
     shape = (added.size(0), added.size(1), table.capacity, added.size(-1))
     larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
     if memory is not None and table.collected is not None:
@@ -319,17 +318,17 @@ def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, ar
 
 
 def _collected(memory: Tensor, slots: Tensor) -> Tensor:
-    """Slots of a memory ``(sentences, H, capacity, D)`` by number ``(sentences, n)``: ``(sentences, H, n, D)``."""
+    """Select slots ``(sentences, n)`` of a memory ``(sentences, H, capacity, D)``: ``(sentences, H, n, D)``."""
     if memory.stride(-1) == 1:
         return _pick(memory, slots.unsqueeze(1)).squeeze(1)
-    channels = memory.transpose(2, 3)
-    return channels.gather(3, slots[:, None, None, :].expand(*channels.shape[:3], -1)).transpose(2, 3)
+    transposed = memory.transpose(2, 3)
+    return transposed.gather(3, slots[:, None, None, :].expand(*transposed.shape[:3], -1)).transpose(2, 3)
 
 
 def _pick(memory: Tensor, slots: Tensor) -> Tensor:
-    """Slots of a memory ``(sentences, H, capacity, D)`` by number ``(sentences, R, n)``: ``(sentences, R, H, n, D)``.
+    """Select slots ``(sentences, R, n)`` of a memory ``(sentences, H, capacity, D)``: ``(sentences, R, H, n, D)``.
 
-    As one selection of rows of ``(sentences * H * capacity, D)``: slot 2 of head 1 of sentence 0 is row
+    This is one selection of rows of ``(sentences * H * capacity, D)``: slot 2 of head 1 of sentence 0 is row
     ``(0 * H + 1) * capacity + 2``.
     """
     sentences, heads, capacity, dim = memory.shape
@@ -339,5 +338,5 @@ def _pick(memory: Tensor, slots: Tensor) -> Tensor:
 
 
 def _padded(memory: Tensor, capacity: int) -> Tensor:
-    """The memory with zeros in further slots."""
+    """The memory padded with zeros to ``capacity`` slots."""
     return torch.nn.functional.pad(memory, (0, 0, 0, capacity - memory.size(2)))

@@ -1,7 +1,8 @@
-"""What attention asks of a key/value cache.
+"""The interface between attention and a key/value cache.
 
-A cache is an object in the decoding state. It holds the keys and values of one attention module and moves their rows.
-A new kind is one class, derived from ``KeyValueCache``; ``MultiheadAttention.cache`` names the class to use::
+A cache is an object in the decoding state. It stores the keys and values of one attention module and reorders their
+rows. A new kind of cache is one class, derived from ``KeyValueCache``; ``MultiheadAttention.cache`` is the class to
+use::
 
     for layer in model.decoder.layers:
         layer.self_attn.cache = SlidingWindowCache
@@ -24,10 +25,10 @@ class Attended(NamedTuple):
     """The arguments of ``attend``.
 
     Attributes:
-        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer where rows share their keys.
+        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer if rows share their keys.
         values: likewise.
-        mask: of the scores ``(B, H, Q, K)``, see ``attend``; ``None`` where each query attends to all keys.
-        is_causal: whether query ``i`` attends to keys up to ``i`` only; ``mask`` is then ``None``.
+        mask: mask of the scores ``(B, H, Q, K)``, see ``attend``; ``None`` if each query attends to all keys.
+        is_causal: whether query ``i`` attends only to keys up to ``i``; ``mask`` is then ``None``.
     """
 
     keys: Tensor
@@ -37,12 +38,12 @@ class Attended(NamedTuple):
 
 
 class KeysAndValues(NamedTuple):
-    """Keys and values, as each row of the batch or each sentence sees them.
+    """The keys and values of each row of the batch, or of each sentence.
 
     Attributes:
-        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer where rows share their keys.
+        keys: ``(B, H, K, D)``, where ``B`` is the number of rows, or fewer if rows share their keys.
         values: likewise.
-        padding_mask: ``(B, K)`` bool, true at padding; ``None`` where there is none.
+        padding_mask: ``(B, K)`` bool, true at padding; ``None`` if there is no padding.
     """
 
     keys: Tensor
@@ -50,11 +51,11 @@ class KeysAndValues(NamedTuple):
     padding_mask: Tensor | None = None
 
     def view(self) -> KeysAndValues:
-        """These keys and values, as a cache would return them."""
+        """These keys and values; see ``KeyValueCache.view``."""
         return self
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
-        """What the newest positions attend to, with both masks joined; see ``KeyValueCache.attended``."""
+        """What the newest positions attend to, with ``attn_mask`` and padding in one mask; see ``KeyValueCache``."""
         keys, values, padding_mask = self
         if is_causal and (padding_mask is not None or keys.size(2) > queries):
             attn_mask, is_causal = step_mask(keys.size(2) - queries, queries, None, keys.device), False
@@ -71,49 +72,55 @@ class KeysAndValues(NamedTuple):
 class KeyValueCache(ABC):
     """The keys and values that one attention module has computed so far.
 
-    It is made without arguments and filled by ``append``. Each method that changes it returns the cache to use from
-    then on: this object, changed in place, or another one. A subclass implements ``append``, ``view`` and ``reorder``.
-    It overrides ``reorder_within_beams`` and ``select`` where it can do less work than moving rows, and ``roll_back``,
-    ``crop_left`` and ``merge`` for the features that need them.
+    An empty cache is made without arguments. Each method that changes the cache returns the one to use afterwards: this
+    object, changed in place, or another one. A subclass implements ``append``, ``view`` and ``reorder``. It overrides
+    ``reorder_within_beams`` and ``select`` if these can do less work than moving rows, and ``roll_back``, ``crop_left``
+    and ``merge`` for speculative decoding and continuous batching.
 
     Letters: ``N`` rows of the batch, ``H`` heads, ``Q`` queries of a row, ``K`` keys, ``D`` the size of a head.
     """
 
     @abstractmethod
     def append(self, new: KeysAndValues, rows: int) -> KeyValueCache:
-        """Add the keys and values of new positions.
+        """Append the keys and values of new positions.
 
         Args:
-            new: those of the new positions.
-            rows: rows of the batch; more than those of ``new`` where beams share their keys.
+            new: keys and values of the new positions.
+            rows: rows of the batch; more than those of ``new`` if beams share their keys.
+
+        Returns:
+            The cache to use from now on, as from all methods that change the cache.
         """
 
     @abstractmethod
     def view(self) -> KeysAndValues:
-        """All keys and values, whatever the layout in memory is: those that each row, or each sentence, sees."""
+        """The keys and values of each row, or of each sentence if rows share them, at all positions."""
 
     @abstractmethod
     def reorder(self, new_order: Tensor) -> KeyValueCache:
-        """Put rows into a new order; ``new_order`` ``(rows,)`` int64 is the old row that each new row continues."""
+        """Reorder rows; ``new_order`` ``(rows,)`` int64 is the old row that each new row continues."""
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """What the newest positions attend to.
 
         Args:
             attn_mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to
-                ``(N, H, Q, K)``; ``None`` where all keys are seen.
-            is_causal: whether each position sees those up to itself; ``attn_mask`` is then ``None``.
-            queries: newest positions of each row.
-            dtype: of the scores.
+                ``(N, H, Q, K)``; ``None`` if all keys are attended to.
+            is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
+            queries: number of newest positions of each row.
+            dtype: dtype of the scores.
+
+        Returns:
+            The arguments of ``attend``.
         """
         return self.view().attended(attn_mask, is_causal, queries, dtype)
 
     def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
-        """Let each beam continue another one of its sentence; ``parents`` ``(sentences, beam)`` int64."""
+        """Reorder within sentences; ``parents`` ``(sentences, beam)`` int64 is the beam that each new row continues."""
         return self.reorder(rows_of_parents(parents))
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
-        """Keep some sentences; ``keep`` ``(kept,)`` int64."""
+        """Keep the sentences ``keep``, ``(kept,)`` int64, each with ``beam_size`` rows."""
         return self.reorder(rows_of_sentences(keep, beam_size))
 
     def roll_back(self, positions: int) -> KeyValueCache:
@@ -125,10 +132,9 @@ class KeyValueCache(ABC):
         raise self._lacks("crop_left", "continuous batching")
 
     def merge(self, other: KeyValueCache) -> KeyValueCache:
-        """Put the rows of another cache behind those of this one, their positions aligned at the last one.
+        """Append the rows of another cache, aligned at the last position; continuous batching needs it.
 
-        Continuous batching needs it. Positions that one of the two lacks on the left may hold any finite number: the
-        start offsets hide them.
+        Positions that are added on the left of the shorter cache may have any finite values: start offsets hide them.
         """
         raise self._lacks("merge", "continuous batching")
 

@@ -1,4 +1,4 @@
-"""Joining the rows of two batches."""
+"""Concatenation of the rows of several batches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from seqgen.modules.kv_cache.protocol import KeysAndValues
 
 
 def join_rows(parts: list[KeysAndValues], left: bool) -> KeysAndValues:
-    """The rows of several batches behind each other, the shorter ones padded.
+    """Concatenate the rows of several batches, with shorter rows padded to the longest.
 
-    Positions added on the left are hidden by the start offsets of their rows; positions added on the right are padding.
+    The start offsets of rows hide positions added on the left; the padding mask hides positions added on the right.
 
     Args:
         parts: keys, values and padding of each batch.
-        left: whether shorter ones are padded on the left rather than on the right.
+        left: whether shorter rows are padded on the left rather than on the right.
+
+    Returns:
+        Keys, values and padding of all rows, those of the first batch first.
     """
     length = max(part.keys.size(2) for part in parts)
     mask = _join_padding_masks(parts, length, left)
@@ -26,7 +29,7 @@ def join_rows(parts: list[KeysAndValues], left: bool) -> KeysAndValues:
 
 
 def _cat(parts: list[Tensor], length: int, left: bool) -> Tensor:
-    """Rows of several ``(N, H, K, D)`` behind each other, with zeros at positions that one of them lacks."""
+    """Concatenate rows of several ``(N, H, K, D)``, padded with zeros to ``length`` positions."""
     missing = [length - part.size(2) for part in parts]
     return torch.cat(
         [F.pad(part, (0, 0, n, 0) if left else (0, 0, 0, n)) for part, n in zip(parts, missing, strict=True)]

@@ -1,4 +1,4 @@
-"""The cache of encoder-decoder attention: keys and values of the encoder's output, which never change."""
+"""The cache of encoder-decoder attention: keys and values of the encoder's output, computed once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from seqgen.modules.kv_cache.rows import join_rows
 class StaticCache(KeyValueCache):
     """Keys and values of the encoder's output.
 
-    They have one row for each row of the batch, or one for each sentence, which all of its beams share. Shared ones
-    need not move while the beams of a sentence change places.
+    They have one row for each row of the batch, or one for each sentence that all of its beams share. Shared keys and
+    values stay in place when beams are reordered within a sentence.
 
     Attributes:
         seen: keys and values ``(N / share, H, S, D)`` and padding ``(N / share, S)``; ``None`` before the first step.
@@ -32,7 +32,7 @@ class StaticCache(KeyValueCache):
         """Keep the keys and values; see ``KeyValueCache``."""
         if self.seen is not None:
             raise ValueError("the cache already holds the keys and values of the encoder's output")
-        # Every later step reads them, so that a copy pays.
+        # Every later step reads them, so a copy in the layout that is read fastest is worth its time.
         seen = KeysAndValues(as_keys(new.keys), new.values.contiguous(), new.padding_mask)
         return replace(self, seen=seen, share=rows // new.keys.size(0))
 
@@ -43,14 +43,14 @@ class StaticCache(KeyValueCache):
         return self.seen
 
     def reorder(self, new_order: Tensor) -> Self:
-        """Give each new row keys of its own, since the order may cross sentences.
+        """Give each new row its own keys, since a row may continue one of another sentence.
 
-        Where three rows share keys, the new rows ``[5, 0, 1]`` get copies of the keys ``[1, 0, 0]``.
+        If three rows share keys, the new rows ``[5, 0, 1]`` get copies of the keys ``[1, 0, 0]``.
         """
         return replace(self._take(new_order // self.share), share=1)
 
     def reorder_within_beams(self, parents: Tensor) -> KeyValueCache:
-        """Do nothing where the beams of a sentence share their keys; see ``KeyValueCache``."""
+        """Do nothing if the beams of a sentence share their keys; see ``KeyValueCache``."""
         return self if self.view().keys.size(0) == parents.size(0) else super().reorder_within_beams(parents)
 
     def select(self, keep: Tensor, beam_size: int) -> KeyValueCache:
@@ -58,15 +58,15 @@ class StaticCache(KeyValueCache):
         return self._take(keep) if self.share == beam_size else super().select(keep, beam_size)
 
     def roll_back(self, positions: int) -> Self:
-        """Do nothing: the source has not grown."""
+        """Do nothing: the positions are those of the source."""
         return self
 
     def crop_left(self, positions: int) -> Self:
-        """Do nothing, likewise."""
+        """Do nothing: the positions are those of the source."""
         return self
 
     def merge(self, other: KeyValueCache) -> Self:
-        """Put the rows of two batches behind each other, the shorter sources padded on the right."""
+        """Append the rows of another cache; shorter sources are padded on the right."""
         if not isinstance(other, StaticCache):
             raise TypeError(f"a StaticCache cannot be merged with a {type(other).__name__}")
         one, two = (self, other) if self.share == other.share else (self._unshared(), other._unshared())

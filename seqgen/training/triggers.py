@@ -1,4 +1,4 @@
-"""When to validate, when to save and under which names, and when training is over."""
+"""Triggers: after which updates to validate, to save (and under which names), and to stop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from seqgen.config import TrainConfig
 
 
-class Milestones:
-    """Decides, from the configuration alone, when to validate, save and stop; it has no state.
+class Triggers:
+    """Decides when to validate, save and stop, from the configuration and the counters passed in; it has no state.
 
     Args:
         cfg: the whole configuration.
@@ -22,15 +22,15 @@ class Milestones:
 
         Args:
             what: ``"validate"`` or ``"save"``.
-            update: updates made.
-            epoch: the epoch of the last one, from 1.
-            ended: whether the epoch has ended with it.
+            update: number of updates made.
+            epoch: the epoch of the last update, from 1.
+            ended: whether this update was the last of its epoch.
         """
         epochs, updates = self._intervals(what)
         return (ended and epochs > 0 and epoch % epochs == 0) or (updates > 0 and update % updates == 0)
 
     def ever(self, what: str) -> bool:
-        """Whether ``"validate"`` or ``"save"`` is switched on at all, by epochs or by updates."""
+        """Whether ``"validate"`` or ``"save"`` is configured at all, by epochs or by updates."""
         return any(self._intervals(what))
 
     def _intervals(self, what: str) -> tuple[int, int]:
@@ -38,13 +38,13 @@ class Milestones:
         return getattr(group, f"{what}_interval"), getattr(group, f"{what}_interval_updates")
 
     def checkpoint_names(self, update: int, epoch: int, ended: bool, improved: bool) -> list[str]:
-        """The names under which to save, in order. ``last`` is written last: it exists only if the others do.
+        """The names of the checkpoints to save, in order. ``last`` comes last, so that it exists only if the others do.
 
         Args:
-            update: updates made.
-            epoch: the epoch of the last one, from 1.
-            ended: whether the epoch has ended with it.
-            improved: whether the score is the best so far.
+            update: number of updates made.
+            epoch: the epoch of the last update, from 1.
+            ended: whether this update was the last of its epoch.
+            improved: whether the validation score is the best so far.
         """
         cfg = self.cfg.checkpoint
         names = []
@@ -58,10 +58,10 @@ class Milestones:
         """The reason why training stops; empty if it continues.
 
         Args:
-            update: updates made.
-            epochs: epochs completed.
-            seconds: how long training has taken.
-            stale: validations since the best score.
+            update: number of updates made.
+            epochs: number of completed epochs.
+            seconds: training time so far.
+            stale: number of validations since the best score.
             lr: the learning rate of the next update.
         """
         cfg, patience = self.cfg.optimization, self.cfg.checkpoint.patience
@@ -82,7 +82,14 @@ class Milestones:
         return freq[min(epoch, len(freq)) - 1]
 
     def total_updates(self, updates_in_epoch: int) -> int | None:
-        """Updates until training ends, by ``max_update`` or ``max_epoch``, whichever comes first."""
+        """The update at which training ends, by ``max_update`` or ``max_epoch``, whichever comes first.
+
+        Args:
+            updates_in_epoch: number of updates in an epoch.
+
+        Returns:
+            The number of updates; ``None`` if neither key is set.
+        """
         cfg = self.cfg.optimization
         totals = [cfg.last_update()] if cfg.last_update() else []
         if cfg.max_epoch:
@@ -90,12 +97,15 @@ class Milestones:
         return min(totals, default=None)
 
     def seconds_left(self, update: int, total: int | None, seconds: float) -> float | None:
-        """The estimated remaining training time at the current speed; ``None`` if it is not known.
+        """Estimate the remaining training time at the mean speed so far.
 
         Args:
-            update: updates made.
+            update: number of updates made.
             total: see ``total_updates``.
-            seconds: how long training has taken.
+            seconds: training time so far.
+
+        Returns:
+            Seconds until ``total`` or ``stop_time_hours``, whichever comes first; ``None`` if neither is set.
         """
         hours = self.cfg.optimization.stop_time_hours
         left = [hours * 3600 - seconds] if hours else []

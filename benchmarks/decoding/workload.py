@@ -1,4 +1,4 @@
-"""What is measured: works, and the toolkits that do them by turns."""
+"""Workloads, and the comparison of toolkits that decode them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from benchmarks.decoding.process import Answering, WorkerError
 from benchmarks.decoding.worker import Answer, Request
 
 SEQGEN = "seqgen"
+BEFORE = "seqgen (before)"
 
 
 @dataclass(frozen=True)
-class Work:
-    """Sentences to decode.
+class Workload:
+    """Sentences to decode, and how.
 
     Attributes:
-        model: name of what they are decoded with.
-        sentences: how many.
-        batch: how many at a time.
-        beam: hypotheses of each; 1 is greedy.
-        source: tokens of each, end-of-sentence included; 0 for lengths like those of Multi30k.
-        length: tokens of each output, end-of-sentence included where there is one.
-        semantics: of ``SequenceGenerator``.
+        model: name of the model.
+        sentences: number of sentences.
+        batch: number of sentences in a batch.
+        beam: beam size; 1 is greedy search.
+        source: tokens of each source, including end-of-sentence; 0 for lengths like those of Multi30k.
+        length: tokens of each output, including end-of-sentence if it has one.
+        semantics: ``generation.semantics``.
     """
 
     model: str
@@ -38,7 +39,7 @@ class Work:
     semantics: str
 
     def request(self, vocabulary: int) -> Request:
-        """What a worker is asked for, with random words of a vocabulary of this size."""
+        """The request to a worker, with random sources from a vocabulary of this size."""
         if self.source:
             lengths = [self.source - 1] * self.sentences
         else:
@@ -50,14 +51,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What does the work.
+    """A toolkit that decodes workloads.
 
     Attributes:
-        name: of the toolkit, or of the way it goes.
+        name: name of the toolkit or its variant.
         format: dtype.
-        worker: has the model.
-        options: what its requests say besides.
-        decodes: whether it has outputs to compare.
+        worker: the process that has loaded the model.
+        options: further entries of its requests.
+        decodes: whether its outputs are compared.
     """
 
     name: str
@@ -69,22 +70,22 @@ class Toolkit:
 
 @dataclass
 class Measured:
-    """How a toolkit did a work.
+    """The figures of one toolkit for one workload.
 
     Attributes:
-        work: the work.
+        workload: what was decoded.
         toolkit: name of the toolkit.
         format: dtype.
-        seconds: of each batch, one list for each round.
-        processor_seconds: of all threads, of each round.
-        peak_bytes: the largest size of the process, weights included, of each round.
-        used_bytes: the same less the size before the work, of each round.
-        same: share of sentences whose best output is that of seqgen in float32.
-        drift: how much lower the mean score of a token is than in seqgen's outputs in float32, both scored in float32.
-        elsewhere: tokens a second that were measured on another machine, where nothing was measured here.
+        seconds: wall time of each batch, one list for each round.
+        processor_seconds: CPU time of all threads, for each round.
+        peak_bytes: peak memory of the process including weights, for each round.
+        used_bytes: peak memory minus the memory before the workload, for each round.
+        same: fraction of sentences whose best output equals that of seqgen in float32.
+        drift: mean score of a token in seqgen's float32 outputs minus that in these outputs, both scored in float32.
+        elsewhere: tokens per second measured on another machine; ``None`` for figures of this run.
     """
 
-    work: Work
+    workload: Workload
     toolkit: str
     format: str
     seconds: list[list[float]] = field(default_factory=list)
@@ -96,37 +97,37 @@ class Measured:
     elsewhere: float | None = None
 
     def add(self, answer: Answer) -> None:
-        """Take the figures of a round."""
+        """Add the figures of a round."""
         for name in ("seconds", "processor_seconds", "peak_bytes", "used_bytes"):
             getattr(self, name).append(answer[name])
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the best hypotheses; the median of the rounds."""
+        """Tokens of the best hypotheses per second; the median over the rounds."""
         if self.elsewhere is not None:
             return self.elsewhere
-        return self.work.sentences * self.work.length / statistics.median(map(sum, self.seconds))
+        return self.workload.sentences * self.workload.length / statistics.median(map(sum, self.seconds))
 
     @property
     def sentences_per_second(self) -> float:
-        """The median of the rounds."""
-        return self.tokens_per_second / self.work.length
+        """Sentences per second; the median over the rounds."""
+        return self.tokens_per_second / self.workload.length
 
     def latency(self, percent: int) -> float | None:
-        """Seconds that so many percent of the sentences take at most, where they are decoded one at a time."""
+        """Percentile of the seconds per sentence; ``None`` unless sentences are decoded one at a time."""
         times = sorted(second for seconds in self.seconds for second in seconds)
-        if self.work.batch > 1 or not times:
+        if self.workload.batch > 1 or not times:
             return None
         return times[min(len(times) * percent // 100, len(times) - 1)]
 
     @property
     def bytes_per_hypothesis(self) -> float | None:
-        """Memory that the work takes besides the weights, the encoder's included, for each row of the largest batch."""
-        rows = min(self.work.batch, self.work.sentences) * self.work.beam
+        """Memory without weights, divided by the rows (hypotheses) of a full batch; the median over the rounds."""
+        rows = min(self.workload.batch, self.workload.sentences) * self.workload.beam
         return statistics.median(self.used_bytes) / rows if self.used_bytes else None
 
     def record(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """All figures, for JSON."""
         figures = {
             "tokens_per_second": self.tokens_per_second,
             "sentences_per_second": self.sentences_per_second,
@@ -135,46 +136,53 @@ class Measured:
             "bytes_per_hypothesis": self.bytes_per_hypothesis,
         }
         values = asdict(self)
-        return {**values.pop("work"), **values, **figures}
+        return {**values.pop("workload"), **values, **figures}
 
 
 TIE = 1e-4
-"""Mean log-probabilities of a token that are as near as this are a tie."""
+"""Outputs whose mean log-probabilities of a token differ by at most this are a tie."""
 
 
 @dataclass
-class Contest:
-    """Toolkits that do the same works by turns, so that a slow moment of the machine meets all alike.
+class Comparison:
+    """Compares toolkits that decode the same workloads.
+
+    In each round, all toolkits run one workload before the next begins, so that slow phases of the machine affect all
+    of them; every other round runs them in the reverse order.
 
     Attributes:
-        works: the works, which all have one model.
-        toolkits: the first is seqgen in float32, which the outputs of the others are compared with.
-        vocabulary: number of the vocabulary.
-        disagreements: sentences on float32 outputs that differ by more than ties.
+        workloads: the workloads, all for one model.
+        toolkits: the toolkits; the first is seqgen in float32, with whose outputs those of the others are compared.
+        vocabulary: vocabulary size.
+        disagreements: messages on float32 outputs that differ by more than ties.
     """
 
-    works: Sequence[Work]
+    workloads: Sequence[Workload]
     toolkits: Sequence[Toolkit]
     vocabulary: int
     disagreements: list[str] = field(default_factory=list)
 
     def run(self, rounds: int) -> list[Measured]:
-        """Do all works so many times.
+        """Run all workloads.
+
+        Args:
+            rounds: number of measurements of each workload by each toolkit.
 
         Returns:
-            The figures of each work by each toolkit; without those of a toolkit that failed.
+            The figures of each workload by each toolkit, except toolkits that failed at their first request.
 
         Raises:
             WorkerError: seqgen in float32 failed.
         """
-        results = {work: [Measured(work, kit.name, kit.format) for kit in self.toolkits] for work in self.works}
-        for kit in self.toolkits:  # what is slow only once
-            self.ask(kit, self.works[0].request(self.vocabulary))
+        results = {load: [Measured(load, kit.name, kit.format) for kit in self.toolkits] for load in self.workloads}
+        for kit in self.toolkits:  # warm-up
+            self.ask(kit, self.workloads[0].request(self.vocabulary))
         for number in range(rounds):
-            for work, measured in results.items():
-                request = work.request(self.vocabulary)
+            for load, measured in results.items():
+                request = load.request(self.vocabulary)
                 reference: Answer = {}
-                for kit, one in zip(self.toolkits, measured, strict=True):
+                pairs = list(zip(self.toolkits, measured, strict=True))
+                for kit, one in pairs if number % 2 == 0 else reversed(pairs):  # no toolkit is always the first
                     if (answer := self.ask(kit, request)) is None:
                         continue
                     one.add(answer)
@@ -182,12 +190,12 @@ class Contest:
                         reference = reference or {**answer, **self.score(request, answer["outputs"])}
                         self.compare(request, reference, answer["outputs"], one)
                 print(
-                    f"round {number + 1} of {rounds}: {describe(work)}: {so_far(measured)}", file=sys.stderr, flush=True
+                    f"round {number + 1} of {rounds}: {describe(load)}: {so_far(measured)}", file=sys.stderr, flush=True
                 )
         return [one for measured in results.values() for one in measured if one.seconds]
 
     def ask(self, kit: Toolkit, request: Request) -> Answer | None:
-        """Let a toolkit work; one that fails is left out from then on, unless it is the first."""
+        """Send a request to a toolkit. One that fails is not used again; the first one must not fail."""
         if kit.worker.failed:
             return None
         try:
@@ -196,16 +204,16 @@ class Contest:
             if kit.worker is self.toolkits[0].worker:
                 raise
             kit.worker.failed = True
-            print(f"{kit.name} in {kit.format} is left out from here: {error}", file=sys.stderr)
+            print(f"{kit.name} in {kit.format} failed and is not used again: {error}", file=sys.stderr)
             return None
 
     def compare(self, request: Request, reference: Answer, outputs: list[list[int]], one: Measured) -> None:
-        """Note how much of a toolkit's outputs is what seqgen writes in float32."""
+        """Compare a toolkit's outputs with those of seqgen in float32; sets ``same`` and ``drift``."""
         pairs = list(zip(reference["outputs"], outputs, strict=True))
         one.same, one.drift = sum(a == b for a, b in pairs) / len(pairs), 0.0
         if lengths := {len(output) for output in outputs} - {request["length"]}:
             self.disagreements.append(
-                f"{one.toolkit} in {one.format}: {describe(one.work)}: outputs have {sorted(lengths)[0]} tokens"
+                f"{one.toolkit} in {one.format}: {describe(one.workload)}: outputs have {sorted(lengths)[0]} tokens"
             )
         if one.same == 1:
             return
@@ -214,23 +222,24 @@ class Contest:
         one.drift = statistics.mean(losses)
         if one.format == "float32" and (worst := max(map(abs, losses))) > TIE:
             self.disagreements.append(
-                f"{one.toolkit} does not agree with seqgen in float32: {describe(one.work)}: {one.same:.1%} of the "
-                f"outputs are the same, and the scores of a token differ by up to {worst:.1e}, which is no tie"
+                f"{one.toolkit} does not agree with seqgen in float32: {describe(one.workload)}: {one.same:.1%} of the "
+                f"outputs are the same, and scores per token differ by up to {worst:.1e}, more than a tie"
             )
             print(self.disagreements[-1], file=sys.stderr)
 
     def score(self, request: Request, outputs: list[list[int]]) -> Answer:
-        """The mean log-probability of a token of each output, by seqgen in float32."""
+        """The mean log-probability per token of each output, computed by seqgen in float32."""
         return self.toolkits[0].worker.answer({**request, "outputs": outputs})
 
 
 def so_far(measured: Sequence[Measured]) -> str:
-    """The tokens a second of all, in words, for those who do not want to wait for the table."""
+    """The speeds so far of all toolkits for one workload, in one line."""
     return ", ".join(f"{one.toolkit} {one.format} {one.tokens_per_second:.0f}" for one in measured if one.seconds)
 
 
-def describe(work: Work) -> str:
-    """A work in words."""
-    search = f"beam {work.beam}" if work.beam > 1 else "greedy"
-    source = f"source {work.source}, " if work.source else ""
-    return f"{work.model}, {work.sentences} sentences by {work.batch}, {search}, {source}{work.length} tokens"
+def describe(workload: Workload) -> str:
+    """A workload in words."""
+    search = f"beam {workload.beam}" if workload.beam > 1 else "greedy"
+    source = f"source {workload.source}, " if workload.source else ""
+    batches = f"{workload.sentences} sentences by {workload.batch}"
+    return f"{workload.model}, {batches}, {search}, {source}{workload.length} tokens"
