@@ -15,7 +15,8 @@ from seqgen.data.store_builder import TokenEncoder, build_store
 from seqgen.data.text import find_files, read_lines
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
-from seqgen.tasks.raw_text import SPLITS, RawTextConfig, RawTextTask, check_split
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
+from seqgen.tasks.text_files import SPLITS, check_split
 
 
 @dataclass
