@@ -1,4 +1,4 @@
-"""``seqgen-check diff``: the first difference of two decodes, and what causes it."""
+"""``seqgen-check diff``: the first difference between two decodes, and its cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat",
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs ``a`` and ``b`` with different weights, ``c`` with those of ``a`` and settings of its own, and a text."""
+    """Runs ``a`` and ``b`` with different weights, ``c`` with the weights of ``a`` and other settings, and a text."""
     folder = tmp_path_factory.mktemp("runs")
     data = corpus(folder / "data")
     for name, own in (("a", ()), ("b", ("common.seed=2",)), ("c", ("generation.lenpen=3.0",))):
@@ -41,7 +41,7 @@ def diff(runs: Path, *arguments: str) -> Result:
 
 
 def cause(outcome: Result) -> str:
-    """What the report names as the cause, without the values."""
+    """The cause that the report names, without the values."""
     assert outcome.code == 1, (outcome.out, outcome.err)
     (line,) = re.findall(r"^cause: (.*)", outcome.out, flags=re.MULTILINE)
     return re.sub(r" \([^)]*\)", "", line)
