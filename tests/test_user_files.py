@@ -184,7 +184,7 @@ def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
         (tmp_path / name / "same.py").write_text(f"NAME = {name!r}\n")
         import_user_dir(tmp_path / name)
         import_user_dir(tmp_path / name / "same.py")  # once is enough
-    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_")]
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
     assert [module.NAME for module in modules] == ["one", "two"]
 
 
