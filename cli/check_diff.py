@@ -28,10 +28,10 @@ from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.text_decoding import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
-what each had there, and which key, optimization or model causes it. The second decode has the models of other=B, and
-the keys that are given as other.KEY=VALUE; first.KEY=VALUE sets a key of the first one alone, and KEY=VALUE sets it for
-both. If both have the same models and settings, the second is decoded without optimizations (every debug key off). Exit
-code: 0 without a difference, 1 with one."""
+the candidates of both there, and the key, optimization or model that causes the difference. The second decode uses the
+models of other=B. KEY=VALUE sets a key for both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for
+the second. If both have the same models and settings, the second decode turns all optimizations off (every debug key).
+Exit code: 0 if the decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
 """The two decodes: what keys begin with that are for one of them."""

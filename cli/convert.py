@@ -37,7 +37,8 @@ class ConvertCommonConfig:
 
     user_dir: list[str] = option(
         [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; run: the run's own",
+        "Python files or folders with your own components (models, loaders, ...), imported first; run for the files of "
+        "the run",
     )
 
 

@@ -54,12 +54,12 @@ class FConvConfig:
     )
     max_source_positions: int = option(
         1024,
-        "rows of the source position table; the longest source has 2 tokens less (numbering starts at 2)",
+        "rows of the source position table; the maximum source length is 2 less, since positions are numbered from 2",
         minimum=3,
     )
     max_target_positions: int = option(
         1024,
-        "rows of the target position table; the longest target has 2 tokens less (numbering starts at 2)",
+        "rows of the target position table; the maximum target length is 2 less, since positions are numbered from 2",
         minimum=3,
     )
 

@@ -25,7 +25,7 @@ _FEW = 512
 class WarperConfig:
     """What the configurations of all warpers have."""
 
-    keep: int = option(1, "minimum number of tokens that are kept; 2 and more where beams compete", minimum=1)
+    keep: int = option(1, "minimum number of tokens that are kept; use at least 2 in beam search", minimum=1)
 
 
 class Warper(LogitsProcessor):
@@ -67,7 +67,7 @@ class Warper(LogitsProcessor):
 class TopKConfig(WarperConfig):
     """Configuration of the logits processor top_k."""
 
-    k: int = option(50, "tokens that are kept", minimum=1)
+    k: int = option(50, "number of most probable tokens that are kept", minimum=1)
 
 
 @register_logits_processor("top_k", config=TopKConfig)
@@ -152,7 +152,9 @@ class MinP(Warper):
 class TypicalConfig(WarperConfig):
     """Configuration of the logits processor typical."""
 
-    mass: float = option(0.9, "total probability of the typical tokens that are kept", minimum=1e-6, maximum=1)
+    mass: float = option(
+        0.9, "total probability of the tokens that are kept, the most typical first", minimum=1e-6, maximum=1
+    )
 
 
 @register_logits_processor("typical", config=TypicalConfig)
