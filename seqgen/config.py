@@ -296,7 +296,10 @@ class GenerationConfig:
     )
     epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
     eta_cutoff: float = option(
-        0.0, "as epsilon_cutoff, with a lower threshold where the entropy is high", minimum=0, maximum=1
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        minimum=0,
+        maximum=1,
     )
     seed: int = option(
         1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0

@@ -213,7 +213,9 @@ class Epsilon(Warper):
 class EtaConfig(WarperConfig):
     """Configuration of the logits processor eta."""
 
-    epsilon: float = option(0.001, "keep tokens with at least this probability", minimum=0, maximum=1)
+    epsilon: float = option(
+        0.001, "highest threshold of the probability; lower where the entropy is high", minimum=0, maximum=1
+    )
 
 
 @register_logits_processor("eta", config=EtaConfig)
