@@ -1,4 +1,4 @@
-"""``seqgen-check``: answers questions about models and decodes; each check is a sub-command."""
+"""``seqgen-check``: checks of models and of decoding; each check is a sub-command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqgen.errors import nearest
 CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
     "diff": (check_diff.main, check_diff.DESCRIPTION),
 }
-"""The entry point of each sub-command, and what it does."""
+"""The entry point and the description of each sub-command."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -24,9 +24,9 @@ def option(
     Args:
         default: the default; a list is copied for each instance.
         help: one line that says what the value does, with its unit.
-        choices: the only values allowed (of a string).
-        minimum: smallest value allowed (of a number, or of each number in a list).
-        maximum: largest value allowed.
+        choices: the allowed values of a string.
+        minimum: smallest allowed value of a number, or of each number in a list.
+        maximum: largest allowed value, likewise.
 
     Returns:
         The dataclass field.
@@ -54,7 +54,7 @@ class CommonConfig:
 
 @dataclass
 class TrainCommonConfig(CommonConfig):
-    """Keys that only training has."""
+    """The ``common`` group of training: the keys of every command, and further ones."""
 
     seed: int = option(1, "seed of initial weights, data order, dropout and everything else that is random", minimum=0)
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
@@ -66,7 +66,7 @@ class TrainCommonConfig(CommonConfig):
         choices=("auto", "bar", "lines", "none"),
     )
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
-    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
+    user_files: dict[str, str] = option({}, "file that registered each of your own components; recorded by training")
 
 
 @dataclass
@@ -352,15 +352,22 @@ class GenerationConfig:
     )
 
     components: dict[str, Any] = option(
-        {}, "keys of the decoding components themselves, set as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
+        {}, "the decoding components' own keys, which are given as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
     )
 
     def component_values(self, group: str, name: str) -> dict[str, Any]:
-        """The values that the user set for the keys of one component, by field.
+        """The values that the user set for one component's own keys.
 
-        Of searches, combinations and utilities one is in use at a time; their keys are ``search.FIELD``,
+        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
         ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
         ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+
+        Args:
+            group: the prefix of the keys, such as ``"processor"``.
+            name: the component's name.
+
+        Returns:
+            Values by field of the component's configuration class.
         """
         prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
@@ -368,7 +375,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches of the optimizations of decoding. None changes an output beyond rounding; without one it is slower."""
+    """Switches of the optimizations of decoding. Switching one off changes outputs only by rounding, and is slower."""
 
     use_cache: bool = option(
         True,
@@ -421,7 +428,7 @@ class GenerateDatasetConfig:
 
 @dataclass
 class ReadingConfig:
-    """What another toolkit's checkpoint needs but neither contains nor has in files beside it."""
+    """Files and settings that another toolkit's checkpoint needs, if they are not found with the checkpoint."""
 
     dictionary: str = option("", "dict.txt shared by both languages; empty for the files beside the checkpoint")
     source_dictionary: str = option("", "dict.txt of the source language")
