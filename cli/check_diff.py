@@ -25,7 +25,7 @@ from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.text_decoding import TextModel
+from seqgen.text.text_model import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
 what each had there, and which key, optimization or model causes it. The second decode has the models of other=B, and

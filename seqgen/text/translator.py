@@ -39,9 +39,11 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text.input_line import field_text
 from seqgen.text.mbr import Utility
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding, TextModel, field_text
+from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_model import TextModel
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
