@@ -24,23 +24,18 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of, input_of
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of
 from seqgen.generation.model_settings import kept_components, resolve_settings
-from seqgen.generation.observers import Observer
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
-from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.input_line import field_text
-from seqgen.text.mbr import Utility
+from seqgen.text.object_settings import KEYS_BY_ARGUMENT, identities, separate_dotted_keys, separate_objects
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding
 from seqgen.text.text_model import TextModel
@@ -93,8 +88,8 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
-        self._given_objects, settings = _objects(settings)
-        settings, self.debug = _plain(settings)
+        self._given_objects, settings = separate_objects(settings)
+        settings, self.debug = separate_dotted_keys(settings)
         from_dict(GenerationConfig, settings, "generation")  # spelling is checked before anything is loaded
         from_dict(DebugConfig, self.debug, "debug")
         self.given = settings
@@ -126,12 +121,12 @@ class Translator:
             ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
         """
         objects, plain = self._with_constructor_objects(settings)
-        return self._settings(_plain(plain)[0], objects)[0]
+        return self._settings(separate_dotted_keys(plain)[0], objects)[0]
 
     def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Separate objects from other settings; the objects include those of the constructor that the call keeps."""
-        objects, plain = _objects(settings)
-        kept = {name: value for name, value in self._given_objects.items() if OBJECTS_BY_ARGUMENT[name] not in settings}
+        objects, plain = separate_objects(settings)
+        kept = {name: value for name, value in self._given_objects.items() if KEYS_BY_ARGUMENT[name] not in settings}
         return {**kept, **objects}, plain
 
     def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
@@ -228,7 +223,7 @@ class Translator:
         """
         details = details or Details()
         objects, settings = self._with_constructor_objects(settings)
-        settings, debug = _plain(settings)
+        settings, debug = separate_dotted_keys(settings)
         debug = {**self.debug, **debug}
         if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
             settings = {"beam": 1, **self._over_given(settings)}
@@ -239,7 +234,7 @@ class Translator:
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
         utility = objects.pop("utility", None)
-        key = (need_attention, str(cfg), str(debug), *_identities(objects))
+        key = (need_attention, str(cfg), str(debug), *identities(objects))
         if key not in self._generators:
             self._objects_in_use = dict(objects)  # kept alive, so that no other object gets the id of one of them
             models = self._specified(objects.pop("members", None))
@@ -346,56 +341,6 @@ class Translator:
             sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
             batch = replace(batches[0], member_sources=sources_of_members)
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch.to(self.device)))
-
-
-OBJECTS: dict[str, tuple[type, str]] = {
-    "members": (MemberSpec, "members"),
-    "mbr": (Utility, "utility"),
-    "search": (Search, "search_strategy"),
-    "combination": (Combination, "combination"),
-    "processors": (LogitsProcessor, "processors"),
-    "stopping_rules": (StoppingRule, "stopping"),
-    "observers": (Observer, "observers"),
-}
-"""Settings whose values may be objects rather than names: their class, and the argument that gets the object."""
-
-OBJECTS_BY_ARGUMENT = {argument: name for name, (_, argument) in OBJECTS.items()}
-"""Names of settings by argument."""
-
-
-def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate objects from settings."""
-    objects: dict[str, Any] = {}
-    plain = dict(settings)
-    for name, (kind, argument) in OBJECTS.items():
-        value: Any = plain.get(name)
-        if isinstance(value, kind):
-            objects[argument] = value
-            plain[name] = ""  # in place of a name that the model or the constructor has
-        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
-            continue
-        elif name == "members":  # by position, one entry for each model
-            objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
-            plain[name] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
-        else:
-            objects[argument] = [item for item in value if isinstance(item, kind)]
-            plain[name] = [item for item in value if not isinstance(item, kind)]
-    return objects, plain
-
-
-def _identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Which objects these are, of lists each item."""
-    return [(name, tuple(map(id, value if isinstance(value, list) else [value]))) for name, value in objects.items()]
-
-
-def _plain(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Put the components' own keys (``search.groups``) where they belong, and separate those of ``DebugConfig``."""
-    plain = {key: value for key, value in settings.items() if "." not in key}
-    debug = {key.removeprefix("debug."): value for key, value in settings.items() if key.startswith("debug.")}
-    own = {key: value for key, value in settings.items() if "." in key and not key.startswith("debug.")}
-    if own:
-        plain["components"] = {**plain.get("components", {}), **own}
-    return plain, debug
 
 
 def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
