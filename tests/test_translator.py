@@ -203,7 +203,7 @@ def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
     task.source_tokenizer = WhitespaceTokenizer(dictionary(25))
     translator = Translator(text_model(task=task), beam=1, **SHORT)
     for key, value in (("prompt_lookup", 2), ("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)):
-        with pytest.raises(ConfigError, match=f"{key}={value} compares the output with the source"):
+        with pytest.raises(ConfigError, match=f"{key}={value} compares target ids with source ids"):
             translator.translate(["w1"], **{key: value})
     plain = Translator(text_model(), beam=1, **SHORT)
     assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]

@@ -1,4 +1,4 @@
-"""Decoding of lines: text is encoded, batched and decoded, and there is one translation for each line, in order."""
+"""Decoding of lines: they are encoded, batched, decoded, and returned as one translation for each line, in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUFFER_SIZE = 4096
 """Default number of lines that are read before they are decoded together."""
 
 RESCORED_TOKENS = 1024
-"""Maximum number of target tokens that are scored at once; each needs one score for every token of the vocabulary."""
+"""Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Details:
 
     Attributes:
         attention: attention and alignment.
-        scores: ``model_score`` and ``member_scores``; needs one more pass of the models.
-        hidden: ``hidden``; needs one more pass too.
+        scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
+        hidden: ``hidden``; requires another pass, too.
     """
 
     attention: bool = False
@@ -56,7 +56,7 @@ class TextDecoding:
 
     Args:
         members: the models, over one target vocabulary.
-        cfg: how to decode.
+        cfg: the decoding settings.
         generator: made from the same models and ``cfg``.
         details: which optional fields of hypotheses are computed.
         streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
@@ -66,7 +66,7 @@ class TextDecoding:
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
 
     Raises:
-        ConfigError: ``cfg.mbr`` is not registered, or there is one hypothesis only.
+        ConfigError: ``cfg.mbr`` is not registered, or is used with a beam of 1.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class TextDecoding:
         """Decode lines.
 
         Args:
-            lines: the text, read as it is needed.
+            lines: the lines; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: how many lines are read before they are decoded together, batched by length; 0 for
                 ``buffer_size`` of the configuration, or else ``BUFFER_SIZE``.
-            first_number: number of the first line, on which ids and random numbers depend.
+            first_number: number of the first line. The ids of translations and the random numbers depend on it.
 
         Yields:
             One translation for each line, in order.
@@ -139,7 +139,7 @@ class TextDecoding:
             streamer.close()
 
     def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
-        """Decode lines; if memory runs out, the finished lines before the first unfinished one are still yielded."""
+        """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
         try:
             self._finish(lines)
         except Exception as error:
@@ -150,6 +150,7 @@ class TextDecoding:
         yield from (line.translation for line in lines)
 
     def _finish(self, lines: list[InputLine]) -> None:
+        """Decode all lines of a buffer, and fill the optional fields of their hypotheses."""
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
@@ -172,7 +173,7 @@ class TextDecoding:
             self._finalize(line, hypotheses, width)
 
     def _can_batch_continuously(self, lines: list[InputLine]) -> bool:
-        """Whether waiting lines may join a running batch: nothing is in use that needs whole batches."""
+        """Whether waiting lines may join a running batch, because no component, task or argument needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
         return self.generator.can_merge and not own_step and not self._inference_arguments(lines)
 
@@ -182,7 +183,7 @@ class TextDecoding:
         waiting = sorted(lines, key=lambda line: line.length)
 
         def take(running: int, width: int) -> Batch | None:
-            # all rows are as wide as the longest source, so that a short one among long ones costs as much as these
+            # every row is padded to the longest source: a short source waits until the long ones are finished
             if not waiting or 2 * waiting[-1].length < width:
                 return None
             room = min(self.cfg.batch_size, self.cfg.max_tokens // max(width, waiting[-1].length)) - running
@@ -195,7 +196,7 @@ class TextDecoding:
             self._finalize(by_number[number], hypotheses, 0)
 
     def _inference_arguments(self, lines: list[InputLine]) -> dict[str, Any]:
-        """Further arguments of ``Task.inference_step``: constraints, prefixes and streamer, if in use."""
+        """Optional arguments of ``Task.inference_step``: constraints, prefixes and streamer."""
         arguments: dict[str, Any] = {}
         if self.cfg.constraints:
             arguments["constraints"] = [line.phrases for line in lines]
@@ -209,7 +210,10 @@ class TextDecoding:
         return arguments
 
     def _batches(self, lines: list[InputLine]) -> Iterator[list[InputLine]]:
-        """Batches within ``batch_size`` and ``max_tokens``: by length, the longest first; with a streamer, in order."""
+        """Divide lines into batches within ``batch_size`` and ``max_tokens``.
+
+        The lines are sorted by length, the longest first; with a streamer they keep their order.
+        """
         if self.streamer is None:
             lines = sorted(lines, key=lambda line: line.length, reverse=True)
         batch: list[InputLine] = []
@@ -224,7 +228,7 @@ class TextDecoding:
             yield batch
 
     def _collate(self, models: Sequence[TextModel], rows: Sequence[tuple[InputLine, Tensor | None]]) -> Batch:
-        """A batch of lines, each with a target or none."""
+        """Collate lines, each with its target or ``None``, for every model."""
         batches = [
             model.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], model.model)
             for i, model in enumerate(models)
@@ -237,7 +241,13 @@ class TextDecoding:
         return batch.to(self.device)
 
     def _finalize(self, line: InputLine, hypotheses: list[Hypothesis], width: int) -> None:
-        """Turn the hypotheses of a line into text, rank them, and note if there are fewer than ``nbest``."""
+        """Decode the hypotheses of a line to text, rank them by utility, and note if there are fewer than ``nbest``.
+
+        Args:
+            line: the line, whose translation gets the hypotheses.
+            hypotheses: ids and scores, best first.
+            width: columns of the batch's source, over which attention is defined; 0 without attention.
+        """
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
             limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
@@ -260,7 +270,7 @@ class TextDecoding:
         self.tokens_written += len(found[0].tokens) if found else 0
 
     def _note_cuts(self, line: InputLine) -> None:
-        """Note the first output of a line that a limit cut off, or may have cut off."""
+        """Note the first hypothesis of a line that a limit truncated, or may have truncated."""
         source = len(line.sources[0])
         longest = int(self.generator.last_steps(torch.tensor([source]))[0])
         if self.cfg.match_source_len and longest == source - 1:
@@ -271,11 +281,14 @@ class TextDecoding:
                 break
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
-        """How a limit changed an output; empty if none did. By fairseq's rules the last token is always an end token.
+        """Describe how a limit changed an output. Under fairseq's rules the last token is always an end token.
 
         Args:
             item: the output.
-            longest: tokens that it may have, end-of-sentence not counted.
+            longest: the largest number of tokens, end-of-sentence not counted.
+
+        Returns:
+            The end of a sentence whose subject is the output; empty if no limit changed it.
         """
         cfg, size = self.cfg, len(item.tokens)
         whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
@@ -300,7 +313,7 @@ class TextDecoding:
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
 
     def _rescore(self, lines: list[InputLine]) -> None:
-        """Score the hypotheses of a batch with the models, for the optional fields."""
+        """Run the models over the hypotheses of a batch, and fill their optional fields."""
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
         rows = max(1, RESCORED_TOKENS // longest)
@@ -310,17 +323,17 @@ class TextDecoding:
             line.translation.hypotheses[:] = itertools.islice(detailed, len(line.translation.hypotheses))
 
     def _with_details(self, pairs: Sequence[tuple[InputLine, TextHypothesis]]) -> list[TextHypothesis]:
-        """The hypotheses of some lines with their optional fields."""
+        """Fill the optional fields of some hypotheses."""
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:
             cfg = self.cfg
             ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
             scored = self.scorer.score(batch, lengths)
-            sums = [one.hypothesis.positional_scores.sum() for one in scored]
+            totals = [one.hypothesis.positional_scores.sum() for one in scored]
             items = [
                 replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
-                for item, one, total, length in zip(items, scored, sums, lengths, strict=True)
+                for item, one, total, length in zip(items, scored, totals, lengths, strict=True)
             ]
         if self.details.hidden:
             features = self.scorer.features(batch)
