@@ -173,7 +173,7 @@ class TextDecoding:
             self._finalize(line, hypotheses, width)
 
     def _can_batch_continuously(self, lines: list[InputLine]) -> bool:
-        """Whether waiting lines may join a running batch, because no component, task or argument needs whole batches."""
+        """Whether waiting lines may join a running batch, as no component, task or argument needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
         return self.generator.can_merge and not own_step and not self._inference_arguments(lines)
 

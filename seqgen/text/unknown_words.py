@@ -54,8 +54,8 @@ class UnknownWords:
             token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols
         ):
             raise ConfigError(
-                f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not mark "
-                "where words begin, so that no word can be replaced; leave it out"
+                f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
+                "mark where words begin, so that no word can be replaced; leave it out"
             )
         return cls(tokenizer, {} if value == SOURCE else read_translations(Path(value)))
 
@@ -110,8 +110,8 @@ def source_word(source: str, position: int, position_of: Callable[[str], int]) -
     Args:
         source: the line.
         position: position of a token, from 0.
-        position_of: maps a prefix of the line to its number of tokens. With ``ab c`` in pieces ``▁a b ▁c``, ``ab`` has 2 and
-            ``ab c`` has 3, so that positions 0 and 1 belong to ``ab``.
+        position_of: maps a prefix of the line to its number of tokens. With ``ab c`` in tokens ``▁a b ▁c``,
+            ``ab`` has 2 and ``ab c`` has 3, so that positions 0 and 1 belong to ``ab``.
 
     Returns:
         The word; the last one for a position behind it, such as that of end-of-sentence.

@@ -39,8 +39,8 @@ class PrefixConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         mask = torch.full_like(lprobs, -torch.inf)
-        for row, (sentence, written) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            mask[row, list(self.allowed(sentence, written))] = 0.0
+        for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
+            mask[row, list(self.allowed(sentence, generated))] = 0.0
         return lprobs + mask
 
 
@@ -132,8 +132,8 @@ class PrefixTrie:
 
     def following(self, tokens: Sequence[int]) -> list[int]:
         """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
-        written = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
-        found: list[int] = self.edges(self.walk(written))[1].tolist()
+        generated = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
+        found: list[int] = self.edges(self.walk(generated))[1].tolist()
         return found
 
 
