@@ -8,6 +8,7 @@ if __name__ != "seqgen.models":
 
 MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
+MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
     MODELS.declare(_prefix, "seqgen.models.t5")
 

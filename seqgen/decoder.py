@@ -175,7 +175,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
         "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
-        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state"),
+        "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state", "columns_to_crop"),
     }
 
     shares_encoder_output: bool = False
@@ -344,9 +344,20 @@ class IncrementalDecoder(StatefulModule, Decoder):
                 f"the first {positions} positions are seen by a sentence that starts at {int(start_offsets.min())}"
             )
         incremental_state.start_offsets = start_offsets - positions
-        if positions > 0:
-            for key, module_state in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).crop_state(module_state, positions)
+        columns = self.columns_to_crop(incremental_state, positions)
+        for key, module_state in list(incremental_state.items()):
+            owner = _owner(key)
+            cropped = positions if owner is self.position_counter else columns
+            incremental_state[key] = owner.crop_state(module_state, cropped) if cropped else module_state
+
+    def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
+        """How many positions ``crop_left`` removes from the state of modules; fewer if they also contain a prompt.
+
+        Args:
+            incremental_state: the state of this decoder, before it is cropped.
+            positions: target positions that no sentence sees.
+        """
+        return positions
 
     def merge(self, incremental_state: IncrementalState, other: IncrementalState) -> IncrementalState:
         """Append the sentences of another state during decoding.

@@ -108,6 +108,17 @@ class EncoderDecoderModel(nn.Module, Flagged):
         """The longest source and the longest target, in tokens with end-of-sentence."""
         return self.encoder.max_positions(), self.decoder.max_positions()
 
+    def max_target_lengths(self, src_lengths: Tensor) -> Tensor | None:
+        """The longest target of each source, in tokens with end-of-sentence, if it depends on the source.
+
+        Args:
+            src_lengths: ``(N,)`` int64.
+
+        Returns:
+            ``(N,)`` int64; ``None`` if only ``max_positions`` limits targets.
+        """
+        return None
+
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Convert weights that an older version saved, in place, before they are loaded.
 

@@ -61,6 +61,9 @@ class Specimen:
         start: the first id of a target prefix.
         vocab: size of the vocabulary.
         first_word: the smallest id that is no special token.
+        left_padding: whether it reads sources padded on the left only.
+        is_language_model: whether it is decoder-only: it does not read the start token, has no attention to a source,
+            and its positions are shared by prompt and target.
         either_padding: whether sources may be padded on the left as well as on the right.
         start_offsets: whether the model supports ``IncrementalState.start_offsets``.
         has_table: whether its positions come from a table, which limits the length of its inputs.
@@ -73,6 +76,8 @@ class Specimen:
     vocab: int = VOCAB
     first_word: int = 4
     either_padding: bool = True
+    left_padding: bool = False
+    is_language_model: bool = False
     start_offsets: bool = True
     has_table: bool = True
 
@@ -175,6 +180,32 @@ ZOO: dict[str, Specimen] = {
         start=1,
         has_table=False,
     ),
+    "transformer_lm_tiny": Specimen(
+        registered("transformer_lm_tiny"),
+        either_padding=False,
+        left_padding=True,
+        is_language_model=True,
+        start_offsets=False,
+        has_table=False,
+    ),
+    "transformer_lm_learned": Specimen(
+        registered(
+            "transformer_lm",
+            decoder_embed_dim=16,
+            decoder_ffn_embed_dim=24,
+            decoder_layers=2,
+            decoder_attention_heads=2,
+            decoder_learned_pos=True,
+            activation_fn="gelu_accurate",
+            layernorm_embedding=True,
+            no_scale_embedding=True,
+        ),
+        either_padding=False,
+        left_padding=True,
+        is_language_model=True,
+        start_offsets=False,
+        has_table=False,
+    ),
 }
 
 
@@ -204,11 +235,19 @@ def sharp(name: str, seed: int = 0, factor: float = 1.5) -> EncoderDecoderModel:
 
 @dataclass
 class Inputs:
-    """Sources of unequal length, padded on the right, and a target prefix for each."""
+    """Sources of unequal length, and a target prefix for each."""
 
     src_tokens: Tensor
     src_lengths: Tensor
     prev_output_tokens: Tensor
+    padded_left: bool = False
+
+    def alone(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Source, its length and target of one row, without padding."""
+        length = int(self.src_lengths[row])
+        tokens = self.src_tokens[row : row + 1]
+        tokens = tokens[:, tokens.size(1) - length :] if self.padded_left else tokens[:, :length]
+        return tokens, self.src_lengths[row : row + 1], self.prev_output_tokens[row : row + 1]
 
     def sources(self, pad: int, left: bool) -> Tensor:
         """The sources, padded on the left or on the right."""
@@ -237,11 +276,12 @@ def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence:
     src_tokens = torch.full((len(lengths), max(lengths)), specimen.pad)
     for row, length in enumerate(lengths):
         words = torch.randint(specimen.first_word, specimen.vocab, (length - 1,), generator=generator)
-        src_tokens[row, :length] = torch.cat([words, torch.tensor([specimen.eos])])
+        begin = max(lengths) - length if specimen.left_padding else 0
+        src_tokens[row, begin : begin + length] = torch.cat([words, torch.tensor([specimen.eos])])
     rows = len(lengths) * rows_per_sentence
     targets = torch.randint(specimen.first_word, specimen.vocab, (rows, target_length), generator=generator)
     targets[:, 0] = specimen.start
-    return Inputs(src_tokens, torch.tensor(lengths), targets)
+    return Inputs(src_tokens, torch.tensor(lengths), targets, specimen.left_padding)
 
 
 def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:

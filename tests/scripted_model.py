@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
@@ -101,10 +102,8 @@ def table_rule(table: dict[tuple[int, ...], dict[int, float]], vocab: int) -> Ru
     return rule
 
 
-def batch_of(sources: Sequence[Sequence[int]], pad: int = 1) -> Batch:
-    """A batch of sources, padded on the right."""
+def batch_of(sources: Sequence[Sequence[int]], pad: int = 1, left: bool = False) -> Batch:
+    """A batch of sources, padded on the right, or on the left."""
     lengths = torch.tensor([len(source) for source in sources])
-    tokens = torch.full((len(sources), int(lengths.max())), pad)
-    for row, source in enumerate(sources):
-        tokens[row, : len(source)] = torch.tensor(source)
-    return Batch(torch.arange(len(sources)), Source(tokens, lengths))
+    rows = [torch.tensor(source) for source in sources]
+    return Batch(torch.arange(len(sources)), Source(pad_rows(rows, pad, left), lengths))

@@ -19,7 +19,7 @@ LAYERS = [
     {"compose", "sweep", "arguments", "component_keys", "config_dicts", "config_keys", "config_values", "user_files"},
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},
-    {"modules"},
+    {"modules", "language_model"},
     {"generation"},
     {"task"},
     {"checkpoints"},

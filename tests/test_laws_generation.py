@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,12 @@ WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 
 
+def batch_for(*models: EncoderDecoderModel, sources: Sequence[Sequence[int]] = SOURCES) -> Batch:
+    """The sources, as each model reads them."""
+    read = [batch_of(sources, left=model.left_pad_source) for model in models]
+    return read[0] if len(read) == 1 else replace(read[0], member_sources=[batch.source for batch in read])
+
+
 def words() -> Dictionary:
     return dictionary(VOCAB - 4)
 
@@ -40,7 +47,7 @@ names = pytest.mark.parametrize("name", list(ZOO))
 def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
     for seed in range(3):
         model = sharp(name, seed)
-        batch = batch_of(SOURCES)
+        batch = batch_for(model)
         assert_same(decode([model], batch, **options), decode([model], batch, use_cache=False, **options))
 
 
@@ -51,7 +58,8 @@ def test_indirection_table_equals_moving_rows(name: str, beam: int, monkeypatch:
     monkeypatch.setattr(indirection, "_BLOCK", 3)
     for seed, most in enumerate((2048, 40, 3)):
         monkeypatch.setattr(indirection, "_MOST_SLOTS", most)
-        model, batch = sharp(name, seed), batch_of(SOURCES)
+        model = sharp(name, seed)
+        batch = batch_for(model)
         options = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
         assert_same(decode([model], batch, **options), decode([model], batch, beam_table="off", **options))
 
@@ -60,14 +68,15 @@ def test_indirection_table_equals_moving_rows(name: str, beam: int, monkeypatch:
 def test_alone_equals_batched(name: str) -> None:
     for seed in range(3):
         model = sharp(name, seed)
-        together = decode([model], batch_of(SOURCES), max_len_a=1.0, max_len_b=3)
+        together = decode([model], batch_for(model), max_len_a=1.0, max_len_b=3)
         for source, hypotheses in zip(SOURCES, together, strict=True):
-            assert_same(decode([model], batch_of([source]), max_len_a=1.0, max_len_b=3), [hypotheses])
+            assert_same(decode([model], batch_for(model, sources=[source]), max_len_a=1.0, max_len_b=3), [hypotheses])
 
 
 @names
 def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_for(model)
     prefix = torch.tensor([[5, 6], [7, 1], [1, 1], [4, 4], [9, 1]])
     generator = make_generator([model], words(), beam_size=3, max_len_b=8)
     results = generator.generate(batch, prefix_tokens=prefix)
@@ -79,7 +88,8 @@ def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
 
 @names
 def test_scorer_gives_the_generators_scores(name: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_for(model)
     assert_scorer_agrees([model], batch, decode([model], batch))
 
 
@@ -96,21 +106,23 @@ def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, result
 @names
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_a_model_with_itself_is_that_model(name: str, average: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_for(model)
     assert_same(decode([model, model], batch, ensemble_average=average), decode([model], batch))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
 def test_ensembles_of_different_architectures(average: str) -> None:
     """Cached equals uncached, alone equals batched, the order does not matter, and the scorer agrees."""
-    models, batch = [sharp(name) for name in ZOO], batch_of(SOURCES)
+    models = [sharp(name) for name in ZOO]
+    batch = batch_for(*models)
     options = {"ensemble_average": average, "ensemble_weights": [1.0 + i for i in range(len(models))]}
     results = decode(models, batch, **options)
     assert_same(results, decode(models, batch, use_cache=False, **options))
     backwards = {**options, "ensemble_weights": options["ensemble_weights"][::-1]}
-    assert_same(results, decode(models[::-1], batch, **backwards))
+    assert_same(results, decode(models[::-1], batch_for(*models[::-1]), **backwards))
     for source, hypotheses in zip(SOURCES, results, strict=True):
-        assert_same(decode(models, batch_of([source]), **options), [hypotheses])
+        assert_same(decode(models, batch_for(*models, sources=[source]), **options), [hypotheses])
     if average == "probability":
         plain = decode(models, batch)
         assert_scorer_agrees(models, batch, plain)
@@ -118,7 +130,8 @@ def test_ensembles_of_different_architectures(average: str) -> None:
 
 @names
 def test_probabilities_sum_to_one(name: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_for(model)
     out = model(batch.source.src_tokens, batch.source.src_lengths, torch.randint(4, VOCAB, (len(SOURCES), 3)))
     total = model.get_normalized_probs(out.logits, log_probs=False).sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total))
@@ -127,7 +140,8 @@ def test_probabilities_sum_to_one(name: str) -> None:
 @names
 def test_float32_stays_near_float64(name: str) -> None:
     torch.manual_seed(0)
-    model, batch = ZOO[name].build().eval(), batch_of(SOURCES)
+    model = ZOO[name].build().eval()
+    batch = batch_for(model)
     single = decode([model], batch)
     assert_same(single, decode([model.double()], batch), tolerance=1e-4)
 
@@ -140,10 +154,10 @@ def test_weights_are_prepared_once(name: str, monkeypatch: pytest.MonkeyPatch) -
         CachedWeight, "kept", lambda self, key, make: original(self, key, lambda: (made.append(key), make())[1])
     )
     model = sharp(name)
-    decode([model], batch_of(SOURCES))
+    decode([model], batch_for(model))
     assert bool(made) == (name not in WITHOUT_CACHED_WEIGHTS)
     made.clear()
-    decode([model], batch_of(SOURCES))
+    decode([model], batch_for(model))
     assert made == []
 
 
@@ -152,10 +166,10 @@ def test_no_stale_weight_after_a_change_between_two_decodes(name: str) -> None:
     """Also after a change through ``parameter.data``, which does not increase the version counter."""
     model, other = sharp(name), sharp(name, seed=1)
     with torch.no_grad():
-        decode([model], batch_of(SOURCES))
+        decode([model], batch_for(model))
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             mine.data.copy_(theirs)
-        assert_same(decode([model], batch_of(SOURCES)), decode([other], batch_of(SOURCES)), tolerance=0)
+        assert_same(decode([model], batch_for(model)), decode([other], batch_for(other)), tolerance=0)
 
 
 @pytest.mark.parametrize(

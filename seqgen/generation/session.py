@@ -90,6 +90,9 @@ class Session:
         if FEATURES in self.needs:
             check_features([specs[0].model], setup.needing(FEATURES))
         last_steps = setup.limits.last_steps(sources[0].src_lengths)
+        for spec, source in zip(specs, sources, strict=True):
+            if (longest := spec.model.max_target_lengths(source.src_lengths)) is not None:
+                last_steps = torch.minimum(last_steps, longest - 1)
         self.sentences = Sentences(
             ids=self.ids,
             max_lengths=last_steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +14,11 @@ from seqgen.modules.dropout import Dropout
 from seqgen.modules.linear import Linear
 from seqgen.modules.multihead_attention import MultiheadAttention
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_accurate": partial(F.gelu, approximate="tanh"),  # fairseq's name of GPT-2's activation
+}
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,14 @@ class TransformerDecoderLayer(_Layer):
 
     Args:
         options: sizes and probabilities.
-        encoder_dim: dimension of the encoder's output.
+        encoder_dim: size of the encoder's features; ``None`` for a layer without encoder-decoder attention.
     """
 
-    def __init__(self, options: TransformerLayerOptions, encoder_dim: int):
+    def __init__(self, options: TransformerLayerOptions, encoder_dim: int | None):
         super().__init__(options)
+        self.has_encoder_attn = encoder_dim is not None
+        if encoder_dim is None:
+            return
         self.encoder_attn = MultiheadAttention(
             options.embed_dim, options.attention_heads, encoder_dim=encoder_dim, dropout=options.attention_dropout
         )
@@ -115,7 +123,7 @@ class TransformerDecoderLayer(_Layer):
     def forward(
         self,
         x: Tensor,
-        encoder_out: Tensor,
+        encoder_out: Tensor | None,
         encoder_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None,
         *,
@@ -128,7 +136,7 @@ class TransformerDecoderLayer(_Layer):
 
         Args:
             x: ``(N, T, C)``.
-            encoder_out: ``(N or sentences, S, encoder_dim)``.
+            encoder_out: ``(N or sentences, S, encoder_dim)``; ``None`` for a layer without encoder-decoder attention.
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
             attn_mask: mask of self-attention, see ``MultiheadAttention``.
             encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
@@ -146,6 +154,8 @@ class TransformerDecoderLayer(_Layer):
             incremental_state=incremental_state,
         )
         x = self._after(self.self_attn_layer_norm, x, attended)
+        if not self.has_encoder_attn:
+            return self._feed_forward(x), None
         attended, weights = self.encoder_attn(
             self._before(self.encoder_attn_layer_norm, x),
             encoder_out,

@@ -1,0 +1,186 @@
+"""The transformer as a decoder-only language model: fairseq's ``transformer_lm``, and GPT-2 (Radford et al. 2019)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.incremental_state import StateDict
+from seqgen.language_model import LanguageModel, LanguageModelDecoder
+from seqgen.model import Vocabularies
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.embedding import token_embedding
+from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.linear import Linear
+from seqgen.modules.masks import QueryPositions
+from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+from seqgen.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer, TransformerLayerOptions
+from seqgen.registry import register_model
+
+
+@dataclass
+class TransformerLMConfig:
+    """Configuration of the language model, with fairseq's names and defaults."""
+
+    dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=0.99)
+    attention_dropout: float = option(0.0, "dropout probability of attention weights", minimum=0, maximum=0.99)
+    activation_dropout: float = option(
+        0.0, "dropout probability between the two feed-forward layers", minimum=0, maximum=0.99
+    )
+    activation_fn: str = option("relu", "activation function of the feed-forward layers", choices=sorted(ACTIVATIONS))
+    decoder_embed_dim: int = option(512, "hidden size", minimum=1)
+    decoder_ffn_embed_dim: int = option(2048, "hidden size of the feed-forward layers", minimum=1)
+    decoder_layers: int = option(6, "number of layers", minimum=1)
+    decoder_attention_heads: int = option(8, "number of attention heads", minimum=1)
+    decoder_normalize_before: bool = option(
+        True, "apply layer normalization before each sublayer (pre-norm), else after it"
+    )
+    no_decoder_final_norm: bool = option(False, "no layer normalization after the last layer (pre-norm only)")
+    decoder_learned_pos: bool = option(False, "learned position embeddings instead of sinusoidal ones")
+    decoder_layerdrop: float = option(
+        0.0, "LayerDrop: probability of skipping a layer in training", minimum=0, maximum=0.99
+    )
+    share_decoder_input_output_embed: bool = option(
+        False, "use the input embedding as the output projection (tied weights)"
+    )
+    no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
+    layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    max_target_positions: int = option(1024, "maximum length of prompt and output together, in tokens", minimum=1)
+
+    def layer_options(self) -> TransformerLayerOptions:
+        """The options that all layers share."""
+        return TransformerLayerOptions(
+            embed_dim=self.decoder_embed_dim,
+            ffn_embed_dim=self.decoder_ffn_embed_dim,
+            attention_heads=self.decoder_attention_heads,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            activation_fn=self.activation_fn,
+            normalize_before=self.decoder_normalize_before,
+        )
+
+
+class TransformerLMDecoder(LanguageModelDecoder):
+    """Layers of causal self-attention.
+
+    Args:
+        cfg: the configuration.
+        embed_tokens: embedding of the vocabulary; its ``padding_idx`` is the id of padding.
+    """
+
+    def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding):
+        super().__init__()
+        dim = cfg.decoder_embed_dim
+        self.embed_tokens = embed_tokens
+        self.embed_positions = _positions(cfg, embed_tokens)
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
+        self.dropout = Dropout(cfg.dropout)
+        layers = [TransformerDecoderLayer(cfg.layer_options(), None) for _ in range(cfg.decoder_layers)]
+        self.layers = LayerDropList(cfg.decoder_layerdrop, layers)
+        has_final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
+        self.layer_norm = nn.LayerNorm(dim) if has_final_norm else nn.Identity()
+        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=False)
+        if cfg.share_decoder_input_output_embed:
+            self.output_projection.weight = embed_tokens.weight
+        else:
+            nn.init.normal_(self.output_projection.weight, std=dim**-0.5)
+
+    def transform(self, tokens: Tensor, queries: QueryPositions, incremental_state: StateDict | None = None) -> Tensor:
+        """Compute the last hidden features; see ``LanguageModelDecoder.transform``."""
+        positions = self.embed_positions.of_target(queries.seen, queries.new, queries.start_offsets)
+        x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
+        x = self.dropout(self.layernorm_embedding(x))
+        for index in self.layers.active_indices():
+            mask = self.self_attention_mask(queries, index)
+            x, _ = self.layers[index](
+                x, None, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state
+            )
+        features: Tensor = self.layer_norm(x)
+        return features
+
+    def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
+        """The mask of self-attention in one layer; see ``TransformerDecoder.self_attention_mask``."""
+        return None if queries.is_plain_causal else queries.allowed
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """Project features ``(..., C)`` to logits ``(..., V)``."""
+        logits: Tensor = self.output_projection(features)
+        return logits
+
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The features and the output matrix; see ``Decoder.output_product``."""
+        return features, self.output_projection.matrix()
+
+    def max_positions(self) -> int:
+        """The longest prompt and output together, in tokens."""
+        return self.embed_positions.max_positions
+
+
+def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerLMConfig:
+    return TransformerLMConfig(
+        decoder_embed_dim=dim,
+        decoder_ffn_embed_dim=ffn_dim,
+        decoder_attention_heads=heads,
+        decoder_layers=layers,
+        **values,
+    )
+
+
+_GPT: dict[str, Any] = {"attention_dropout": 0.1, "activation_fn": "gelu", "share_decoder_input_output_embed": True}
+
+
+@register_model(
+    "transformer_lm",
+    config=TransformerLMConfig,
+    presets={
+        "transformer_lm_tiny": _sized(128, 256, 4, 4, share_decoder_input_output_embed=True),
+        "transformer_lm_gpt": _sized(768, 3072, 12, 12, **_GPT),
+        "transformer_lm_gpt2_small": _sized(1024, 4096, 16, 24, **_GPT),
+        "transformer_lm_gpt2_medium": _sized(1280, 5120, 20, 36, **_GPT),
+        "transformer_lm_gpt2_big": _sized(1600, 6400, 25, 48, **_GPT),
+    },
+)
+class TransformerLanguageModel(LanguageModel):
+    """The transformer language model."""
+
+    @classmethod
+    def build_model(cls, cfg: TransformerLMConfig, task: Vocabularies) -> Self:
+        """Build the model.
+
+        Args:
+            cfg: the configuration.
+            task: gives the target dictionary.
+
+        Raises:
+            ConfigError: the hidden size is not a multiple of the number of heads, or the activation is unknown.
+        """
+        dim, heads = cfg.decoder_embed_dim, cfg.decoder_attention_heads
+        if dim % heads:
+            raise ConfigError(
+                f"model.decoder_embed_dim={dim} is not a multiple of model.decoder_attention_heads={heads}"
+            )
+        if cfg.activation_fn not in ACTIVATIONS:
+            raise ConfigError(
+                f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+            )
+        dictionary = task.target_dictionary
+        embedding = token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
+        return cls(TransformerLMDecoder(cfg, embedding))
+
+
+def _positions(cfg: TransformerLMConfig, embed_tokens: nn.Embedding) -> Positions:
+    """Position embeddings, numbered from ``padding_idx + 1`` as fairseq's."""
+    padding_idx, dim = embed_tokens.padding_idx, cfg.decoder_embed_dim
+    assert padding_idx is not None
+    num_rows = cfg.max_target_positions + padding_idx + 1
+    if cfg.decoder_learned_pos:
+        return LearnedPositions(num_rows, dim, padding_idx, std=dim**-0.5)
+    return SinusoidalPositions(num_rows, dim, padding_idx)

@@ -1,0 +1,130 @@
+"""Raw text as examples for a language model: blocks of the text, or its lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seqgen.data.collate import Example
+from seqgen.data.token_store import TokenStore
+from seqgen.errors import ConfigError, DataError
+
+BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+"""fairseq's names of the ways to cut a text into examples; see ``BlockDataset``."""
+
+
+class BlockDataset:
+    """A text, cut into examples of consecutive tokens.
+
+    The text is the lines one after the other, each with end-of-sentence at its end. The source of an example is the
+    token before its first one, end-of-sentence at the beginning of the text; its target is its tokens. Cut into blocks
+    of 3 tokens, the lines ``a b`` and ``c d`` (e: end-of-sentence) are the examples ``e -> a b e`` and ``e -> c d e``;
+    in blocks of 4, ``e -> a b e c`` and ``c -> d e``.
+
+    Args:
+        store: the ids of each line, without end-of-sentence.
+        eos: id of end-of-sentence.
+        break_mode: ``"none"``: blocks of equal size, whatever the lines; ``"complete"``: blocks of as many whole lines
+            as fit; ``"complete_doc"``: the same, and an empty line, which separates documents, ends a block; ``"eos"``:
+            one line is one example, and empty lines are skipped. Lines of more than ``block_size`` tokens are split.
+        block_size: most tokens of an example.
+        name: the split's name, for messages.
+
+    Raises:
+        DataError: the text has no token.
+    """
+
+    def __init__(self, store: TokenStore, eos: int, break_mode: str, block_size: int, name: str = "data"):
+        self.store, self.eos, self.name = store, eos, name
+        self.break_mode, self.block_size = break_mode, block_size
+        lengths = store.lengths().astype(np.int64) + 1
+        if not (lengths > 1).any():
+            files = ", ".join(file for file, _ in store.meta.files[:3])
+            raise DataError(f"{name}: {files} contains no token; give a text with at least one word")
+        self.line_starts = np.concatenate([[0], np.cumsum(lengths)])
+        self.bounds = _cut(lengths, self.line_starts, break_mode, block_size)
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def lengths(self, epoch: int = 0, seed: int = 0) -> NDArray[np.int32]:
+        """``(n, 2)`` tokens of the source, which is always one, and of the target of each example."""
+        sizes = self.bounds[:, 1] - self.bounds[:, 0]
+        return np.stack([np.ones_like(sizes), sizes], axis=1).astype(np.int32)
+
+    def example(self, position: int, *, epoch: int = 0, seed: int = 0) -> Example:
+        """An example, which is the same in every epoch.
+
+        Args:
+            position: its index.
+            epoch: not used.
+            seed: not used.
+        """
+        start, stop = self.bounds[position].tolist()
+        previous = self._tokens(start - 1, start) if start else np.array([self.eos])
+        return Example(position, torch.from_numpy(previous), torch.from_numpy(self._tokens(start, stop)))
+
+    def limited(self, max_source_positions: int | None, max_target_positions: int | None) -> BlockDataset:
+        """The same dataset, if a model has enough positions for its blocks.
+
+        Args:
+            max_source_positions: not used: a source is one token.
+            max_target_positions: longest target; ``None`` for no limit.
+
+        Raises:
+            ConfigError: the model has fewer positions.
+        """
+        longest = int((self.bounds[:, 1] - self.bounds[:, 0]).max())
+        if max_target_positions is not None and longest > max_target_positions:
+            raise ConfigError(
+                f"task.tokens_per_sample makes examples of up to {longest} tokens, but the model has "
+                f"{max_target_positions} positions; lower it, or raise model.max_target_positions"
+            )
+        return self
+
+    def report(self) -> list[str]:
+        """One sentence about unknown tokens; empty if there are none."""
+        meta = self.store.meta
+        if not meta.unknown_lines:
+            return []
+        example = self.store.where(meta.unknown_examples[0])
+        return [
+            f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that are not in "
+            f"the vocabulary: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
+        ]
+
+    def _tokens(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The tokens ``start`` to ``stop`` of the text, ends of sentences included."""
+        first, last = np.searchsorted(self.line_starts, [start, stop - 1], side="right") - 1
+        lines = [[*self.store[line], self.eos] for line in range(first, last + 1)]
+        text = np.array([token for line in lines for token in line], np.int64)
+        return text[start - self.line_starts[first] : stop - self.line_starts[first]]
+
+
+def _cut(lengths: NDArray[np.int64], line_starts: NDArray[np.int64], break_mode: str, size: int) -> NDArray[np.int64]:
+    """Begin and end of each example in the text, ``(n, 2)``."""
+    total = int(line_starts[-1])
+    if break_mode == "none":
+        pieces = [(0, total)]
+    elif break_mode == "eos":
+        pieces = [(start, start + n) for start, n in zip(line_starts.tolist(), lengths.tolist(), strict=False) if n > 1]
+    else:
+        pieces = _whole_lines(lengths.tolist(), size, documents=break_mode == "complete_doc")
+    return np.array(
+        [(start, min(start + size, stop)) for begin, stop in pieces for start in range(begin, stop, size)], np.int64
+    )
+
+
+def _whole_lines(lengths: list[int], size: int, documents: bool) -> list[tuple[int, int]]:
+    """Blocks of as many whole lines as fit; with ``documents``, empty lines end a block and belong to none."""
+    blocks: list[tuple[int, int]] = []
+    begin = end = 0
+    for length in lengths:
+        separates = documents and length == 1
+        if end > begin and (separates or end + length - begin > size):
+            blocks.append((begin, end))
+            begin = end
+        end += length
+        begin = end if separates else begin
+    return [*blocks, (begin, end)] if end > begin else blocks

@@ -1,0 +1,100 @@
+"""Language modeling: raw text in, and continuations of prompts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
+from seqgen.data.store_builder import TokenEncoder, build_store
+from seqgen.data.text import find_files, read_lines
+from seqgen.errors import ConfigError
+from seqgen.registry import register_task
+from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
+from seqgen.tasks.text_files import SPLITS, check_split
+
+
+@dataclass
+class LanguageModelingConfig(RawTextConfig):
+    """The raw text, and how it is cut into examples."""
+
+    tokenizer: str = option(
+        "sentencepiece",
+        "sentencepiece, whitespace, bytes, t5 (SentencePiece with sentinels), pretrained (from a folder)",
+        choices=("sentencepiece", "whitespace", "bytes", "t5", "pretrained"),
+    )
+    train: list[str] = option([], "training text: files or wildcards, plain or .gz, one sentence on each line")
+    valid: list[str] = option([], "validation text, in the same form")
+    test: list[str] = option([], "test text, in the same form")
+    sample_break_mode: str = option(
+        "none",
+        "cut the text into blocks of tokens_per_sample tokens (none), of whole lines (complete), of whole lines of one "
+        "document (complete_doc; empty lines separate documents), or into lines (eos)",
+        choices=BREAK_MODES,
+    )
+    tokens_per_sample: int = option(512, "maximum tokens of an example, end-of-sentence included", minimum=2)
+
+
+@register_task("language_modeling", config=LanguageModelingConfig)
+class LanguageModelingTask(RawTextTask):
+    """Training a decoder-only model on raw text, and decoding with it from prompts.
+
+    A prompt is the source of a sentence: end-of-sentence, which begins every line, and the tokens of the input line.
+    """
+
+    cfg: LanguageModelingConfig
+
+    @classmethod
+    def training_text(cls, cfg: LanguageModelingConfig, folder: Path) -> Iterable[str]:
+        """The lines of the training text; see ``RawTextTask``."""
+        return read_lines(_files(cfg, "train"))
+
+    def splits(self) -> list[str]:
+        """The splits that text is given for."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+    def load_dataset(self, split: str) -> BlockDataset:
+        """Read a split and encode it, once; see ``Task.load_dataset``."""
+        files = _files(self.cfg, split)
+        store = build_store(
+            self.cache, f"{split}.text", files, TokenEncoder(self.target_tokenizer), workers=self.cfg.workers
+        )
+        dataset = self.datasets[split] = BlockDataset(
+            store, self.target_dictionary.eos(), self.cfg.sample_break_mode, self.cfg.tokens_per_sample, split
+        )
+        return dataset
+
+    def source_lines(self, split: str) -> Iterator[str]:
+        """Refuse: a language model continues prompts, and a split has none.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "task=language_modeling has no source lines to decode; give prompts with input=FILE, and leave out "
+            "dataset.validate_decode"
+        )
+
+    def encode_source(self, text: str) -> Tensor:
+        """Turn a prompt into ids.
+
+        Args:
+            text: one line, which may be empty.
+
+        Returns:
+            ``(P,)`` int64: end-of-sentence, which begins every line, and the tokens of the prompt.
+        """
+        return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
+
+
+def _files(cfg: LanguageModelingConfig, split: str) -> list[Path]:
+    check_split(split)
+    patterns = getattr(cfg, split)
+    if not patterns:
+        raise ConfigError(f"task.{split} is missing; give task.{split}=FILE, or several as [FILE,FILE]")
+    return find_files(patterns, f"task.{split}")
