@@ -341,7 +341,7 @@ REFUSED = [
     ({"sampling_topk": 5, "search": "a_users_own"}, "generation.sampling_topk=5 truncates the distribution"),
     ({"penalty_alpha": 0.3, "search": "a_users_own"}, "belongs to contrastive search"),
     ({"temperature": 2.0, "search": "a_users_own", "semantics": "huggingface"}, "has an effect on sampling alone"),
-    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, since greedy and contrastive search"),
+    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
     ({"beam": 3, "search": "contrastive"}, "generation.beam=3 has no effect"),
     ({"diversity_rate": -2.0}, "generation.diversity_rate=-2.0 is below 0 and has no effect"),
     *(
