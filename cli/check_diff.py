@@ -25,7 +25,7 @@ from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.text_decoding import TextModel
+from seqgen.text.text_model import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
 the candidates of both there, and the key, optimization or model that causes the difference. The second decode uses the
