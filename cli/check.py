@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name in CHECKS:
         CHECKS[name][0](arguments)
     if name in ("-h", "--help"):
-        print("seqgen-check: Usage: seqgen-check CHECK [key=value ...]; seqgen-check CHECK --help lists its keys")
+        print("Usage: seqgen-check CHECK [key=value ...]; seqgen-check CHECK --help lists the keys of a check")
         print("".join(f"\n  {check}  {description}" for check, (_, description) in CHECKS.items()))
         sys.exit(0)
     wrong = f"there is no check {name!r}{nearest(name, CHECKS)}" if name else "the check is missing"

@@ -25,13 +25,13 @@ from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.text_decoding import TextModel
+from seqgen.text.text_model import TextModel
 
-DESCRIPTION = """decodes input=FILE twice. It prints the first line, step and beam at which the two decodes differ, the
-candidates of both at that step, and the key, optimization or model that causes the difference. KEY=VALUE sets a key for
-both decodes, first.KEY=VALUE only for the first one, and other.KEY=VALUE only for the second one, which is called the
-other. With other=B, the other decode uses the models of B. If both have the same models and settings, the other one is
-decoded without optimizations (every debug key off). Exit code: 0 without a difference, 1 with one."""
+DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
+the candidates of both there, and the key, optimization or model that causes the difference. The second decode uses the
+models of other=B. KEY=VALUE sets a key for both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for
+the second. If both have the same models and settings, the second decode turns all optimizations off (every debug key).
+Exit code: 0 if the decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
 """The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""

@@ -36,8 +36,8 @@ class ConvertCommonConfig:
 
     user_dir: list[str] = option(
         [],
-        "Python files or folders with your own components (models, loaders, ...), imported before anything else; "
-        "run for those that the run was trained with",
+        "Python files or folders with your own components (models, loaders, ...), imported first; run for the files of "
+        "the run",
     )
 
 

@@ -48,7 +48,7 @@ class CommonConfig:
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
-        "anything else; run for those that the run was trained with",
+        "anything else; run for the files that the run was trained with",
     )
 
 
@@ -115,7 +115,7 @@ class OptimizationConfig:
     stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
     clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
     update_freq: list[int] = option(
-        [1], "batches accumulated per update, per epoch; the last value is reused", minimum=1
+        [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
     )
     ema_decay: float = option(
         0.0,
@@ -180,8 +180,8 @@ class GenerationConfig:
 
     semantics: str = option(
         "",
-        "toolkit whose rules determine which hypotheses finish and how they are ranked; empty for huggingface if the "
-        "model is a Hugging Face model, else fairseq",
+        "toolkit whose rules finish and rank hypotheses; empty for huggingface with models in Hugging Face's layout, "
+        "fairseq with all others",
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
@@ -199,8 +199,9 @@ class GenerationConfig:
     match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",
-        "when to stop once a sentence has beam finished hypotheses: immediately (true), when the best active "
-        "hypothesis is estimated to be worse (false), or when it cannot be better (never); semantics=huggingface only",
+        "when a sentence with beam finished hypotheses is done: at once (true); when the best active hypothesis would "
+        "score no better if it ended now (false); when it cannot score better at any length (never); "
+        "semantics=huggingface only",
         choices=("false", "true", "never"),
     )
     end_symbols: list[str] = option([], "additional tokens that end an output, as end-of-sentence does")
@@ -260,7 +261,7 @@ class GenerationConfig:
 
     # decoding strategy
     search: str = option(
-        "", "name of a registered search; empty for the one that the following keys imply, by default beam search"
+        "", "search strategy, by name; empty for the one that the older keys below select, by default beam search"
     )
     diverse_beam_groups: int = option(
         -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
@@ -295,7 +296,10 @@ class GenerationConfig:
     )
     epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
     eta_cutoff: float = option(
-        0.0, "as epsilon_cutoff, with a lower threshold where the entropy is high", minimum=0, maximum=1
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        minimum=0,
+        maximum=1,
     )
     seed: int = option(
         1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
@@ -308,8 +312,7 @@ class GenerationConfig:
     draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
     prompt_lookup: int = option(
         0,
-        "n-gram drafter: maximum length of the n-gram that is looked up in the source to draft its continuation; 0 for "
-        "off",
+        "n-gram drafter: maximum length of an n-gram to find in the source; its continuation is the draft; 0 for off",
         minimum=0,
     )
     mbr: str = option(
@@ -419,7 +422,7 @@ class GenerateDatasetConfig:
     gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
         "",
-        "for task=text_to_text: the mixture's source whose template formats the input lines, or whose split is decoded",
+        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is decoded",
     )
 
 
@@ -432,12 +435,16 @@ class ReadingConfig:
     target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
         "",
-        "SentencePiece model of both languages; empty for one beside it; none for tokenized text",
+        "SentencePiece model of both languages; empty for a model beside the checkpoint; none for tokenized text",
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
-    architecture: str = option("", "known architecture to use if the checkpoint names one that is unknown")
-    ignore: list[str] = option([], "unknown options of the checkpoint that do not change the model's computation")
+    architecture: str = option(
+        "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
+    )
+    ignore: list[str] = option(
+        [], "options of the checkpoint to ignore: unknown to seqgen, but without effect on the model's computation"
+    )
 
 
 @dataclass

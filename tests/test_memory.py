@@ -97,7 +97,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
         original(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
         patch.setattr(TextDecoding, "_decode", decode)
         outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
     assert sorted(calls) == [0, 1, 3, 4, 5]
@@ -105,7 +105,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:5])
     calls.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
         patch.setattr(
             TextDecoding,
             "_decode",
