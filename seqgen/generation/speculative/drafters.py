@@ -12,6 +12,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.component import FEATURES
 from seqgen.generation.context import Sentences, StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
@@ -57,6 +58,12 @@ class DraftTarget(Protocol):
     reach: int
 
     @property
+    def newest_features(self) -> Tensor | None:
+        """``(live * beam, C)``, the features from which the first model predicted the newest token; ``None`` before the
+        first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``."""
+        ...
+
+    @property
     def draws(self) -> bool:
         """Whether drafts are drawn at random."""
         ...
@@ -92,7 +99,10 @@ class Draft(Protocol):
 
 
 class Drafter(Protocol):
-    """Drafts tokens; it has no state of a batch."""
+    """Drafts tokens; it has no state of a batch.
+
+    A drafter that reads ``DraftTarget.newest_features`` also has an attribute ``needs = frozenset({FEATURES})``.
+    """
 
     def begin(self, target: DraftTarget, source: Source) -> Draft:
         """Start a batch.
@@ -132,8 +142,13 @@ class ModelDrafter:
         """See ``Drafter.begin``.
 
         Raises:
-            ConfigError: a source is longer than the model can read.
+            ConfigError: a source is longer than the model can read, or a processor needs hidden features.
         """
+        if any(FEATURES in processor.needs for processor in target.processors):
+            raise ConfigError(
+                f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
+                "other ones; leave out the draft"
+            )
         longest = self.model.max_positions()[0]
         if int(source.src_lengths.max()) > longest:
             raise ConfigError(
