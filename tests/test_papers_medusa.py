@@ -59,7 +59,7 @@ def decode(models: list[Any], search: Any, sources: list[tuple[int, ...]] = SOUR
     ("names", "options"),
     [
         (["transformer_shared"], {}),
-        (["transformer_shared"], {"need_attention": True, "lazy_compaction": False}),
+        (["transformer_shared"], {"lazy_compaction": False}),
         (["transformer_shared"], {"semantics": "huggingface"}),
         (["transformer_shared"], {"use_cache": False, "no_repeat_ngram_size": 2}),
         (["fconv_tiny"], {"max_len": 3}),
@@ -72,36 +72,39 @@ def test_the_output_is_that_of_greedy_search(names: list[str], options: dict[str
     models = [sharp(name) for name in names]
     heads = random_heads(3, dim_of(models[0]))
     wanted = decode(models, Greedy(), **options)
-    search = Medusa(written(heads, tmp_path))
-    assert_same(decode(models, search, **options), wanted)
-    assert search.verified > 0
-    for source, hypotheses in zip(SOURCES, wanted, strict=True):
+    for drafted in (Heads(1, dim_of(models[0])).double(), heads):
+        search = Medusa(written(drafted, tmp_path))
+        assert_same(decode(models, search, **options), wanted)
+        assert search.verified > 0
+    for source, hypotheses in list(zip(SOURCES, wanted, strict=True))[:2]:
         assert_same(decode(models, search, [source], **options), [hypotheses])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [0.0, 1.0])  # heads that are often right, as the model repeats itself, and wrong ones
 def test_drafts_are_the_heads_of_the_features_that_predicted_the_newest_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
     """Compared with features that are computed from scratch for each prefix."""
     model = sharp("transformer_shared")
-    heads = random_heads(3, dim_of(model))
-    drafts: list[tuple[Tensor, Tensor]] = []
+    heads = random_heads(2, dim_of(model), scale)
+    drafts: list[tuple[Tensor, Tensor | None, Tensor]] = []
     propose = MedusaDraft.propose
 
     def recording(self: MedusaDraft, step: int, generated: Tensor, count: int) -> Drafts:
         found = propose(self, step, generated, count)
-        drafts.append((generated.clone(), found.tokens))
+        drafts.append((generated.clone(), self.target.newest_features, found.tokens))
         return found
 
     monkeypatch.setattr(MedusaDraft, "propose", recording)
-    decode([model], Medusa(written(heads, tmp_path)), [SOURCES[0]], max_len=9)
-    assert sum(tokens.numel() for _, tokens in drafts) > 6
+    search = Medusa(written(heads, tmp_path))
+    decode([model], search, [SOURCES[0]], max_len=9)
+    assert search.accepted >= 4 if scale == 0 else search.accepted < search.verified
     encoder_out = model.encoder(torch.tensor([SOURCES[0]]), torch.tensor([5]))
-    for generated, tokens in drafts:
-        if generated.size(-1) == 1:
-            assert tokens.size(-1) == 0
-            continue
-        h = model.decoder.extract_features(generated[0, :, :-1], encoder_out)[0][0, -1]
+    assert drafts[0][1] is None
+    for generated, features, tokens in drafts[1:]:
+        h = model.decoder.extract_features(generated[0, :, :-1].clone(), encoder_out)[0][0, -1]
+        torch.testing.assert_close(features, h.unsqueeze(0))
         for k in range(tokens.size(-1)):
             a, b = heads.hidden[k], heads.output[k]
             inner = h @ a.weight.T + a.bias
@@ -168,22 +171,20 @@ def test_the_loss_of_each_head_is_that_of_the_token_it_predicts() -> None:
     assert found.tolist() == pytest.approx(wanted, abs=1e-9)
 
 
-def test_training_changes_the_heads_alone_and_raises_the_acceptance_rate(tmp_path: Path) -> None:
-    loaded = text_model(sharpness=1.2)
+def test_training_changes_the_heads_alone_and_lowers_the_losses() -> None:
+    loaded = text_model()
     before = [parameter.clone() for parameter in loaded.model.parameters()]
-    translator = Translator(loaded, beam=1, max_len_b=8)
-    sources = [f"w{a} w{b} w{c}" for a in range(3) for b in range(4) for c in range(5)]
-    pairs = [
-        (source, translation.text) for source, translation in zip(sources, translator.translate(sources), strict=True)
+    pairs = [(text, f"{text} w4 w9") for text in TEXTS]
+    examples = [
+        (i, loaded.task.encode_source(source), loaded.task.encode_target(target))
+        for i, (source, target) in enumerate(pairs)
     ]
-    rates = []
-    for epochs in (1, 15):
-        cfg = TrainHeadsConfig(count=2, epochs=epochs, batch_size=20, lr=0.0 if epochs == 1 else 0.003)
-        search = Medusa(written(train_heads(loaded, pairs, cfg), tmp_path))
-        found = Translator(loaded, beam=1, max_len_b=8).translate(sources, search=search, batch_size=1)
-        assert [translation.text for translation in found] == [text for _, text in pairs]
-        rates.append(search.acceptance_rate)
-    assert rates[1] > rates[0] + 0.2
+    batch, losses = loaded.task.collate(examples, loaded.model), []
+    for epochs in (1, 4):
+        heads = train_heads(loaded, pairs, TrainHeadsConfig(count=2, epochs=epochs, batch_size=3, lr=0.003))
+        losses.append(head_losses(heads, batch, loaded.model, 1).tolist())
+    assert losses[1][0] < 0.9 * losses[0][0]
+    assert losses[1][1] < 0.9 * losses[0][1]
     for parameter, old in zip(loaded.model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
 

@@ -145,5 +145,5 @@ def choose_hidden(lengths: Tensor, width: int, generator: torch.Generator | None
     uniforms = torch.rand(len(lengths), width + 1, generator=generator).to(lengths.device)
     counts = 1 + (uniforms[:, 0] * lengths).long()
     inside = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
-    order = uniforms[:, 1:].masked_fill(~inside, 2.0).argsort(dim=1)  # [.7, .2, .5] gives [1, 2, 0]
-    return inside & (order.argsort(dim=1) < counts.unsqueeze(1))  # the ranks of these three are [2, 0, 1]
+    order = uniforms[:, 1:].masked_fill(~inside, 2.0).argsort(dim=1)  # first a random order of 0, ..., length - 1
+    return inside & (order < counts.unsqueeze(1))
