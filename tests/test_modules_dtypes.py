@@ -55,7 +55,7 @@ def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["fconv_tiny", "fconv_shared", "transformer_shared"])
 def test_a_copy_converts_alone(name: str) -> None:
-    """The original goes on as it was, and tied weights stay tied."""
+    """Converting a copy does not change the original, and tied weights stay tied."""
     model = build(name, torch.float32)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     twin = to_dtype(copy.deepcopy(model), "bfloat16")
@@ -95,13 +95,13 @@ def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
 
 def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Linear(4, 4)
-    with pytest.raises(ConfigError, match="no dtype 'int4'; there are: float32, bfloat16, float16, int8"):
+    with pytest.raises(ConfigError, match="no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"):
         to_dtype(layer, "int4")
     assert note_on("float32", CPU) is None
     assert "slower" in str(note_on("float16", CPU))
     assert note_on("bfloat16", torch.device("cuda")) is None
     monkeypatch.setattr(dtypes, "_supports", lambda question: False)
-    assert "will not pay" in str(note_on("bfloat16", CPU))
+    assert "has no instructions for it" in str(note_on("bfloat16", CPU))
     with pytest.raises(ConfigError, match="VNNI"):
         to_dtype(layer, "int8")
     monkeypatch.setattr(dtypes, "_supports", lambda question: True)

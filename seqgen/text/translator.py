@@ -333,7 +333,7 @@ class Translator:
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         if unused := sorted(set(settings) - set(OF_SCORING)):
             raise ConfigError(
-                f"{', '.join(unused)} has no effect on the scores of known targets; there are: {', '.join(OF_SCORING)}"
+                f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
             )
         cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
         target = self.task.target_dictionary
