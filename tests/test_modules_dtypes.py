@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
 
-needs_int8 = pytest.mark.skipif(not dtypes._has_int8_units(), reason="no instructions for int8 here")
+needs_int8 = pytest.mark.skipif(not dtypes._has_int8_instructions(), reason="no instructions for int8 here")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _no_grad() -> object:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a decode step by step stay near those of float32, in units of their spread."""
-    if dtype == "int8" and not dtypes._has_int8_units():
+    if dtype == "int8" and not dtypes._has_int8_instructions():
         pytest.skip("no instructions for int8 here")
     monkeypatch.setattr(linear, "_LARGE", 1)
     monkeypatch.setattr(Projection, "packs", False)
