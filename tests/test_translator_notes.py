@@ -135,7 +135,7 @@ def test_what_an_empty_line_should_have_had() -> None:
 def test_constraints_that_the_time_left_unmet() -> None:
     (found,) = Translator(text_model(), beam=3, constraints="ordered").translate(["w1\tw2 w3 w4"], max_time=1e-9)
     assert found.text == ""
-    assert "within generation.max_time" in found.notes[0]
+    assert "and generation.max_time has all phrases" in found.notes[0]
 
 
 def test_settings_without_effect_on_scores_are_refused() -> None:
