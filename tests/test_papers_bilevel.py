@@ -39,7 +39,7 @@ def reference(members: list[Rule], weights: list[float], source: tuple[int, ...]
                 for token in [EOS] if step == LONGEST else range(VOCAB):
                     if token != PAD and (step > 0 or token != EOS):
                         own[(*prefix, token)] = score + lprobs[token]
-            for hypothesis in sorted(own, key=lambda key: own[key], reverse=True)[:lower]:
+            for hypothesis in sorted(own, key=lambda key: own[key], reverse=True)[: lower or beam]:
                 votes[hypothesis] = votes.get(hypothesis, 0.0) + weight * math.exp(own[hypothesis])
         best = sorted(votes, key=lambda key: votes[key], reverse=True)[:beam]
         finished += [(one, math.log(votes[one]) / len(one)) for one in best if one[-1] == EOS]
@@ -49,7 +49,7 @@ def reference(members: list[Rule], weights: list[float], source: tuple[int, ...]
     return sorted(finished[:beam], key=lambda pair: pair[1], reverse=True)
 
 
-@pytest.mark.parametrize(("beam", "lower"), [(1, 1), (3, 3), (3, 2), (4, 7)])
+@pytest.mark.parametrize(("beam", "lower"), [(1, 1), (3, 0), (3, 2), (4, 7)])
 @pytest.mark.parametrize("weights", [[1 / 3, 1 / 3, 1 / 3], [0.2, 0.7, 0.1]])
 def test_it_is_algorithm_1(beam: int, lower: int, weights: list[float]) -> None:
     for seed in range(6):

@@ -1,5 +1,5 @@
-"""Bi-level beam search for ensembles: EBBS (Wen, Shayegh, Huang, Cao and Mou 2024, "EBBS: An Ensemble with Bi-Level Beam
-Search for Zero-Shot Machine Translation", algorithm 1).
+"""Bi-level beam search for ensembles, EBBS (Wen, Shayegh, Huang, Cao and Mou 2024, "EBBS: An Ensemble with Bi-Level
+Beam Search for Zero-Shot Machine Translation", algorithm 1).
 
 All members share one upper-level beam of prefixes y with scores s(y). At every step:
 
@@ -95,7 +95,7 @@ class BilevelSearch(BeamSearch):
             scores: ``(sentences, beam)`` cumulative scores.
 
         Returns:
-            ``2 * beam`` candidates of each sentence, best first; those after the first ``beam`` have a score of ``-inf``.
+            ``2 * beam`` candidates of each sentence, best first; those after the first ``beam`` have score ``-inf``.
         """
         assert context.outputs.member_logits is not None
         beam = lprobs.size(1)
@@ -117,8 +117,8 @@ class BilevelSearch(BeamSearch):
             scores: ``(sentences, beam)`` cumulative scores of the shared beam.
 
         Returns:
-            ``(sentences, beam, V)`` cumulative scores, ``-inf`` outside the member's beam. At the first step all beams are
-            equal, so that only the first counts: ``(sentences, 1, V)``.
+            ``(sentences, beam, V)`` cumulative scores, ``-inf`` outside the member's beam. At the first step all beams
+            are equal, so that only the first counts: ``(sentences, 1, V)``.
         """
         assert context.process is not None
         own = context.process(context.by_sentence(logits.log_softmax(-1))) + scores.unsqueeze(-1)

@@ -1,7 +1,7 @@
 """Uncertainty of ensembles (Malinin and Gales 2021, "Uncertainty Estimation in Autoregressive Structured Prediction").
 
-The members 1..M are samples of a posterior over models. With the distribution p_m of member m over the next token after a
-prefix, their mean p, and the entropy H, the token-level measures, in nats, are
+The members 1..M are samples of a posterior over models. With the distribution p_m of member m over the next token after
+a prefix, the mean p of these, and the entropy H, the token-level measures, in nats, are
 
     total      H[p]                          what the ensemble does not know about the next token
     data       1/M sum_m H[p_m]              of this, what no member knows either: there are several good tokens
@@ -20,14 +20,15 @@ A sentence has the means over its hypotheses, weighted by p(y)^(1/T), with the t
 generation.observers=[uncertainty] observer.uncertainty.file=uncertainty.jsonl``
 
 Expect one JSON line for each sentence: its measures, and for each hypothesis its tokens, its measures and those of each
-token. ``knowledge`` and ``reverse`` are large for inputs unlike the training data; ``total`` and ``data`` are also large
-where there are many good translations. All members count equally, whatever the combination. The measures are those of
-the models, before processors, and after ``generation.temperature``.
+token. ``knowledge`` and ``reverse`` are large for inputs unlike the training data; ``data`` is large if there are many
+good translations. All members count equally, whatever the combination. The distributions are those of the models, with
+``generation.temperature`` and without processors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,19 +88,18 @@ class UncertaintyObserver(Observer):
         return observer
 
     def observe(self, record: StepRecord) -> None:
-        """Measure the next-token distributions of all beams, and extend the history of beams and finished hypotheses."""
+        """Measure the next-token distributions of all beams; extend the history of beams and finished hypotheses."""
         context, candidates, active = record.context, record.candidates, record.active
-        logits = context.outputs.member_logits
-        assert logits is not None
+        logits = context.outputs.member_logits or []
         if len(logits) < 2:
             raise ConfigError("observer uncertainty compares the members of an ensemble; give path=[A,B,...]")
         lprobs = torch.stack([own.log_softmax(-1) for own in logits])  # (M, rows, V)
-        mean = lprobs.logsumexp(0) - torch.tensor(len(logits)).log()
+        mean = lprobs.logsumexp(0) - math.log(len(logits))
         measures = context.by_sentence(token_measures(lprobs, mean))  # (sentences, beam, 4)
         scores = context.by_sentence(torch.stack([mean, lprobs.mean(0)], dim=-1))  # (sentences, beam, V, 2)
 
         def extended(beams: Tensor, tokens: Tensor) -> Tensor:
-            """The history of continuations, ``(sentences, K, L + 1, 6)``; ``beams`` and ``tokens`` are (sentences, K)."""
+            """The history ``(sentences, K, L + 1, 6)`` of continuations ``(sentences, K)``."""
             rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
             newest = torch.cat([gather_beams(measures, beams), scores[rows, beams, tokens]], dim=-1)
             return torch.cat([gather_beams(self.history.to(newest), beams), newest.unsqueeze(2)], dim=2)
@@ -107,15 +107,16 @@ class UncertaintyObserver(Observer):
         histories = extended(candidates.beams, candidates.tokens)
         generated = context.by_sentence(context.tokens)
         for sentence, place in (record.outcomes == Outcome.FINISHED).nonzero().tolist():
-            parent, last = int(candidates.beams[sentence, place]), int(candidates.tokens[sentence, place])
-            number = int(context.sentences.ids[sentence])
-            self.found[(number, *generated[sentence, parent].tolist(), last)] = histories[sentence, place].cpu()
+            prefix = generated[sentence, candidates.beams[sentence, place]].tolist()
+            key = (int(context.sentences.ids[sentence]), *prefix, int(candidates.tokens[sentence, place]))
+            self.found[key] = histories[sentence, place].cpu()
         self.history = extended(active.beams, active.tokens)
 
     def end(self, sentence: int, hypotheses: Sequence[Hypothesis]) -> None:
         """Write the line of a sentence."""
         each = [self.found[(sentence, *hypothesis.tokens.tolist())] for hypothesis in hypotheses]
-        weights = torch.tensor([float(history[:, 4].sum()) / self.temperature for history in each]).softmax(0).tolist()
+        log_probabilities = torch.tensor([float(history[:, 4].sum()) for history in each], dtype=torch.float64)
+        weights = (log_probabilities / self.temperature).softmax(0).tolist()
         outputs = [self.of_hypothesis(*pair) for pair in zip(hypotheses, each, strict=True)]
         line = {
             name: sum(weight * output[name] for weight, output in zip(weights, outputs, strict=True))
