@@ -155,7 +155,7 @@ def test_refusals(model: ModelInMemory, datastore: Path, tmp_path: Path) -> None
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command builds the datastore, and another one decodes with it."""
     data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", ROOT / "examples" / "papers" / "knn_mt.py"
-    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=3"]
+    arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]
     assert command("train", *arguments).code == 0
     names = [f"source={data}/test.en", f"target={data}/test.de", f"datastore={tmp_path / 'knn'}", f"path={run}"]
     for code in (0, 2):  # the second time, the folder exists

@@ -21,8 +21,8 @@ generation.observers=[uncertainty] observer.uncertainty.file=uncertainty.jsonl``
 
 Expect one JSON line for each sentence: its measures, and for each hypothesis its tokens, its measures and those of each
 token. ``knowledge`` and ``reverse`` are large for inputs unlike the training data; ``data`` is large if there are many
-good translations. All members count equally, whatever the combination. The distributions are those of the models, with
-``generation.temperature`` and without processors.
+good translations. All members count equally, whatever the combination; with ``guidance_scale``, also those with an
+empty source. The distributions are those of the models, with ``generation.temperature`` and without processors.
 """
 
 from __future__ import annotations
