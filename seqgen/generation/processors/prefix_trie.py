@@ -27,7 +27,7 @@ class PrefixConstraint(LogitsProcessor):
 
     Args:
         allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
-            with the start token); returns the ids of the allowed next tokens. If there are none, the hypothesis is
+            with the start token; for a decoder-only model after its prompt); returns the ids of the allowed next tokens. If there are none, the hypothesis is
             dropped.
     """
 
@@ -39,8 +39,10 @@ class PrefixConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         mask = torch.full_like(lprobs, -torch.inf)
+        padding = context.generated_padding
         for row, (sentence, written) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            mask[row, list(self.allowed(sentence, written))] = 0.0
+            own = written if padding is None else written[~padding[row]]
+            mask[row, list(self.allowed(sentence, own))] = 0.0
         return lprobs + mask
 
 
