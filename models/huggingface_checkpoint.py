@@ -215,8 +215,8 @@ def save_pretrained(
         raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     ids = architecture.special_ids(model, tokenizer)
-    decoding: Mapping[str, Any] = {} if generation is None else write_generation(
-        generation, tokenizer, architecture.DECODER_ONLY
+    decoding: Mapping[str, Any] = (
+        {} if generation is None else write_generation(generation, tokenizer, architecture.DECODER_ONLY)
     )
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     with new_folder(folder) as temporary:

@@ -70,9 +70,7 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-def read_generation(
-    folder: Path, tokenizer: Tokenizer, decoder_only: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Read the decoding settings of a folder.
 
     Args:
@@ -271,9 +269,7 @@ class _Reader:
         return self.tokenizer.dictionary.symbol(index)
 
 
-def write_generation(
-    cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False
-) -> dict[str, Any]:
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:
     """The content of a ``generation_config.json``.
 
     Args:

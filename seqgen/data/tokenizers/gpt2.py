@@ -26,7 +26,7 @@ class GPT2Tokenizer(FastTokenizer):
         vocab_size: see ``load_pretrained_tokenizer``.
 
     Attributes:
-        begins_with_eos: whether ``transformers`` adds end-of-sentence before a text; ``encode`` leaves that to the task.
+        begins_with_eos: whether ``transformers`` adds end-of-sentence before a text; ``encode`` does not.
 
     Raises:
         DataError: a file is missing or damaged.

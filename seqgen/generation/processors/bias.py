@@ -61,7 +61,9 @@ class SequenceBias(LogitsProcessor):
         gains = self._biases.to(lprobs)
         if self.longest > 1:
             generated, padding = context.generated, context.generated_padding
-            begun = self._begun(generated if padding is None else generated.masked_fill(padding, _NOTHING)).to(lprobs.device)
+            begun = self._begun(generated if padding is None else generated.masked_fill(padding, _NOTHING)).to(
+                lprobs.device
+            )
             gains = gains.where(begun, 0.0)  # (rows, sequences)
         last = self._last.to(lprobs.device)
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))

@@ -27,8 +27,8 @@ class PrefixConstraint(LogitsProcessor):
 
     Args:
         allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
-            with the start token; for a decoder-only model after its prompt); returns the ids of the allowed next tokens. If there are none, the hypothesis is
-            dropped.
+            with the start token; of a decoder-only model with the prompt); returns the ids of the allowed next tokens.
+            If there are none, the hypothesis is dropped.
     """
 
     shift_invariant = True
