@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.errors import DataError
+from seqgen.errors import ConfigError, DataError
 from seqgen.models.gpt2_huggingface import read_config
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.transformer_lm import TransformerLanguageModel
+from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.huggingface_gpt2 import END_OF_TEXT, VOCAB, tiny_folder, tiny_model, tiny_tokenizer
 from tests.model_zoo import build
@@ -315,8 +317,9 @@ def test_a_folder_is_written_and_read_by_transformers(tmp_path: Path) -> None:
 
 
 def test_other_language_models_are_not_written(tmp_path: Path) -> None:
-    outcome = pytest.raises(Exception, save_pretrained, build("transformer_lm_tiny"), tmp_path / "x")
-    assert "model.no_scale_embedding=false cannot be written in Hugging Face's layout of GPT-2" in str(outcome.value)
+    words = "model.no_scale_embedding=false cannot be written in Hugging Face's layout of GPT-2"
+    with pytest.raises(ConfigError, match=words):
+        save_pretrained(build("transformer_lm_tiny"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -332,3 +335,34 @@ def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
     assert texts[0].code == 0, texts[0].err
     assert texts[0].out == texts[1].out
     assert len(texts[0].out.splitlines()) == 3
+
+
+def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
+    """Padding is end-of-sentence, which counts in the loss nevertheless, and is learned."""
+    folder = tiny_folder(tmp_path / "theirs")
+    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
+    printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
+    words = shlex.split(printed.removeprefix("fine-tune: "))[1:]
+    (tmp_path / "text").write_text("the dog\nno\n" * 20)
+    changes = {"run_dir": f"{tmp_path}/new", "task.train": f"{tmp_path}/text", "task.valid": f"{tmp_path}/text"}
+    arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
+    few = ["optimization.max_update=60", "lr_scheduler.warmup_updates=4", "task.sample_break_mode=eos"]
+    trained = command("train", *arguments, *few, "common.log_format=lines", "common.threads=1", "task.workers=1")
+    assert trained.code == 0, trained.err
+    settings = ["generation.max_len=8", "generation.min_len=0"]
+    decoded = command("generate", f"path={tmp_path / 'new'}", "input=-", *settings, stdin=b"the\nno\n")
+    assert decoded.out.splitlines() == [" dog", ""], decoded.err
+
+
+def test_scores_count_the_end_of_sentence(tmp_path: Path) -> None:
+    """The score of a known continuation is the mean over its tokens and end-of-sentence, also in a padded batch."""
+    translator = Translator(load_model(tiny_folder(tmp_path / "theirs")))
+    texts = [" sees a boat", " x"]
+    scored = translator.score(["the dog", "no"], texts)
+    for prompt, text, hypothesis in zip(["the dog", "no"], texts, scored, strict=True):
+        before, after = (tiny_tokenizer()(part).input_ids for part in (prompt, text))
+        ids = torch.tensor([[*before, *after, VOCAB - 1]])
+        with torch.no_grad():
+            lprobs = tiny_model()(ids).logits.log_softmax(-1)[0, len(before) - 1 : -1]
+        wanted = lprobs.gather(1, ids[0, len(before) :].unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(hypothesis.positional_scores, wanted, rtol=0, atol=1e-4)
