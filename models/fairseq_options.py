@@ -189,8 +189,10 @@ _PLAY_NO_PART = frozenset(
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
 
 
-_OF_THE_TASK = ("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size")
-_OF_THE_TASK += ("self_target", "past_target")
+_OF_THE_TASK = (
+    *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
+    *("self_target", "past_target"),
+)
 """Options of the task language_modeling that change the model."""
 
 
