@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,14 @@ from torch import Tensor, nn
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
+from seqgen.data.collate import collate
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from tests.commands import command
 from tests.fairseq_checkpoints import (
     LANGUAGE_MODEL,
+    dictionary,
     fairseq_weights,
     in_args,
     in_dict,
@@ -167,3 +172,35 @@ def test_the_command_continues_prompts_and_converts(tmp_path: Path) -> None:
     assert f"task.srcdict={tmp_path / 'run' / 'tokenizer' / 'dictionary.json'}" in converted.out
     again = command("generate", f"path={tmp_path / 'run'}", "input=-", "generation.max_len_b=6", stdin=prompts)
     assert again.out == outcome.out
+
+
+def test_the_prompt_counts_as_generated_but_not_its_first_token() -> None:
+    """No bigram occurs twice in a prompt after its end-of-sentence and its output together, alone or in a batch."""
+    model, cfg = (
+        random_model(LANGUAGE_MODEL),
+        GenerationConfig(beam=3, no_repeat_ngram_size=2, max_len_b=14, min_len=14),
+    )
+    generator = SequenceGenerator.from_config([model], dictionary(), cfg)
+    prompts = [torch.tensor(ids) for ids in ([2, 5, 9, 5, 7], [2], [2, 8, 8])]
+
+    def decode(rows: list[Tensor]) -> list[list[int]]:
+        examples = [(number, row, None) for number, row in enumerate(rows)]
+        batch = collate(examples, source_pad=1, target_pad=1, start_token=2, left_pad_source=True)
+        return [found[0].tokens.tolist() for found in generator.generate(batch)]
+
+    outputs = decode(prompts)
+    assert outputs == [decode([prompt])[0] for prompt in prompts]
+    for prompt, output in zip(prompts, outputs, strict=True):
+        text = [*prompt.tolist()[1:], *output]
+        pairs = list(itertools.pairwise(text))
+        assert len(set(pairs)) == len(pairs)
+
+
+def test_single_tokens_may_be_forbidden_to_repeat() -> None:
+    """The end-of-sentence with which a prompt begins does not forbid the one that ends the output."""
+    cfg = GenerationConfig(beam=1, no_repeat_ngram_size=1, max_len_b=4, min_len=0)
+    generator = SequenceGenerator.from_config([random_model(LANGUAGE_MODEL)], dictionary(), cfg)
+    batch = collate([(0, torch.tensor([2, 5]), None)], source_pad=1, target_pad=1, start_token=2, left_pad_source=True)
+    hypothesis = generator.generate(batch)[0][0]
+    assert hypothesis.tokens.tolist()[-1] == 2
+    assert hypothesis.score > -torch.inf
