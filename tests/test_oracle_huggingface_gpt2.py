@@ -19,6 +19,7 @@ from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.setup import Limits
 from seqgen.models import gpt2_huggingface
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_weights import fill
@@ -245,3 +246,10 @@ def _decoded(loaded: LoadedModel, ids: Tensor) -> list[int]:
     generator = loaded.task.build_generator([loaded.model], GenerationConfig(**loaded.generation))
     tokens: list[int] = generator.generate(loaded.task.collate([(0, ids, None)], loaded.model))[0][0].tokens.tolist()
     return tokens
+
+
+def test_a_prompt_beyond_the_limit_gets_one_token() -> None:
+    limits = Limits(max_len_a=-1.0, max_len_b=3, max_len=40)
+    assert limits.last_steps(torch.tensor([1, 3, 6])).tolist() == [2, 0, 0]
+    ((tokens, _),) = decode(1, [PROMPTS[2]], max_len_a=-1.0, max_len_b=3, max_len=0)[0]
+    assert len(tokens) == 1
