@@ -192,7 +192,11 @@ class GenerationConfig:
     nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
 
     # output length
-    max_len_a: float = option(0.0, "maximum output length is max_len_a * source length + max_len_b", minimum=0)
+    max_len_a: float = option(
+        0.0,
+        "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
+        minimum=-1,
+    )
     max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0)
     max_len: int = option(
         0,

@@ -171,6 +171,7 @@ class LanguageModel(EncoderDecoderModel):
     """
 
     left_pad_source = True
+    continues_source = True
 
     def __init__(self, decoder: LanguageModelDecoder):
         super().__init__(PromptEncoder(decoder.max_positions()), decoder)

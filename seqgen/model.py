@@ -44,6 +44,10 @@ class EncoderDecoderModel(nn.Module, Flagged):
     """Whether several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
     have an argument ``segments`` (see ``seqgen.structures.Segments``), and examples do not attend to each other."""
 
+    continues_source: bool = False
+    """Whether the output continues the source, which is then a prompt: the prompt counts as generated text for
+    processors such as the repetition penalty."""
+
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()
         self.encoder = encoder

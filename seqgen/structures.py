@@ -179,6 +179,8 @@ class Batch:
         member_sources: one source for each member of an ensemble, if members encode the source differently.
         segments: the example of each token, if several examples share a row; ``ids`` then has all examples.
         texts: the text of each source line; ``None`` if sentences were not given as text.
+        target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
+            if all targets end at their first padding token.
     """
 
     ids: Tensor
@@ -189,6 +191,7 @@ class Batch:
     member_sources: list[Source] | None = None
     segments: Segments | None = None
     texts: Sequence[str] | None = None
+    target_lengths: Tensor | None = None
 
     @property
     def num_sentences(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -218,13 +219,17 @@ class Task:
         Returns:
             The batch; see ``seqgen.data.collate.collate``.
         """
-        return collate(
+        words = self.target_dictionary
+        batch = collate(
             examples,
             source_pad=self.source_dictionary.pad(),
-            target_pad=self.target_dictionary.pad(),
-            start_token=model.start_token(self.target_dictionary.eos()),
+            target_pad=words.pad(),
+            start_token=model.start_token(words.eos()),
             left_pad_source=model.left_pad_source,
         )
+        if words.pad() != words.eos() or batch.target is None:
+            return batch
+        return replace(batch, target_lengths=torch.tensor([0 if row is None else len(row) for _, _, row in examples]))
 
     def train_step(self, batch: Batch, model: EncoderDecoderModel, criterion: Any) -> Any:
         """Compute the loss of a training batch; the trainer calls ``backward``.

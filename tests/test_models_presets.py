@@ -145,7 +145,7 @@ def test_embeddings_are_shared_as_asked() -> None:
         ({"share_all_embeddings": True}, "needs one vocabulary for source and target"),
         ({"encoder_attention_heads": 3}, "model.encoder_embed_dim=512 is not a multiple of"),
         ({"decoder_embed_dim": 100}, "model.decoder_embed_dim=100 is not a multiple of"),
-        ({"activation_fn": "sine"}, "there is no 'sine'; choose one of: gelu, gelu_accurate, relu"),
+        ({"activation_fn": "sine"}, "there is no 'sine'; choose one of: gelu, gelu_accurate, gelu_fast, relu"),
     ],
 )
 def test_refused_transformers(changes: dict[str, object], message: str) -> None:

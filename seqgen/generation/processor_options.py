@@ -94,7 +94,8 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         with naming(f"processor.{name}"):
             flat = defaults.get(entry.name, {})
             registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources, **flat))
-    processors = rules.order(make, cfg, registered, resources.dictionary.pad())
+    words = resources.dictionary
+    processors = rules.order(make, cfg, registered, None if words.pad() == words.eos() else words.pad())
     if not draws(cfg):
         return [*processors, *make(("renormalize",))]
     temperature = () if rules.divides_by_temperature_first else ("temperature",)

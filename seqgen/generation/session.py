@@ -260,6 +260,7 @@ class Session:
             first_end=self.first_end,
             read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
             counts_start=setup.rules.counts_start,
+            continues_source=setup.ensemble.members[0].model.continues_source,
         )
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:

@@ -47,7 +47,8 @@ class Limits:
     """The length limits of outputs.
 
     Attributes:
-        max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence.
+        max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence;
+            -1 limits prompt and output together.
         max_len_b: see ``max_len_a``.
         max_len: maximum number of tokens of any output, end-of-sentence included.
         match_source_len: whether each output has exactly the length of its source.
@@ -69,7 +70,7 @@ class Limits:
         """
         if self.match_source_len:
             return (src_lengths - 1).clamp(max=self.max_len - 1)
-        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(min=0, max=self.max_len - 1)
 
 
 @keep_former_members

@@ -17,7 +17,9 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 FAST_FILE = "tokenizer.json"
 MODEL_FILE = "spiece.model"
-FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE)
+VOCAB_FILE = "vocab.json"
+MERGES_FILE = "merges.txt"
+FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE, VOCAB_FILE, MERGES_FILE)
 
 
 @dataclass(frozen=True)

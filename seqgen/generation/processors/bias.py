@@ -60,8 +60,9 @@ class SequenceBias(LogitsProcessor):
         """See ``LogitsProcessor``."""
         gains = self._biases.to(lprobs)
         if self.longest > 1:
-            matches = self._match_prefixes(context.tokens).to(lprobs.device)
-            gains = gains.where(matches, 0.0)  # (rows, sequences)
+            tokens, padding = context.generated, context.generated_padding
+            tokens = tokens if padding is None else tokens.masked_fill(padding, _NOTHING)
+            gains = gains.where(self._match_prefixes(tokens).to(lprobs.device), 0.0)  # (rows, sequences)
         last = self._last.to(lprobs.device)
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 

@@ -35,7 +35,8 @@ class NoRepeatNgram(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        return forbid_completions(lprobs, context.generated, context.generated, self.size)
+        generated = context.generated
+        return forbid_completions(lprobs, generated, generated, self.size, context.generated_padding)
 
 
 @dataclass
@@ -89,7 +90,7 @@ class RepetitionPenalty(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        return _shrink(lprobs, context.generated, self.penalty)
+        return _shrink(lprobs, context.generated, self.penalty, context.generated_padding)
 
 
 @dataclass
@@ -116,14 +117,9 @@ class EncoderRepetitionPenalty(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        source = context.src_tokens
-        if source is None:
+        if context.src_tokens is None:
             return lprobs
-        if context.src_padding is not None:
-            # a row is padded on one side; padding is replaced by the token at the other end, whose score changes anyway
-            first, last = source[:, :1], source[:, -1:]
-            source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
-        return _shrink(lprobs, source, 1 / self.penalty)
+        return _shrink(lprobs, context.src_tokens, 1 / self.penalty, context.src_padding)
 
 
 def forbid_completions(
@@ -154,7 +150,22 @@ def forbid_completions(
     return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
 
 
-def _shrink(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once."""
-    old = scores.gather(1, tokens)
-    return scores.scatter(1, tokens, (old * penalty).where(old < 0, old / penalty))
+def _shrink(scores: Tensor, tokens: Tensor, penalty: float, padding: Tensor | None = None) -> Tensor:
+    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once.
+
+    Args:
+        scores: ``(rows, V)``.
+        tokens: ``(rows, L)`` int64.
+        penalty: see ``RepetitionPenalty``.
+        padding: ``(rows, L)`` bool, true at tokens that do not count; ``None`` if all count.
+    """
+    if padding is None:
+        return scores.scatter(1, tokens, _lowered(scores.gather(1, tokens), penalty))
+    size = scores.size(1)
+    columns = tokens.masked_fill(padding, size)  # padding falls into a column that is dropped
+    occurs = torch.zeros_like(scores[:, :1], dtype=torch.bool).repeat(1, size + 1).scatter_(1, columns, True)
+    return torch.where(occurs[:, :size], _lowered(scores, penalty), scores)
+
+
+def _lowered(scores: Tensor, penalty: float) -> Tensor:
+    return (scores * penalty).where(scores < 0, scores / penalty)

@@ -58,7 +58,7 @@ class Rules:
         return search
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """The logits processors of a configuration in the order in which they are applied, without warpers.
 
@@ -66,7 +66,7 @@ class Rules:
             make: builds the processors of some flat keys.
             cfg: the configuration.
             registered: the processors that ``generation.processors`` names.
-            pad: id of padding.
+            pad: id of padding; ``None`` if padding is end-of-sentence.
         """
         raise NotImplementedError
 
