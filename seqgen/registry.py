@@ -205,6 +205,7 @@ COMBINATIONS = Registry("combination", "combination")
 STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
+RERANKERS = Registry("reranker", "reranker")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -214,6 +215,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
     "utility": (UTILITIES, "mbr"),
+    "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
@@ -231,6 +233,7 @@ register_combination = COMBINATIONS.register
 register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
+register_reranker = RERANKERS.register
 
 # The engine's own components; those of models/ and tasks/ are declared there.
 CRITERIA.declare("", "seqgen.training.criteria")

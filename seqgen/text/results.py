@@ -25,6 +25,7 @@ class TextHypothesis:
         text: the text as the model wrote it, newlines included.
         hypothesis: tokens, scores, and where asked for attention and alignment, over this line's source alone.
         utility: the expected similarity to the other hypotheses, where ``generation.mbr`` ranks by it.
+        rerank_score: the score of the reranker, where ``generation.rerank`` names one.
         model_score: what the score would be if the models alone had their say, without temperature and penalties; where
             asked for.
         member_scores: for each model ``(T,)`` the log-probabilities that it gives to the tokens, in nats; where asked
@@ -36,6 +37,7 @@ class TextHypothesis:
     text: str
     hypothesis: Hypothesis
     utility: float | None = None
+    rerank_score: float | None = None
     model_score: float | None = None
     member_scores: list[Tensor] | None = None
     hidden: list[Tensor] | None = None

@@ -40,6 +40,7 @@ from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.mbr import Utility
+from seqgen.text.rerank import Reranker
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding, TextModel, field_text
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
@@ -178,7 +179,8 @@ class Translator:
             return_hidden: whether they carry the last hidden features of the decoders.
             settings: keys of ``GenerationConfig``, and by their whole names those of components and of ``DebugConfig``
                 (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``, ``processors``,
-                ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be objects.
+                ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``) may also be
+                objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -236,7 +238,7 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        utility = objects.pop("utility", None)
+        ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
         key = (need_attention, str(cfg), str(debug), *_identities(objects))
         if key not in self._generators:
             self._objects_in_use = dict(objects)  # kept alive, so that no other object gets the id of one of them
@@ -252,7 +254,7 @@ class Translator:
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, **ranks)
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, those with a ``MemberSpec`` replaced by it.
@@ -349,6 +351,7 @@ class Translator:
 OBJECTS: dict[str, tuple[type, str]] = {
     "members": (MemberSpec, "members"),
     "mbr": (Utility, "utility"),
+    "rerank": (Reranker, "reranker"),
     "search": (Search, "search_strategy"),
     "combination": (Combination, "combination"),
     "processors": (LogitsProcessor, "processors"),
