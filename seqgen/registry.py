@@ -206,6 +206,7 @@ STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
 RERANKERS = Registry("reranker", "reranker")
+MEMBER_SOURCES = Registry("member source", "source")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -219,6 +220,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
+    "source": (MEMBER_SOURCES, "members"),
 }
 """The prefix of the keys of decoding components, their registry, and the key of ``generation`` that names them."""
 
@@ -234,6 +236,7 @@ register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
 register_reranker = RERANKERS.register
+register_member_source = MEMBER_SOURCES.register
 
 # The engine's own components; those of models/ and tasks/ are declared there.
 CRITERIA.declare("", "seqgen.training.criteria")

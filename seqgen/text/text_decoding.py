@@ -15,7 +15,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Phrase, Resources
-from seqgen.generation.ensemble.member import INPUT, field_of
+from seqgen.generation.ensemble.member import INPUT
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -26,6 +26,7 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
+from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.rerank import Reranker, reranker_from_config
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.unknown_words import UnknownWords
@@ -125,6 +126,7 @@ class TextDecoding:
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         resources = Resources(target.dictionary, target.encode, target.decode, device=self.device)
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
+        self.sources = sources_from_config(cfg, resources)
         self.reranker = reranker or (reranker_from_config(cfg, resources) if cfg.rerank else None)
         if self._ranks and generator.beam_size == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
@@ -265,9 +267,9 @@ class TextDecoding:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             translation.notes.append(f"the vocabulary lacks {shown}")
         sources = []
-        wanted = [*self.cfg.members, *[INPUT] * len(self.encoders)]
+        wanted = [*self.sources, *[INPUT] * len(self.encoders)]
         for model, source in zip(self.encoders, wanted, strict=False):
-            own = field_text(text, field_of(source), number)
+            own = source_text(source, text, number)
             ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
@@ -442,26 +444,6 @@ class TextDecoding:
                 for row, (item, length) in enumerate(zip(items, lengths, strict=True))
             ]
         return items
-
-
-def field_text(line: str, wanted: int, number: int) -> str:
-    """One of the fields that tabs separate in an input line.
-
-    Args:
-        line: the line.
-        wanted: number of the field, from 1; 0 for the whole line.
-        number: number of the line, from 0, for the message.
-
-    Raises:
-        DataError: the line has too few fields.
-    """
-    fields = line.split("\t")
-    if wanted > len(fields):
-        raise DataError(
-            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
-            "fields by tabs"
-        )
-    return fields[wanted - 1] if wanted else line
 
 
 def _alternatives(phrase: str) -> list[str]:

@@ -25,7 +25,7 @@ from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of, input_of
+from seqgen.generation.ensemble.member import INPUT, MemberSpec, input_of
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.observers import Observer
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
@@ -40,9 +40,10 @@ from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.mbr import Utility
+from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.rerank import Reranker
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding, TextModel, field_text
+from seqgen.text.text_decoding import Details, TextDecoding, TextModel
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
@@ -334,13 +335,14 @@ class Translator:
         target = self.task.target_dictionary
         combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
         members = members_from_config(self._specified(objects.get("members")), cfg)
+        read = sources_from_config(cfg, Resources(target)) or [INPUT] * len(self.members)
         scorer = SequenceScorer(members, target.pad(), target.eos(), not cfg.unnormalized, combination)
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))
             targets = [self.task.encode_target(references[i]) for i in rows]
             batches = []
-            for member, source in zip(self.members, cfg.members or [INPUT] * len(self.members), strict=True):
-                encoded = [member.task.encode_source(field_text(sources[i], field_of(source), i)) for i in rows]
+            for member, source in zip(self.members, read, strict=True):
+                encoded = [member.task.encode_source(source_text(source, sources[i], i)) for i in rows]
                 _check_lengths(rows, encoded, targets, member.model.max_positions())
                 batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
             sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
