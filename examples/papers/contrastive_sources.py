@@ -1,8 +1,8 @@
 """Source-contrastive and language-contrastive decoding (Sennrich, Vamvas and Mohammadshahi 2024).
 
-"Mitigating hallucinations and off-target machine translation with source-contrastive and language-contrastive decoding":
-an output should be probable given its source ``x``, and improbable given another source ``x'``, or given the same
-source with the tag of another target language. Each token has the score::
+"Mitigating hallucinations and off-target machine translation with source-contrastive and language-contrastive
+decoding": an output should be probable given its source ``x``, and improbable given another source ``x'``, or given the
+same source with the tag of another target language. Each token has the score::
 
     log(p(y|x) - sum_i weights_i p(y|x'_i))
 

@@ -38,12 +38,8 @@ from seqgen.registry import register_logits_processor
 class DolaConfig:
     """Configuration of DoLa; its fields are the keys ``processor.dola.FIELD``."""
 
-    layers: list[int] = option(
-        [], "layers to choose from, counted from 1; empty for all even ones but the last", minimum=1
-    )
-    alpha: float = option(
-        0.1, "plausibility: tokens below alpha times the highest probability are excluded", minimum=0, maximum=1
-    )
+    layers: list[int] = option([], "layers to choose from, from 1; empty for all even ones but the last", minimum=1)
+    alpha: float = option(0.1, "tokens below alpha times the highest probability are excluded", minimum=0, maximum=1)
 
 
 @register_logits_processor("dola", config=DolaConfig)
@@ -73,7 +69,7 @@ class Dola(LogitsProcessor):
         layers = self.layers or list(range(2, count, 2))
         if not layers or max(layers) >= count:
             raise ConfigError(
-                f"processor.dola.layers={layers}: the decoder has {count} layers, and each of these must be between 1 and "
+                f"processor.dola.layers={layers}: the decoder has {count} layers, and each must be between 1 and "
                 f"{count - 1}"
             )
         return layers
@@ -100,7 +96,7 @@ class Dola(LogitsProcessor):
 
 
 def jensen_shannon(one: Tensor, other: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence ``(...)`` in nats of log-probabilities ``(..., V)``: ``H(m) - (H(p) + H(q)) / 2``."""
+    """The Jensen-Shannon divergence ``(...)`` of log-probabilities ``(..., V)``, in nats: ``H(m) - (H(p) + H(q)) / 2``."""
     p, q = one.exp(), other.exp()
 
     def entropy(probabilities: Tensor) -> Tensor:

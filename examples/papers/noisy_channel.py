@@ -34,9 +34,7 @@ from seqgen.text.translator import Translator
 class NoisyChannelConfig:
     """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
 
-    channel: str = option(
-        "", "run or checkpoint of a model that translates the target language into the source language"
-    )
+    channel: str = option("", "run or checkpoint of a model from the target language to the source language")
     lm: str = option("", "run or checkpoint of a language model of the target language; empty for none")
     channel_weight: float = option(1.0, "weight of the channel model", minimum=0)
     lm_weight: float = option(0.3, "weight of the language model", minimum=0)

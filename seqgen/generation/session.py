@@ -224,8 +224,8 @@ class Session:
         if output.layers is None:
             what = self.setup.needing(LAYER_LOGITS)
             raise ConfigError(
-                f"{what} needs the logits of each layer, which {type(self.search).__name__} does not compute; leave out "
-                f"{what} or choose another search"
+                f"{what} needs the logits of each layer, which {type(self.search).__name__} does not compute; leave "
+                f"out {what} or choose another search"
             )
         decoder: Any = self.setup.ensemble.members[0].model.decoder
 
@@ -237,9 +237,10 @@ class Session:
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
-        tokens, features, layers = self._decoder_input(), FEATURES in self.needs, LAYER_LOGITS in self.needs
+        tokens, features = self._decoder_input(), FEATURES in self.needs
+        layers = {"need_layers": True} if LAYER_LOGITS in self.needs else {}  # other classes of members do not have it
         return [
-            member.next_output(tokens, need_attention, features and number == 0, layers)
+            member.next_output(tokens, need_attention, features and number == 0, **layers)
             for number, member in enumerate(self.members)
         ]
 
