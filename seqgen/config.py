@@ -330,8 +330,8 @@ class GenerationConfig:
     )
     members: list[str] = option(
         [],
-        "source of each model: input, empty, fieldN of an input line with tabs, or a registered source; empty for input "
-        "everywhere",
+        "source of each model: input, empty, fieldN of an input line with tabs, or a registered source; empty for "
+        "input everywhere",
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 

@@ -96,7 +96,15 @@ class Dola(LogitsProcessor):
 
 
 def jensen_shannon(one: Tensor, other: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence ``(...)`` of log-probabilities ``(..., V)``, in nats: ``H(m) - (H(p) + H(q)) / 2``."""
+    """The Jensen-Shannon divergence of distributions: ``H(m) - (H(p) + H(q)) / 2`` with ``m = (p + q) / 2``.
+
+    Args:
+        one: ``(..., V)`` log-probabilities in nats.
+        other: ``(..., V)``, broadcast against ``one``.
+
+    Returns:
+        ``(...)`` in nats.
+    """
     p, q = one.exp(), other.exp()
 
     def entropy(probabilities: Tensor) -> Tensor:
