@@ -246,6 +246,10 @@ class TransformerDecoder(IncrementalDecoder):
         logits: Tensor = self.output_projection(features)
         return logits
 
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
+        return self.output_layer(self.layer_norm(hidden))
+
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The features and the weight of the output projection; see ``Decoder.output_product``."""
         return features, self.output_projection.matrix()

@@ -174,7 +174,7 @@ class DistributedConfig:
     )
 
 
-SINGLE_COMPONENTS = ("search", "combination", "utility")
+SINGLE_COMPONENTS = ("search", "combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
 
@@ -329,6 +329,7 @@ class GenerationConfig:
     mbr: str = option(
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
     )
+    rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
     prefix_trie: str = option("", "file with the allowed outputs, one per line")
     replace_unknown: str = option(
         "",
@@ -347,8 +348,8 @@ class GenerationConfig:
     )
     members: list[str] = option(
         [],
-        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs; "
-        "by default, all models read the input line",
+        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, or "
+        "the name of a registered source; by default, all models read the input line",
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
@@ -371,9 +372,9 @@ class GenerationConfig:
     def component_values(self, group: str, name: str) -> dict[str, Any]:
         """The values that the user set for one component's own keys.
 
-        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
-        ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.

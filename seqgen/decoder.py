@@ -71,6 +71,19 @@ class Decoder(nn.Module):
         """
         raise NotImplementedError
 
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Predict from the output of one of ``layers`` as if that layer were the last one.
+
+        A decoder implements it if it has a ``ModuleList`` ``layers``, each of which returns its output first.
+
+        Args:
+            hidden: ``(..., C)`` output of a layer.
+
+        Returns:
+            Logits ``(..., V)``.
+        """
+        raise NotImplementedError
+
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
         """The output layer as a matrix product, if it is one; training then computes the loss with less memory.
 

@@ -227,6 +227,8 @@ COMBINATIONS = Registry("combination", "combination")
 STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
+RERANKERS = Registry("reranker", "reranker")
+MEMBER_SOURCES = Registry("member source", "source")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -236,9 +238,11 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
     "utility": (UTILITIES, "mbr"),
+    "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
+    "source": (MEMBER_SOURCES, "members"),
 }
 """By the prefix of the components' own keys: the registry, and the key of ``generation`` that selects components."""
 
@@ -253,6 +257,8 @@ register_combination = COMBINATIONS.register
 register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
+register_reranker = RERANKERS.register
+register_member_source = MEMBER_SOURCES.register
 
 # the built-in components, except those that models/ and tasks/ declare themselves
 CRITERIA.declare("", "seqgen.training.criteria")

@@ -114,7 +114,12 @@ NEEDS = (
         "and generation.prompt_lookup both draft; choose one",
     ),
     Need(
-        ("mbr",),
+        ("rerank",),
+        lambda cfg: not cfg.mbr,
+        "and generation.mbr both rank the hypotheses; choose one",
+    ),
+    Need(
+        ("mbr", "rerank"),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
         "contrastive search, which ignore the beam",

@@ -51,6 +51,26 @@ class Sentences:
 
 
 @dataclass(frozen=True)
+class LayerLogits:
+    """The logits of each decoder layer as if it were the last one, computed when they are read.
+
+    Attributes:
+        layers: ``(rows, C)`` output of each layer at the newest position.
+        early_exit: turns the output of a layer into logits ``(rows, V)``.
+    """
+
+    layers: Sequence[Tensor]
+    early_exit: Callable[[Tensor], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> Tensor:
+        """The logits ``(rows, V)`` after a layer, counted from 0; those of the last layer are the model's own."""
+        return self.early_exit(self.layers[layer])
+
+
+@dataclass(frozen=True)
 class StepOutputs:
     """What the members computed in this step, as far as components need it.
 
@@ -60,11 +80,13 @@ class StepOutputs:
         features: ``(rows, C)`` last hidden features of the first member's decoder.
         attention: ``(rows, S)`` attention over the source, combined over the members that read the same source.
         member_logits: ``(rows, V)`` logits of each member, temperature applied.
+        layer_logits: logits of each decoder layer, temperature applied; ensembles do not have it.
     """
 
     features: Tensor | None = None
     attention: Tensor | None = None
     member_logits: list[Tensor] | None = None
+    layer_logits: LayerLogits | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
-from seqgen.generation.ensemble.member import INPUT, field_of
+from seqgen.generation.ensemble.member import INPUT
+from seqgen.text.member_sources import MemberSource, source_text
 from seqgen.text.results import Translation
 from seqgen.text.text_model import TextModel
 
@@ -49,9 +50,17 @@ class InputEncoder:
         cfg: the decoding settings.
         last_steps: maps source lengths ``(N,)`` to the largest number of output tokens ``(N,)``, end-of-sentence not
             counted.
+        sources: what each model reads, see ``sources_from_config``; the input line where there is no entry.
     """
 
-    def __init__(self, models: Sequence[TextModel], cfg: GenerationConfig, last_steps: Callable[[Tensor], Tensor]):
+    def __init__(
+        self,
+        models: Sequence[TextModel],
+        cfg: GenerationConfig,
+        last_steps: Callable[[Tensor], Tensor],
+        sources: Sequence[str | MemberSource] = (),
+    ):
+        self.sources = sources
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
         self.task = models[0].task
 
@@ -95,9 +104,9 @@ class InputEncoder:
             shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
             notes.append(f"the vocabulary lacks {shown}")
         sources = []
-        wanted = [*self.cfg.members, *[INPUT] * len(self.models)]
+        wanted = [*self.sources, *[INPUT] * len(self.models)]
         for model, source in zip(self.models, wanted, strict=False):
-            own = field_text(text, field_of(source), translation.id)
+            own = source_text(source, text, translation.id)
             ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
             if len(ids) > longest:
                 notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
@@ -135,29 +144,6 @@ class InputEncoder:
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return ids[:longest]
-
-
-def field_text(line: str, wanted: int, number: int) -> str:
-    """One of the fields that tabs separate in an input line.
-
-    Args:
-        line: the line.
-        wanted: number of the field, from 1; 0 for the whole line.
-        number: number of the line, from 0, for the message.
-
-    Returns:
-        The text of the field.
-
-    Raises:
-        DataError: the line has too few fields.
-    """
-    fields = line.split("\t")
-    if wanted > len(fields):
-        raise DataError(
-            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
-            "fields by tabs"
-        )
-    return fields[wanted - 1] if wanted else line
 
 
 def alternatives(phrase: str) -> list[str]:

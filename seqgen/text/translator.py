@@ -24,7 +24,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of
+from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
 from seqgen.generation.scorer import SequenceScorer
@@ -34,7 +34,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
-from seqgen.text.input_line import field_text
+from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.object_settings import KEYS_BY_ARGUMENT, identities, separate_dotted_keys, separate_objects
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding
@@ -180,8 +180,8 @@ class Translator:
             return_hidden: whether they have the last hidden features of the decoders.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
-                ``processors``, ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be
-                objects.
+                ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
+                may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -243,7 +243,7 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        utility = objects.pop("utility", None)
+        ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
         key = (need_attention, str(cfg), str(debug), *identities(objects))
         if key not in self._generators:
             self._objects_in_use = dict(objects)  # the key contains their ids, which must not be reused
@@ -259,7 +259,7 @@ class Translator:
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, **ranks)
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.
@@ -339,13 +339,14 @@ class Translator:
         target = self.task.target_dictionary
         combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
         members = members_from_config(self._specified(objects.get("members")), cfg)
+        read = sources_from_config(cfg, Resources(target)) or [INPUT] * len(self.members)
         scorer = SequenceScorer(members, target.pad(), target.eos(), not cfg.unnormalized, combination)
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))
             targets = [self.task.encode_target(references[i]) for i in rows]
             batches = []
-            for member, source in zip(self.members, cfg.members or [INPUT] * len(self.members), strict=True):
-                encoded = [member.task.encode_source(field_text(sources[i], field_of(source), i)) for i in rows]
+            for member, source in zip(self.members, read, strict=True):
+                encoded = [member.task.encode_source(source_text(source, sources[i], i)) for i in rows]
                 _check_lengths(rows, encoded, targets, member.model.max_positions())
                 batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
             sources_of_members = [other.source for other in batches] if len(batches) > 1 else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION, FEATURES, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import MemberOutput, MemberSpec
 from seqgen.generation.search.base import Search
@@ -45,9 +45,9 @@ class SpeculativeSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, SpeculativeSearch)
         self.speculative = setup.search
-        if FEATURES in setup.needs:
+        for need in setup.needs & {FEATURES, LAYER_LOGITS}:
             raise ConfigError(
-                f"{setup.needing(FEATURES)} needs hidden features, which are not stored in speculative decoding; leave "
+                f"{setup.needing(need)} needs hidden features, which are not stored in speculative decoding; leave "
                 "out the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
