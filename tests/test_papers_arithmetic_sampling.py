@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from examples.papers.arithmetic_sampling import ArithmeticSampling
-from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -20,7 +21,7 @@ from seqgen.text.translator import Translator
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.reference_search import EOS, Settings, next_scores
-from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule, table_rule
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, text_model
 
 SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
@@ -30,13 +31,13 @@ LIMITS: dict[str, Any] = {"max_len_b": 3, "min_len": 0}
 def generator(
     models: list[ScriptedModel], beam: int, seed: int = 1, words: int = 2, **options: Any
 ) -> SequenceGenerator:
-    search = ArithmeticSampling(seed)
+    search = ArithmeticSampling(options.pop("resolution", 0.0), seed)
     return make_generator(models, dictionary(words), search_strategy=search, beam_size=beam, **{**LIMITS, **options})
 
 
 def codes(batch: Batch, beam: int, seed: int = 1) -> list[list[float]]:
     info = BatchInfo(batch.num_sentences, beam, EOS, torch.device("cpu"), ids=batch.ids)
-    return ArithmeticSampling(seed).begin(info).codes.tolist()
+    return ArithmeticSampling(seed=seed).begin(info).codes.tolist()
 
 
 def intervals(rule: Rule, source: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
@@ -87,20 +88,34 @@ def test_scores_are_the_models() -> None:
         assert hypothesis.positional_scores.tolist() == pytest.approx(wanted)
 
 
-def test_codes_have_fresh_bits() -> None:
-    """Each token uses one bit; after 52 of them, a code that is not refilled would be 0, and all tokens the first."""
-    coin = table_rule({(): {4: 0.5, 5: 0.5}}, vocab=6)
-    model = ScriptedModel(lambda source, history: coin(source, ()))
-    for hypothesis in generator([model], 4, max_len_b=100).generate(batch_of(SOURCES[:1]))[0]:
-        late = hypothesis.tokens[60:100].tolist()
-        assert 8 < late.count(4) < 32
+def test_rounding_does_not_change_outputs() -> None:
+    """Codes that are never drawn again double their rounding error with each bit."""
+    exact = random_rule(vocab=9, seed=2, sharpness=0.5)
+    disturbed = random_rule(vocab=9, seed=5)
+    models = [ScriptedModel(exact), ScriptedModel(lambda src, past: exact(src, past) + 1e-9 * disturbed(src, past))]
+    options = {"words": 5, "max_len_b": 25, "min_len": 25}
+    for resolution, same in ((2.0**-12, True), (0.0, False)):
+        one, two = (
+            generator([model], 4, resolution=resolution, **options).generate(batch_of(SOURCES[:2])) for model in models
+        )
+        assert (list(map(drawn, one)) == list(map(drawn, two))) is same
+
+
+def test_codes_drawn_again_leave_the_distribution() -> None:
+    """With every code after the first token drawn again, outputs still have their probabilities."""
+    rule, source, beam = random_rule(vocab=6, seed=3), SOURCES[0], 2000
+    counts = Counter(drawn(generator([ScriptedModel(rule)], beam, resolution=1.0).generate(batch_of([source]))[0]))
+    start = 0.0
+    for output, end in intervals(rule, source):
+        assert abs(counts[output] - beam * (end - start)) < 5 + 5 * math.sqrt(beam * (end - start))
+        start = end
 
 
 def test_alone_in_a_batch_and_in_an_ensemble() -> None:
     models = [ScriptedModel(random_rule(vocab=9, seed=seed)) for seed in (1, 2)]
     batch = replace(batch_of(SOURCES), ids=torch.tensor([7, 3, 12, 5]))
     for members in (models[:1], models):
-        own = generator(members, 4, words=5)
+        own = generator(members, 4, words=5, resolution=0.1)
         together = own.generate(batch)
         for row, source in enumerate(SOURCES):
             assert_same(
@@ -112,28 +127,20 @@ def test_sentences_join_the_batch() -> None:
     one = text_model()
     batch = one.task.collate([(i, one.task.encode_source(text), None) for i, text in enumerate(TEXTS)], one.model)
     wanted = one.task.build_generator(
-        [one.model], GenerationConfig(beam=3, max_len_b=9), search_strategy=ArithmeticSampling()
+        [one.model], GenerationConfig(beam=3, max_len_b=14), search_strategy=ArithmeticSampling(1.0)
     )
     assert wanted.can_merge
     results = wanted.generate(batch)
-    translator = Translator(one, beam=3, nbest=3, max_len_b=9, batch_size=2)
-    found = translator.translate(TEXTS, search=ArithmeticSampling())
+    translator = Translator(one, beam=3, nbest=3, max_len_b=14, batch_size=2)
+    found = translator.translate(TEXTS, search=ArithmeticSampling(1.0))
     for line, hypotheses in zip(found, results, strict=True):
         assert [h.tokens.tolist() for h in line.hypotheses] == [h.tokens.tolist() for h in hypotheses]
 
 
 def test_by_its_keys() -> None:
     translator = Translator(text_model(), beam=5, nbest=5, max_len_b=8)
-    found = translator.translate(TEXTS, search="arithmetic", **{"search.seed": 4})
-    by_object = translator.translate(TEXTS, search=ArithmeticSampling(4))
+    found = translator.translate(TEXTS, search="arithmetic", **{"search.seed": 4, "search.resolution": 0.01})
+    by_object = translator.translate(TEXTS, search=ArithmeticSampling(0.01, 4))
     assert [line.hypotheses[0].text for line in found] == [line.hypotheses[0].text for line in by_object]
     with pytest.raises(ConfigError, match="unknown key 'sede'"):
         translator.translate(TEXTS, search="arithmetic", **{"search.sede": 4})
-
-
-def test_without_cache() -> None:
-    model = ScriptedModel(random_rule(vocab=9, seed=1))
-    plain = generator([model], 4, words=5)
-    without = SequenceGenerator([model], dictionary(5), 4, max_len_b=3, min_len=0, search_strategy=ArithmeticSampling(),
-                                debug=DebugConfig(use_cache=False))  # fmt: skip
-    assert_same(plain.generate(batch_of(SOURCES)), without.generate(batch_of(SOURCES)))

@@ -9,7 +9,8 @@ does: the output ``y`` owns an interval of length ``p(y)``. Beam ``i`` of ``N`` 
     then   c <- (c - F(v - 1)) / p(v)
 
 Each sample has the model's distribution, and an output with probability ``p`` is drawn ``floor(N p)`` or ``ceil(N p)``
-times, so that N-best lists have fewer duplicates and averages over samples have a smaller variance::
+times, so that N-best lists have fewer duplicates and averages over samples have a smaller variance. (The authors' code
+divides by ``N + 1``, which leaves one wider gap.) ::
 
     seqgen-generate common.user_dir=examples/papers/arithmetic_sampling.py path=runs/a input=test.en \
         generation.search=arithmetic generation.beam=8 generation.nbest=8 format=json
@@ -19,6 +20,7 @@ The keys of sampling work as well: ``generation.sampling=true generation.tempera
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,25 +36,33 @@ from seqgen.generation.search.randomness import uniform
 from seqgen.generation.search.sampling import RandomSearch
 from seqgen.registry import register_search
 
-SHIFT, REFILL = 11, 12
-"""Purposes of random numbers: the shift of a sentence's codes, and the low-order bits of a code."""
+SHIFT, CODE = 11, 12
+"""Purposes of random numbers: the shift of a sentence's codes, and a code that is drawn again."""
 
-_RESOLUTION = 2.0**-52
-"""Distance of neighbouring codes in float64."""
+_BELOW_ONE = 1 - 2.0**-50
+"""The largest code, far enough from 1 that a product with it is not rounded up to the next token's bound."""
 
 
 @dataclass
 class ArithmeticConfig:
     """Configuration of arithmetic sampling; its fields are the keys ``search.FIELD``."""
 
-    seed: int = option(1, "seed of the shift of each sentence's codes", minimum=0)
+    resolution: float = option(
+        2.0**-12, "the code of a prefix less probable than this is drawn again; 0: never", minimum=0, maximum=1
+    )
+    seed: int = option(1, "seed of the random numbers", minimum=0)
 
 
 @register_search("arithmetic", config=ArithmeticConfig)
 class ArithmeticSampling(RandomSearch):
     """Decodes the outputs that own evenly spaced codes.
 
+    Each step divides the rounding error of a code by the probability of the token. So that an output does not depend
+    on rounding, the code of a prefix that is much less probable than the distance of the codes is drawn again, uniform
+    in [0, 1). This leaves the distribution of each sample as it is, since no other code is in the prefix's interval.
+
     Args:
+        resolution: probability of a prefix below which its code is drawn again at each step; 0 for the paper's method.
         seed: seed of the random numbers, which also depend on the line number.
     """
 
@@ -60,6 +70,10 @@ class ArithmeticSampling(RandomSearch):
     can_merge = True  # `step` counts the tokens of each sentence by `context.steps`
     beam_state = ("codes",)
     codes: Tensor  # (sentences, beam) float64 in [0, 1): the position of each code in the interval of its prefix
+
+    def __init__(self, resolution: float = 2.0**-12, seed: int = 1):
+        super().__init__(seed)
+        self.resolution = resolution
 
     def begin(self, batch: BatchInfo) -> Self:
         """Give each beam its code: the authors' lattice of evenly spaced points with a random shift."""
@@ -80,31 +94,16 @@ class ArithmeticSampling(RandomSearch):
         Returns:
             One candidate for each beam, ``(sentences, beam)``.
         """
+        beams = torch.arange(scores.size(1), device=scores.device)
+        steps = context.by_sentence(context.steps)  # unlike `context.step`, the same when sentences join the batch
+        new = uniform(self.seed, CODE, steps, self.ids.unsqueeze(1), beams)
+        codes = new.where(scores < math.log(self.resolution), self.codes) if self.resolution else self.codes
         # (sentences, beam, V + 1): token v owns the interval from bounds[v] to bounds[v + 1]
         bounds = torch.nn.functional.pad(lprobs.double().exp().cumsum(-1), (1, 0))
         total = bounds[..., -1:]
-        target = (self.codes.unsqueeze(-1) * total).minimum(total * (1 - _RESOLUTION))
+        target = codes.unsqueeze(-1) * total
         tokens = (torch.searchsorted(bounds, target, right=True) - 1).clamp(0, lprobs.size(-1) - 1)
         low, high = bounds.gather(-1, tokens), bounds.gather(-1, tokens + 1)
-        codes = (target - low) / (high - low)
-        self.codes = self.refilled(codes, (high - low) / total, context).squeeze(-1)
+        self.codes = ((target - low) / (high - low)).squeeze(-1).clamp(0.0, _BELOW_ONE)
         gained = lprobs.gather(-1, tokens).where(total.isfinite(), torch.nan).squeeze(-1)  # NaN: reported as an error
         return Candidates(scores + gained, tokens.squeeze(-1), own_beams(scores))
-
-    def refilled(self, codes: Tensor, widths: Tensor, context: StepContext) -> Tensor:
-        """Fill the low-order bits of the codes, which the choice of a token has used up, with random bits.
-
-        A float64 has 52 bits, and a token of probability ``p`` uses ``log2(1 / p)`` of them. Without new bits, the
-        tokens after the first 52 bits would be determined by rounding.
-
-        Args:
-            codes: ``(sentences, beam, 1)`` codes in the chosen interval.
-            widths: ``(sentences, beam, 1)`` probability of the chosen token.
-            context: the step.
-
-        Returns:
-            ``(sentences, beam, 1)`` codes in [0, 1).
-        """
-        beams = torch.arange(codes.size(1), device=codes.device)
-        bits = uniform(self.seed, REFILL, context.by_sentence(context.steps), self.ids.unsqueeze(1), beams)
-        return (codes + bits.unsqueeze(-1) * _RESOLUTION / widths).clamp(0.0, 1 - _RESOLUTION)
