@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.session import Session
 from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
@@ -124,16 +126,17 @@ def test_alone_in_a_batch_and_in_an_ensemble() -> None:
 
 
 def test_sentences_join_the_batch() -> None:
-    one = text_model()
+    """Outputs of different lengths, so that some sentences wait while others run."""
+    one, limits = text_model(), {"beam": 3, "max_len_a": 3.0, "max_len_b": 1}
     batch = one.task.collate([(i, one.task.encode_source(text), None) for i, text in enumerate(TEXTS)], one.model)
-    wanted = one.task.build_generator(
-        [one.model], GenerationConfig(beam=3, max_len_b=14), search_strategy=ArithmeticSampling(1.0)
+    generator = one.task.build_generator(
+        [one.model], GenerationConfig(**limits), search_strategy=ArithmeticSampling(1.0)
     )
-    assert wanted.can_merge
-    results = wanted.generate(batch)
-    translator = Translator(one, beam=3, nbest=3, max_len_b=14, batch_size=2)
-    found = translator.translate(TEXTS, search=ArithmeticSampling(1.0))
-    for line, hypotheses in zip(found, results, strict=True):
+    assert generator.can_merge
+    with mock.patch.object(Session, "merge", autospec=True, side_effect=Session.merge) as merge:
+        found = Translator(one, nbest=3, batch_size=2, **limits).translate(TEXTS, search=ArithmeticSampling(1.0))
+    assert merge.called
+    for line, hypotheses in zip(found, generator.generate(batch), strict=True):
         assert [h.tokens.tolist() for h in line.hypotheses] == [h.tokens.tolist() for h in hypotheses]
 
 
