@@ -140,8 +140,13 @@ def test_resampling(count: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_alone_in_a_batch_and_in_an_ensemble(method: str) -> None:
-    rules, sources = [random_rule(9, seed) for seed in (1, 2)], [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), (5, 2)]
-    batch = replace(batch_of(sources), ids=torch.tensor([7, 3, 12, 5, 6]))
+    rules, sources = (
+        [random_rule(9, seed) for seed in (1, 2)],
+        [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), *((5, 6, 7, 8, length, 2) for length in range(4, 9))],
+    )
+    batch = replace(
+        batch_of(sources), ids=torch.tensor([7, 3, 12, 5, 6, 1, 0, 2, 9])
+    )  # done sentences stay for a while
     for members in (rules[:1], rules):
         own = generator(members, 4, few_of_token(resampling=method), 5, max_len_a=1.0, max_len_b=3)
         together = own.generate(batch)
