@@ -6,9 +6,9 @@ the largest ``log det(D_Y)``, where ``D`` is the diagonal matrix of their probab
     log det(D_Y + w K_Y),    K(s, t) = S(s, t) / sqrt(S(s, s) S(t, t))
     S(s, t) = sum over common subsequences u of n tokens, at places i of s and j of t, of decay ** (span(i) + span(j))
 
-with the string subsequence kernel ``S`` (Lodhi et al. 2002) over the generated tokens; ``w = 0`` is beam search. The set
-is found greedily (Chen, Zhang and Zhou 2018), among the most probable continuations. Here ``D`` is scaled so that the
-probabilities of these continuations sum to 1, and ``w`` has the same meaning at each step::
+with the string subsequence kernel ``S`` (Lodhi et al. 2002) over the generated tokens; ``w = 0`` is beam search. The
+set is found greedily (Chen, Zhang and Zhou 2018), among the most probable continuations. Here ``D`` is scaled so that
+the probabilities of these continuations sum to 1, and ``w`` has the same meaning at each step::
 
     seqgen-generate common.user_dir=examples/papers/determinantal_beams.py path=runs/a input=test.en \
         generation.search=determinantal search.weight=0.1 generation.beam=5 generation.nbest=5 format=json
