@@ -58,23 +58,19 @@ class LatticeSession(ExactSession):
         self.nodes: list[Node] = []
         self.by_suffix: dict[tuple[int, ...], list[Node]] = defaultdict(list)
         self.count = itertools.count()  # of equal scores, the earlier one is first
-        frontier = self.visit(Node())
-        while frontier and self.expanded < self.expansions and self.timed_out is None:
-            continuation: Any = heapq.heappop(frontier)
-            while continuation is not None and self.expanded < self.expansions:
-                continuation = self.follow(frontier, *continuation)
+        frontier, newest = self.visit(Node()), None
+        while (frontier or newest) and self.expanded < self.expansions and self.timed_out is None:
+            newest = self.follow(frontier, *(newest or heapq.heappop(frontier)))
         return self.paths()
 
-    def visit(self, node: Node) -> list[tuple[float, int, Node, Branch, int]]:
+    def visit(self, node: Node) -> list[Any]:
         """Expand the prefix that the session has reached; returns its continuations, best first."""
         self.node = node  # `keep` adds the edges at which outputs end
         self.nodes.append(node)
         self.by_suffix[node.tokens[-self.setup.search.ngram :]].append(node)
         self.expand()
-        if not self.branches:
-            return []
-        branch = self.branches.pop()
-        scores = branch.candidates.scores[0, : self.setup.search.width].tolist()
+        branch = self.branches.pop() if self.branches else None
+        scores = branch.candidates.scores[0, : self.setup.search.width].tolist() if branch else []
         return [(-score, next(self.count), node, branch, column) for column, score in enumerate(scores)]
 
     def follow(self, frontier: list[Any], score: float, _: int, node: Node, branch: Branch, column: int) -> Any:
@@ -84,7 +80,7 @@ class LatticeSession(ExactSession):
         twin = self.twin(tokens)
         child = twin or Node(tokens, -score)
         node.edges.append((tokens[-1], -score - node.score, child))
-        if twin is not None:
+        if twin:
             return None
         self.resume(branch)
         self.advance(active, None)
