@@ -147,3 +147,10 @@ def test_by_its_keys() -> None:
     assert [line.hypotheses[0].text for line in found] == [line.hypotheses[0].text for line in by_object]
     with pytest.raises(ConfigError, match="unknown key 'sede'"):
         translator.translate(TEXTS, search="arithmetic", **{"search.sede": 4})
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="arithmetic")
+    assert all(len(line.hypotheses) >= 2 for line in found)

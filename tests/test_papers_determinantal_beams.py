@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,3 +142,10 @@ def test_by_its_keys() -> None:
     assert texts != [[item.text for item in line.hypotheses] for line in translator.translate(TEXTS)]
     with pytest.raises(ConfigError, match="below its minimum"):
         translator.translate(TEXTS, search="determinantal", **{"search.weight": -1.0})
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="determinantal")
+    assert all(len(line.hypotheses) >= 2 for line in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,3 +148,10 @@ def test_by_its_keys() -> None:
         assert item.score == pytest.approx(item.model_score, abs=1e-5)
     with pytest.raises(ConfigError, match="no attention"):
         translator.translate(texts, search="lattice", coverage_penalty=0.2)
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="lattice")
+    assert all(len(line.hypotheses) >= 2 for line in found)

@@ -182,3 +182,10 @@ def test_potential_of_the_example() -> None:
     context: Any = type("Context", (), {"eos": EOS})
     found = search.potential(torch.tensor([[4, 6, 7], [5, 2, 2], [9, 4, 2]]), context)
     assert found.tolist() == [-4.0, 0.0, -2.0]
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="short_words")
+    assert all(len(line.hypotheses) >= 2 for line in found)

@@ -29,7 +29,6 @@ from torch import Tensor
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION
 from seqgen.generation.search.exact import Branch, ExactSearch, ExactSession
 from seqgen.registry import register_search
 from seqgen.structures import Hypothesis
@@ -53,8 +52,8 @@ class LatticeSession(ExactSession):
     """Builds the lattice of each sentence of the batch; ``ExactSession`` restores the states of earlier prefixes."""
 
     def _search(self) -> list[Hypothesis]:
-        if ATTENTION in self.needs:
-            raise ConfigError("paths through a lattice have no attention; leave out what needs it, or use beam search")
+        if self.setup.ranking.coverage:
+            raise ConfigError("paths through a lattice have no attention; leave out generation.coverage_penalty")
         self.nodes: list[Node] = []
         self.by_suffix: dict[tuple[int, ...], list[Node]] = defaultdict(list)
         self.count = itertools.count()  # of equal scores, the earlier one is first

@@ -118,7 +118,7 @@ class Population(EachRow):
             setattr(self, name, getattr(self, name).gather(1, candidates.beams))
         self.lengths = self.lengths.masked_fill(self.search.weights == -torch.inf, 0)
         active = super().finalize(candidates, ends, *args)
-        self.scores = self.search.weights
+        self.scores = self.search.weights.to(self.cumulative.dtype)
         return active
 
 
