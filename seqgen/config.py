@@ -24,9 +24,9 @@ def option(
     Args:
         default: the default; a list is copied for each instance.
         help: one line that says what the value does, with its unit.
-        choices: the only values allowed (of a string).
-        minimum: smallest value allowed (of a number, or of each number in a list).
-        maximum: largest value allowed.
+        choices: the allowed values of a string.
+        minimum: smallest allowed value of a number, or of each number in a list.
+        maximum: largest allowed value, likewise.
 
     Returns:
         The dataclass field.
@@ -48,25 +48,25 @@ class CommonConfig:
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
-        "anything else; run: those that the run was trained with",
+        "anything else; the value run imports the files that were used in training",
     )
 
 
 @dataclass
 class TrainCommonConfig(CommonConfig):
-    """Keys that only training has."""
+    """The ``common`` group of ``seqgen-train``: the keys of every command, and those that only training has."""
 
     seed: int = option(1, "seed of initial weights, data order, dropout and everything else that is random", minimum=0)
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
     fp16: bool = option(False, "compute in float16 (autocast) with loss scaling; weights stay in float32")
-    log_interval: int = option(50, "write a progress line and a log record every so many updates", minimum=1)
+    log_interval: int = option(50, "number of updates between two progress lines and log records", minimum=1)
     log_format: str = option(
         "auto",
         "how progress is shown; auto shows a bar on a terminal, else lines",
         choices=("auto", "bar", "lines", "none"),
     )
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
-    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
+    user_files: dict[str, str] = option({}, "file that registered each of your own components; recorded by training")
 
 
 @dataclass
@@ -88,9 +88,11 @@ class DatasetConfig:
     )
     train_subset: str = option("train", "split used for training")
     valid_subset: str = option("valid", "split used for validation")
-    validate_interval: int = option(1, "validate every so many epochs; 0 for never", minimum=0)
+    validate_interval: int = option(
+        1, "number of epochs between two validations; 0 for no validation at the end of epochs", minimum=0
+    )
     validate_interval_updates: int = option(
-        0, "validate every so many updates; 0 for only at the end of epochs", minimum=0
+        0, "number of updates between two validations; 0 for only at the end of epochs", minimum=0
     )
     validate_decode: int = option(
         0, "number of validation sentences to decode and score (BLEU, ...); -1 for all, 0 for none", minimum=-1
@@ -115,7 +117,7 @@ class OptimizationConfig:
     stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
     clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
     update_freq: list[int] = option(
-        [1], "batches accumulated per update, per epoch; the last value is reused", minimum=1
+        [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
     )
     ema_decay: float = option(
         0.0,
@@ -140,9 +142,11 @@ class OptimizationConfig:
 class CheckpointConfig:
     """When checkpoints are saved, and which ones are kept."""
 
-    save_interval: int = option(1, "save a checkpoint every so many epochs; 0 for only at the end", minimum=0)
+    save_interval: int = option(
+        1, "number of epochs between two checkpoints; 0 for only at the end of training", minimum=0
+    )
     save_interval_updates: int = option(
-        0, "save a checkpoint every so many updates; 0 for only at the end of epochs", minimum=0
+        0, "number of updates between two checkpoints; 0 for only at the end of epochs", minimum=0
     )
     keep_last_epochs: int = option(
         0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
@@ -180,7 +184,8 @@ class GenerationConfig:
 
     semantics: str = option(
         "",
-        "toolkit whose rules finish and rank hypotheses; empty for huggingface for a model from there, else fairseq",
+        "toolkit whose rules decide when hypotheses are finished and how they are ranked; empty for huggingface with "
+        "models in Hugging Face's layout, else fairseq",
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
@@ -198,8 +203,9 @@ class GenerationConfig:
     match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",
-        "when to stop once a sentence has beam finished hypotheses: immediately (true), when the best active "
-        "hypothesis is estimated to be worse (false), or when it cannot be better (never); semantics=huggingface only",
+        "when the search of a sentence stops, once it has beam finished hypotheses: at once (true); when the best "
+        "active hypothesis would not score better if it ended now (false) or at any length (never); "
+        "semantics=huggingface only",
         choices=("false", "true", "never"),
     )
     end_symbols: list[str] = option([], "additional tokens that end an output, as end-of-sentence does")
@@ -259,16 +265,18 @@ class GenerationConfig:
 
     # decoding strategy
     search: str = option(
-        "", "name of a registered search; empty for the one that the following keys imply, by default beam search"
+        "",
+        "search strategy, by name; empty for the one selected by diverse_beam_groups, diversity_rate, constraints or "
+        "sampling, else beam search",
     )
     diverse_beam_groups: int = option(
         -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
     )
     diverse_beam_strength: float = option(
-        0.5, "diverse beam search: penalty for a token per earlier group that chose it at this step", minimum=0
+        0.5, "diverse beam search: penalty on a token for each earlier group that chose it at this step", minimum=0
     )
     diversity_rate: float = option(
-        -1.0, "diverse siblings: penalty for a candidate, times its rank among those of its beam; -1 for off"
+        -1.0, "diverse siblings: penalty per rank of a candidate among the continuations of its beam; -1 for off"
     )
     constraints: str = option(
         "",
@@ -294,7 +302,10 @@ class GenerationConfig:
     )
     epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
     eta_cutoff: float = option(
-        0.0, "as epsilon_cutoff, with a lower threshold where the entropy is high", minimum=0, maximum=1
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        minimum=0,
+        maximum=1,
     )
     seed: int = option(
         1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
@@ -306,7 +317,10 @@ class GenerationConfig:
     )
     draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
     prompt_lookup: int = option(
-        0, "n-gram drafter: maximum n-gram to find in the source, whose continuation is drafted; 0 for off", minimum=0
+        0,
+        "n-gram drafter: maximum length of the output's last n-gram that is searched in the source; the tokens that "
+        "follow it there are the draft; 0 for off",
+        minimum=0,
     )
     mbr: str = option(
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
@@ -322,13 +336,15 @@ class GenerationConfig:
 
     # ensembles
     combination: str = option(
-        "", "name of a registered combination of the members' scores; empty for the one of ensemble_average"
+        "", "name of a registered combination of the members' scores; empty for the average that ensemble_average names"
     )
     ensemble_average: str = option(
         "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
     )
     members: list[str] = option(
-        [], "source of each model: input, empty, or fieldN of an input line with tabs; empty for input everywhere"
+        [],
+        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs; "
+        "by default, all models read the input line",
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
@@ -345,15 +361,22 @@ class GenerationConfig:
     )
 
     components: dict[str, Any] = option(
-        {}, "keys of the decoding components themselves, set as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
+        {}, "the decoding components' own keys, which are given as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
     )
 
     def component_values(self, group: str, name: str) -> dict[str, Any]:
-        """The values that the user set for the keys of one component, by field.
+        """The values that the user set for one component's own keys.
 
-        Of searches, combinations and utilities one is in use at a time; their keys are ``search.FIELD``,
+        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
         ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
         ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+
+        Args:
+            group: the prefix of the keys, such as ``"processor"``.
+            name: the component's name.
+
+        Returns:
+            Values by field of the component's configuration class.
         """
         prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
@@ -361,7 +384,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches of the optimizations of decoding. None changes an output beyond rounding; without one it is slower."""
+    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
 
     use_cache: bool = option(
         True,
@@ -408,25 +431,30 @@ class GenerateDatasetConfig:
     gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
         "",
-        "for task=text_to_text: the mixture's source whose template formats the input lines, or whose split is decoded",
+        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is decoded",
     )
 
 
 @dataclass
 class ReadingConfig:
-    """What another toolkit's checkpoint needs but neither contains nor has in files beside it."""
+    """Files and settings that another toolkit's checkpoint needs, if they are not found with the checkpoint."""
 
-    dictionary: str = option("", "dict.txt shared by both languages; empty for the files beside the checkpoint")
+    dictionary: str = option("", "dict.txt shared by both languages; empty for the files in the checkpoint's folder")
     source_dictionary: str = option("", "dict.txt of the source language")
     target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
         "",
-        "SentencePiece model of both languages; empty for one beside it; none for tokenized text",
+        "SentencePiece model of both languages; empty for one in the checkpoint's folder; none if text is tokenized",
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
-    architecture: str = option("", "known architecture to use if the checkpoint names one that is unknown")
-    ignore: list[str] = option([], "unknown options of the checkpoint that do not change the model's computation")
+    architecture: str = option(
+        "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
+    )
+    ignore: list[str] = option(
+        [],
+        "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model",
+    )
 
 
 @dataclass

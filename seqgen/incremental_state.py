@@ -23,7 +23,7 @@ from seqgen.errors import DecodingError
 from seqgen.flags import Flagged, Flags
 from seqgen.renamed import former_names, keep_former_members
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
@@ -173,7 +173,7 @@ class StatefulModule(nn.Module, Flagged):
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
     def set_state(self, incremental_state: StateDict | None, module_state: ModuleState) -> None:
-        """Store values in this module's state; those of other names stay.
+        """Store values in this module's state; values under other names are kept.
 
         Args:
             incremental_state: the decoding state, changed in place; with ``None`` nothing is stored.

@@ -1,5 +1,5 @@
-"""Speculative decoding: drafters, and the verification of what they draft."""
+"""Speculative decoding: drafters, and the verification of drafted tokens."""
 
 from seqgen.renamed import former_names
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
