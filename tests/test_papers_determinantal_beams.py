@@ -12,6 +12,7 @@ import torch
 
 from examples.papers.determinantal_beams import DeterminantalBeams, greedy_map, subsequence_kernel
 from seqgen.errors import ConfigError
+from seqgen.generation.candidates import Candidates
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -149,3 +150,16 @@ def test_single_precision() -> None:
     translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
     found = translator.translate(TEXTS[:2], search="determinantal")
     assert all(len(line.hypotheses) >= 2 for line in found)
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_no_rule_changes_the_set(semantics: str) -> None:
+    """Hugging Face's rule continues the candidates with the best scores, so that no others may be left."""
+
+    class Watched(DeterminantalBeams):
+        def step(self, *args: Any) -> Candidates:
+            found = super().step(*args)
+            assert ((found.scores > -math.inf) & (found.tokens != EOS)).sum(1).max() <= 3
+            return found
+
+    assert generator([RULE], Watched(0.5), semantics=semantics).generate(batch_of(SOURCES))
