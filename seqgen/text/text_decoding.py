@@ -15,7 +15,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Phrase, Resources
-from seqgen.generation.ensemble.member import INPUT, field_of
+from seqgen.generation.ensemble.member import EMPTY, INPUT, field_of
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -25,6 +25,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
+from seqgen.text.continuation import continuation
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.unknown_words import UnknownWords
@@ -155,7 +156,7 @@ class TextDecoding:
         """
         streamer = self.streamer if isinstance(self.streamer, WordStreamer) else None
         if streamer is not None:
-            streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
+            streamer.bind(self._decode_ids)
         try:
             numbered = enumerate(_with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
@@ -183,6 +184,8 @@ class TextDecoding:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
+            elif isinstance(self.streamer, WordStreamer):
+                self.streamer.begin(line.translation.id, self.task.prompt(line.sources[0]).tolist())
         readable = [line for line in lines if line.sources]
         if self._joins(readable):
             self._roll(readable)
@@ -245,7 +248,7 @@ class TextDecoding:
             raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
-        if not text.strip():
+        if not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its output{further}")
@@ -261,9 +264,14 @@ class TextDecoding:
             translation.notes.append(f"the vocabulary lacks {shown}")
         sources = []
         wanted = [*self.cfg.members, *[INPUT] * len(self.encoders)]
-        for model, source in zip(self.encoders, wanted, strict=False):
-            own = field_text(text, field_of(source), number)
-            ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
+        for member, source in zip(self.encoders, wanted, strict=False):
+            own = "" if source == EMPTY else field_text(text, field_of(source), number)
+            ids, longest = member.task.encode_source(own), member.model.max_positions()[0]
+            if (room := self._room(member, ids)) is not None and room < 1:
+                translation.notes.append(
+                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
+                )
+                return _Line(translation, [])
             if len(ids) > longest:
                 translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
@@ -272,6 +280,18 @@ class TextDecoding:
         line = _Line(translation, sources, self._encode_phrases(phrases, translation))
         line.prefix = self._encode_prefix(line)
         return line
+
+    @staticmethod
+    def _room(member: TextModel, source: Tensor) -> int | None:
+        """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
+        lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
+        return None if lengths is None else int(lengths[0])
+
+    def _longest_output(self, line: _Line) -> int:
+        """The longest output of a line in tokens, without end-of-sentence."""
+        rooms = [self._room(*pair) for pair in zip(self.members, line.sources, strict=False)]
+        longest = int(self.generator.last_steps(torch.tensor([len(line.sources[0])]))[0])
+        return min([longest, *(room - 1 for room in rooms if room is not None)])
 
     def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
         """Turn the phrases of a line into ids; a phrase that the vocabulary cannot express is left out."""
@@ -299,7 +319,7 @@ class TextDecoding:
         ids = self.task.target_tokenizer.encode(prefix)
         if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = int(self.generator.last_steps(torch.tensor([len(line.sources[0])]))[0])
+        longest = self._longest_output(line)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return ids[:longest]
@@ -357,9 +377,8 @@ class TextDecoding:
 
     def _note_cuts(self, line: _Line) -> None:
         """Note the first output of a line that a limit cut off, or may have cut off."""
-        source = len(line.sources[0])
-        longest = int(self.generator.last_steps(torch.tensor([source]))[0])
-        if self.cfg.match_source_len and longest == source - 1:
+        longest = self._longest_output(line)
+        if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
             if cut := self._cut(item, longest):
@@ -388,12 +407,21 @@ class TextDecoding:
     def _text(self, line: _Line, hypothesis: Hypothesis) -> str:
         unknown = self.task.target_dictionary.unk()
         if self.unknown_words is None or unknown not in hypothesis.tokens:
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         if hypothesis.alignment is None:
             line.translation.notes.append("unknown words are not replaced: the model returns no attention weights")
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         source = line.translation.source
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
+
+    def _decoded(self, line: _Line, hypothesis: Hypothesis) -> str:
+        prompt = self.task.prompt(line.sources[0])
+        if len(prompt) == 0:
+            return self.task.decode(hypothesis.tokens)
+        return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
+
+    def _decode_ids(self, ids: Sequence[int]) -> str:
+        return self.task.decode(torch.tensor(ids))
 
     def _rescore(self, lines: list[_Line]) -> None:
         """Score the hypotheses of a batch with the models, for the optional fields."""

@@ -25,7 +25,7 @@ from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, field_of, input_of
+from seqgen.generation.ensemble.member import EMPTY, INPUT, MemberSpec, field_of, input_of
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.observers import Observer
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
@@ -338,8 +338,9 @@ class Translator:
             targets = [self.task.encode_target(references[i]) for i in rows]
             batches = []
             for member, source in zip(self.members, cfg.members or [INPUT] * len(self.members), strict=True):
-                encoded = [member.task.encode_source(field_text(sources[i], field_of(source), i)) for i in rows]
-                _check_lengths(rows, encoded, targets, member.model.max_positions())
+                texts = ["" if source == EMPTY else field_text(sources[i], field_of(source), i) for i in rows]
+                encoded = [member.task.encode_source(text) for text in texts]
+                _check_lengths(rows, encoded, targets, member.model)
                 batches.append(member.task.collate(list(zip(rows, encoded, targets, strict=True)), member.model))
             sources_of_members = [other.source for other in batches] if len(batches) > 1 else None
             batch = replace(batches[0], member_sources=sources_of_members)
@@ -433,10 +434,13 @@ def _check_streamable(cfg: GenerationConfig) -> None:
 
 
 def _check_lengths(
-    rows: Iterable[int], sources: Sequence[Tensor], targets: Sequence[Tensor], longest: tuple[int, int]
+    rows: Sequence[int], sources: Sequence[Tensor], targets: Sequence[Tensor], model: EncoderDecoderModel
 ) -> None:
-    for row, source, target in zip(rows, sources, targets, strict=True):
-        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, longest[1])):
+    longest = model.max_positions()
+    rooms = model.max_target_lengths(torch.tensor([len(source) for source in sources]))
+    for index, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
+        room = longest[1] if rooms is None else int(rooms[index])
+        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, room)):
             if len(tokens) > limit:
                 raise DataError(
                     f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can take; "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple, Self
 
 from seqgen.errors import DecodingError
+from seqgen.text.continuation import continuation
 
 
 class Cancelled(Exception):
@@ -30,6 +31,7 @@ class WordStreamer:
         self._decode: Callable[[Sequence[int]], str] | None = None
         self._tokens: dict[int, list[int]] = {}
         self._shown: dict[int, int] = {}
+        self._prompts: dict[int, list[int]] = {}
 
     def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Begin anew.
@@ -38,20 +40,31 @@ class WordStreamer:
             decode: turns the tokens of an output, from its first on, into text.
         """
         self._decode = decode
-        self._tokens, self._shown = {}, {}
+        self._tokens, self._shown, self._prompts = {}, {}, {}
+
+    def begin(self, sentence: int, prompt: Sequence[int]) -> None:
+        """Note the prompt that the output of a sentence continues; without it, the output is decoded alone.
+
+        Args:
+            sentence: its number.
+            prompt: the tokens; may be empty.
+        """
+        if prompt:
+            self._prompts[sentence] = list(prompt)
 
     def put(self, sentence: int, tokens: Sequence[int]) -> None:
         """Take the next tokens of a sentence."""
         written = self._tokens.setdefault(sentence, [])
         written.extend(tokens)
-        text = self._text(written)
+        text = self._text(sentence, written)
         self._show(sentence, text, whole_words(text), last=False)
 
     def end(self, sentence: int) -> None:
         """Note that a sentence is complete."""
-        text = self._text(self._tokens.pop(sentence, []))
+        text = self._text(sentence, self._tokens.pop(sentence, []))
         self._show(sentence, text, len(text), last=True)
         self._shown.pop(sentence, None)
+        self._prompts.pop(sentence, None)
 
     def close(self, error: BaseException | None = None) -> None:
         """Note that there is no more to come.
@@ -70,10 +83,10 @@ class WordStreamer:
         """
         raise NotImplementedError
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def _text(self, sentence: int, tokens: Sequence[int]) -> str:
         if self._decode is None:
             raise RuntimeError("a streamer needs bind(decode) before it is given tokens")
-        return self._decode(tokens) if tokens else ""
+        return continuation(self._decode, self._prompts.get(sentence, []), tokens) if tokens else ""
 
     def _show(self, sentence: int, text: str, upto: int, last: bool) -> None:
         shown = self._shown.get(sentence, 0)

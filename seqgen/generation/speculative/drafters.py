@@ -163,7 +163,8 @@ class ModelDraft:
             target.setup.debug,
             target.reach,
         )
-        self.longest = model.max_positions()[1]
+        room = model.max_target_lengths(source.src_lengths)
+        self.longest = model.max_positions()[1] if room is None else int(room.min())
 
     def propose(self, step: int, written: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``."""
