@@ -75,6 +75,9 @@ class TransformerLMDecoder(LanguageModelDecoder):
         embed_tokens: embedding of the vocabulary; its ``padding_idx`` is the id of padding.
     """
 
+    can_roll_back = True
+    can_merge = True
+
     def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding):
         super().__init__()
         dim = cfg.decoder_embed_dim
