@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError, DataError
+from seqgen.generation.setup import DecodingRequest
+from seqgen.generation.speculative.verification import SpeculativeSession
 from seqgen.structures import Source
 from seqgen.text.continuation import continuation
 from seqgen.text.results import Translation
@@ -135,6 +137,18 @@ def test_drafts_do_not_change_greedy_search(draft: str) -> None:
     assert search.verified > 0
     if draft == "itself":
         assert search.acceptance_rate == 1
+
+
+def test_n_grams_are_drafted_across_the_end_of_the_prompt() -> None:
+    """The first draft continues the prompt w1 w5 w8 w1 w5 with w8; a prompt without repetitions has no draft."""
+    item = language_model()
+    generator = Translator(item, beam=1, prompt_lookup=2).prepare().generator
+    prompts = [item.task.encode_source(text) for text in ("w1 w5 w8 w1 w5", "w1 w2", "")]
+    batch = item.task.collate([(i, prompt, None) for i, prompt in enumerate(prompts)], item.model)
+    session = SpeculativeSession(generator.setup, DecodingRequest(batch))
+    drafts = session.draft.propose(0, session.backpointers.matrix(), 3).tokens[:, 0].tolist()
+    w1, w5, w8 = item.task.source_tokenizer.encode("w1 w5 w8")
+    assert drafts == [[w8, w1, w5], [-1, -1, -1], [-1, -1, -1]]
 
 
 def test_sampling_with_n_gram_drafts_draws_the_same_tokens() -> None:
