@@ -28,12 +28,13 @@ test: install
 test-all: install
 	$(TESTS)
 
-# mypy sees models/, tasks/ and cli/ as parts of seqgen only where the package is installed plainly
+# mypy finds models/, tasks/ and cli/ as parts of seqgen only in a copy that is not installed as editable
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/lint && $(PIP) install --quiet --no-deps --no-build-isolation --target build/lint .
-	cd build/lint && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --python-executable ../../$(BIN)/python -p seqgen
+	cd build/lint && MYPYPATH=.:../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+		--python-executable ../../$(BIN)/python -p seqgen -p examples
 
 clean:
 	rm -rf $(VENV) build *.egg-info

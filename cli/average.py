@@ -1,4 +1,4 @@
-"""``seqgen-average``: average the weights of several checkpoints of a run."""
+"""``seqgen-average``: average the weights of several checkpoints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
 
-DESCRIPTION = """averages the weights of checkpoints: path=RUN last=5 for the newest ones of a run, or path=[A,B,...].
-The average is written to checkpoints/average in the run folder; decode with path=RUN/checkpoints/average."""
+DESCRIPTION = """averages the weights of checkpoints: the newest five of a run with path=RUN last=5, or those that you
+name with path=[A,B,...]. The average is written to checkpoints/average in the run folder (the first one, if there are
+several); decode with path=RUN/checkpoints/average."""
 
 
 @dataclass
 class AverageConfig:
     """The configuration of ``seqgen-average``."""
 
-    path: list[str] = option([], "run folder, or the checkpoints to average")
+    path: list[str] = option([], "run folder (with last), or the checkpoints to average")
     last: int = option(0, "number of newest checkpoints of the run to average", minimum=0)
     name: str = option("average", "name of the checkpoint to write")
 
@@ -35,23 +36,30 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def average(cfg: AverageConfig) -> int:
-    """Average what the configuration names.
+    """Average checkpoints, and write the average as a checkpoint of the first run.
 
     Args:
         cfg: the whole configuration.
 
     Returns:
         The exit code.
+
+    Raises:
+        ConfigError: a key is missing, or keys contradict each other.
+        CheckpointError: the checkpoints do not exist, are damaged, or cannot be averaged.
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=RUN last=5, or path=[CHECKPOINT,CHECKPOINT,...]")
     if not re.fullmatch(r"[^./\\][^/\\]*", cfg.name) or re.fullmatch(r"last|best|(epoch|update)_\d+", cfg.name):
-        raise ConfigError(f"name={cfg.name!r} cannot be the name of an average; choose another name")
+        raise ConfigError(
+            f"name={cfg.name!r} cannot be the name of an average; choose a name that has no slash, does not begin "
+            "with a dot, and is not last, best, epoch_N or update_N"
+        )
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} needs one run folder, but path names {len(cfg.path)}")
     folder = Path(cfg.path[0]) if cfg.last else run_folder_of(resolve(cfg.path[0]))
     _check_runs([folder, *(run_folder_of(resolve(path)) for path in cfg.path[1:])])
-    with run_lock(folder):  # before reading: a run that trains replaces and deletes checkpoints
+    with run_lock(folder):  # locked before reading, because training replaces and deletes checkpoints
         checkpoints = averaging.last_checkpoints(folder, cfg.last) if cfg.last else [resolve(path) for path in cfg.path]
         written = averaging.write_average(folder, averaging.average(checkpoints), cfg.name)
     print(f"{written}: the average of {', '.join(path.name for path in checkpoints)}")
@@ -59,10 +67,10 @@ def average(cfg: AverageConfig) -> int:
 
 
 def _check_runs(folders: Sequence[Path]) -> None:
-    """Check that folders are runs, whole, and over one vocabulary; the average is decoded as the first one is.
+    """Check that runs are undamaged and have the same tokenizer, and log how their models' keys differ.
 
     Raises:
-        UserError: they are not.
+        UserError: a run is damaged, or the tokenizers differ.
     """
     configs = {folder: dict(flatten(read_yaml(folder / CONFIG_FILE))) for folder in folders}
     for folder, config in configs.items():

@@ -1,4 +1,4 @@
-"""``seqgen-check``: answers questions about models and decodes; each check is a sub-command."""
+"""``seqgen-check``: checks of models and of decoding; each check is a sub-command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqgen.errors import nearest
 CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
     "diff": (check_diff.main, check_diff.DESCRIPTION),
 }
-"""The entry point of each sub-command, and what it does."""
+"""The entry point and the description of each sub-command."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name in CHECKS:
         CHECKS[name][0](arguments)
     if name in ("-h", "--help"):
-        print("seqgen-check: Usage: seqgen-check CHECK [key=value ...]; seqgen-check CHECK --help lists its keys")
+        print("Usage: seqgen-check CHECK [key=value ...]; seqgen-check CHECK --help lists the keys of a check")
         print("".join(f"\n  {check}  {description}" for check, (_, description) in CHECKS.items()))
         sys.exit(0)
     wrong = f"there is no check {name!r}{nearest(name, CHECKS)}" if name else "the check is missing"

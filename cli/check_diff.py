@@ -1,4 +1,4 @@
-"""``seqgen-check diff``: where two decodes of the same input differ first, and why."""
+"""``seqgen-check diff``: find the first difference between two decodes of the same input, and its cause."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.text.text_decoding import TextModel
+from seqgen.text.text_model import TextModel
 
 DESCRIPTION = """decodes input=FILE twice and names the first line, step and beam at which the two decodes differ,
-what each had there, and which key, optimization or model causes it. The second decode has the models of other=B, and
-the keys that are given as other.KEY=VALUE; first.KEY=VALUE sets a key of the first one alone, and KEY=VALUE sets it for
-both. If both have the same models and settings, the second is decoded without optimizations (every debug key off). Exit
-code: 0 without a difference, 1 with one."""
+the candidates of both there, and the key, optimization or model that causes the difference. The second decode uses the
+models of other=B. KEY=VALUE sets a key for both decodes, first.KEY=VALUE only for the first, other.KEY=VALUE only for
+the second. If both have the same models and settings, the second decode turns all optimizations off (every debug key).
+Exit code: 0 if the decodes are the same, 1 if they differ."""
 
 SIDES = ("first", "other")
-"""The two decodes: what keys begin with that are for one of them."""
+"""The names of the two decodes; ``NAME.KEY=VALUE`` sets a key for one of them only."""
 
 OF_ONE_SIDE = ("generation", "debug", "reading", *DECODING_COMPONENTS)
-"""The groups of which each decode may have keys of its own."""
+"""The groups whose keys can be set for one decode only."""
 
 LINES = 256
-"""Lines that are decoded and compared at a time, where ``generation.buffer_size`` is not set."""
+"""Number of lines that are decoded and compared at a time if ``generation.buffer_size`` is 0."""
 
 
 @dataclass
 class DiffConfig:
-    """Everything that ``seqgen-check diff`` is told."""
+    """The configuration of ``seqgen-check diff``."""
 
-    path: list[str] = option([], "model of the first decode: what seqgen-generate takes; [A,B] is an ensemble")
-    other: list[str] = option([], "model of the other decode; empty for the same")
-    input: str = option("", "text file to decode, - for standard input")
-    prefix: str = option("", "text file whose line n is what output n begins with")
-    tolerance: float = option(1e-3, "scores that differ by no more are equal, in nats", minimum=0)
+    path: list[str] = option([], "model of the first decode, as for seqgen-generate; [A,B] for an ensemble")
+    other: list[str] = option([], "model of the other decode; empty for the model of path")
+    input: str = option("", "text file to decode; - for standard input")
+    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    tolerance: float = option(1e-3, "scores that differ by at most this value count as equal, in nats", minimum=0)
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Entry point of the sub-command.
 
     Args:
-        argv: the arguments after its name.
+        argv: the arguments after the sub-command's name.
     """
     shared = [argument for argument in argv if argument.partition(".")[0] not in SIDES]
     own = {side: [a.removeprefix(f"{side}.") for a in argv if a.startswith(f"{side}.")] for side in SIDES}
@@ -74,22 +74,25 @@ def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> i
     """Compare two decodes.
 
     Args:
-        cfg: the configuration without the keys of one side.
-        shared: its ``key=value`` arguments.
-        own: those of each side.
+        cfg: the configuration that both decodes share.
+        shared: the ``key=value`` arguments for both decodes.
+        own: the ``key=value`` arguments for one decode only, by the decode's name.
 
     Returns:
         The exit code: 0 without a difference, 1 with one.
+
+    Raises:
+        UserError: a key, model or file cannot be used, or the decodes cannot be compared.
     """
     if not cfg.path or not cfg.input:
         missing = "input is missing: give input=FILE" if cfg.path else "path is missing: give path=RUN_FOLDER"
-        raise ConfigError(f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for what is to be compared with it")
+        raise ConfigError(f"{missing}, and other=RUN_FOLDER or other.KEY=VALUE for the decode to compare it with")
     device = set_up_device(cfg.common)
     sides = [_side(cfg, [*shared, *_of_one_side(side, own[side])]) for side in SIDES]
     first, other = _decodes(sides, device)
     _check_vocabularies(first, other)
     if first.models is other.models and not first.settings.differing(other.settings):
-        log("both decodes have the same models and settings: the other one is decoded without optimizations")
+        log("both decodes have the same models and settings, so the other one is decoded without optimizations")
         other = replace(other, settings=other.models.resolve(sides[1].given, UNOPTIMIZED))
     report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0
     for lines in _chunks(cfg):
@@ -97,13 +100,14 @@ def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> i
             print(report.text(lines, *found))
             return 1
         count += len(lines.texts)
-    print(f"no difference in {count} lines: tokens, beams and n-best lists are equal, scores within {cfg.tolerance:g}")
+    equal = "tokens, beams and n-best lists are equal, scores within"
+    print(f"no difference in {count} lines: {equal} {cfg.tolerance:g} nats")
     return 0
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One decode as the user describes it."""
+    """One decode: its configuration, its models, and the ``generation`` keys that the user gave."""
 
     config: DiffConfig
     paths: list[str]
@@ -115,7 +119,7 @@ def _of_one_side(side: str, arguments: Sequence[str]) -> Sequence[str]:
         group = argument.partition("=")[0].partition(".")[0]
         if group not in OF_ONE_SIDE:
             raise ConfigError(
-                f"{side}.{argument}: a decode can have keys of its own of: {', '.join(OF_ONE_SIDE)}"
+                f"{side}.{argument}: only keys of these groups can be set for one decode: {', '.join(OF_ONE_SIDE)}"
                 f"{nearest(group, OF_ONE_SIDE)}"
             )
     return arguments
@@ -125,12 +129,12 @@ def _side(cfg: DiffConfig, overrides: list[str]) -> _Side:
     config = compose(DiffConfig, overrides)
     given = given_values(config, "generation", overrides)
     if "nbest" in given:
-        raise ConfigError("generation.nbest has no effect, since whole n-best lists are compared; leave it out")
+        raise ConfigError("generation.nbest has no effect, because whole n-best lists are compared; leave it out")
     return _Side(config, cfg.path, given)
 
 
 def _decodes(sides: Sequence[_Side], device: torch.device) -> list[Decode]:
-    """Load the models, once where both decodes have the same."""
+    """Load the models, only once if both decodes have the same ones."""
     first, other = sides[0], replace(sides[1], paths=sides[1].config.other or sides[1].paths)
     models: list[InspectedModels] = []
     for side in (first, other):
@@ -153,8 +157,8 @@ def _check_vocabularies(first: Decode, other: Decode) -> None:
     one, two = (decode.dictionary for decode in (first, other))
     if one != two:
         raise CheckpointError(
-            f"path and other write different target vocabularies ({len(one)} and {len(two)} tokens), so that their "
-            "steps cannot be compared; give models that were trained with the same one"
+            f"path and other have different target vocabularies ({len(one)} and {len(two)} tokens), so their steps "
+            "cannot be compared; give models with the same target vocabulary"
         )
 
 
@@ -179,9 +183,12 @@ def _read(path: str) -> Iterator[str]:
 def _first_in(
     first: Decode, other: Decode, lines: Lines, tolerance: float
 ) -> tuple[int, Difference, Explanation | LineTrace] | None:
-    """The first line that differs, its first difference, and what explains it.
+    """Find the first line whose decodes differ.
 
-    Where continuous batching changes a decode, which observers cannot follow, the explanation is that decode's trace.
+    Returns:
+        The line's number, its first difference, and the explanation; ``None`` if no line differs. If continuous
+        batching changes the result of a decode, the explanation is that decode's trace, because observers are not
+        called with continuous batching.
     """
     traces = [decode.models.decode(decode.settings, lines) for decode in (first, other)]
     for line in traces[0]:

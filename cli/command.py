@@ -1,4 +1,4 @@
-"""Code of all commands: arguments, help, plugins, and errors reported as one sentence."""
+"""What all commands share: arguments, help, plugins, and errors that are reported as one sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ from seqgen.user_files import import_user_dir
 C = TypeVar("C")
 
 RECORDED = "run"
-"""The value of ``common.user_dir`` that stands for what the run has recorded."""
+"""The value of ``common.user_dir`` that means the files that the run has recorded."""
 
 
 def run(
@@ -39,15 +39,16 @@ def run(
     sweep: Callable[[list[str]], int | None] | None = None,
     subcommand: str = "",
 ) -> NoReturn:
-    """Run a command and exit: 0 when all went well, 2 after a sentence about what the user gave.
+    """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
     Args:
-        schema: the root dataclass of its configuration.
-        work: what it does with the configuration; returns an exit code, ``None`` being 0.
-        description: what it does, for ``--help``.
-        argv: arguments; those of the process if not given.
-        sweep: what it does with the arguments after ``-m``; ``None`` where it has no sweeps.
-        subcommand: its name, for the help and for messages; empty where there is none.
+        schema: the root dataclass of the command's configuration.
+        work: the command itself; takes the configuration and returns the exit code, ``None`` for 0.
+        description: what the command does, for ``--help``.
+        argv: the arguments; ``None`` for those of the process.
+        sweep: runs the command with several configurations, when the user gives ``-m``; takes the arguments. ``None``
+            if the command has no sweeps.
+        subcommand: name of the sub-command, for help and messages; empty if there is none.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
@@ -58,9 +59,8 @@ def run(
     except UserError as error:
         _fail(f"{program}: {error}", 2)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has closed the pipe; without this, flushing at exit fails
+        # the reader has closed the pipe; without this line, flushing at exit fails
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
         _fail(f"{program}: interrupted", 130)
@@ -106,13 +106,13 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def import_plugins(overrides: Sequence[str]) -> list[str]:
-    """Import what registers components of the user's own: installed plugins, and ``common.user_dir``.
+    """Import the user's own components: installed plugins, and the files of ``common.user_dir``.
 
     Args:
-        overrides: the command's arguments.
+        overrides: the command's ``key=value`` arguments.
 
     Returns:
-        The arguments, in which ``common.user_dir=run`` is replaced by what the run has recorded.
+        The arguments; ``common.user_dir=run`` is replaced by the files that the run has recorded.
 
     Raises:
         ConfigError: a plugin is missing or fails to import.
@@ -122,7 +122,7 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
             plugin.load()
         except Exception as error:
             raise ConfigError(
-                f"plugin {plugin.name!r} ({plugin.value}) fails: {type(error).__name__}: {error}"
+                f"plugin {plugin.name!r} ({plugin.value}) fails to import: {type(error).__name__}: {error}"
             ) from error
     given = text_values(overrides, "common.user_dir")
     paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
@@ -132,17 +132,17 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
 
 
 def _recorded(overrides: Sequence[str]) -> list[str]:
-    """What the runs that the arguments name have recorded as ``common.user_dir``, each path once.
+    """The files that were recorded by the runs that ``path`` or ``run_dir`` names, each once.
 
     Raises:
-        ConfigError: no run is named, or a recorded file is no longer there.
+        ConfigError: no run is named, or a recorded file does not exist.
     """
     paths = text_values(overrides, "path") or text_values(overrides, "run_dir")
     folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
     if not folders:
         raise ConfigError(
-            "common.user_dir=run imports what a run has recorded, and path and run_dir name no run; give "
-            "common.user_dir=FILE (a folder of the name run is ./run)"
+            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run; "
+            "give common.user_dir=FILE (or ./run, if run is the name of your folder)"
         )
     found: list[str] = []
     for folder in folders:
@@ -152,8 +152,8 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
         for path in recorded:
             if not Path(path).exists():
                 raise ConfigError(
-                    f"common.user_dir=run: {folder / CONFIG_FILE} records {path}, which is not there; give its present "
-                    "place as common.user_dir=PATH"
+                    f"common.user_dir=run: {folder / CONFIG_FILE} records {path}, which does not exist; give the "
+                    "file's new path as common.user_dir=PATH"
                 )
         found += recorded
     return list(dict.fromkeys(found))
@@ -169,13 +169,13 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
         The device to compute on.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the device is not available.
     """
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")
 
 
-def log(message: str, **values: Any) -> None:
+def log(message: str) -> None:
     """Print a message on standard error."""
-    print(message.format(**values) if values else message, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from seqgen.checkpoints.loading import CONFIG_FILE, LoadedModel, checkpoint_loader_of, load_model
+from seqgen.checkpoints.loading import LoadedModel, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
+from seqgen.cli.run_folder import write_config
 from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config_dicts import from_dict
 from seqgen.config_keys import known_keys
 from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.files import new_folder, write_atomically
+from seqgen.files import new_folder
 from seqgen.registry import MODELS
 from seqgen.user_files import recorded_files
 
@@ -33,11 +32,12 @@ huggingface_dir=FOLDER. The command prints how to decode with the run and how to
 
 @dataclass
 class ConvertCommonConfig:
-    """What converting has of the ``common`` group."""
+    """The keys of the ``common`` group that ``seqgen-convert`` has."""
 
     user_dir: list[str] = option(
         [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; run: the run's own",
+        "Python files or folders with your own components (models, loaders, ...), imported first; run for the files of "
+        "the run",
     )
 
 
@@ -62,13 +62,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def convert(cfg: ConvertConfig) -> int:
-    """Convert what the configuration names.
+    """Write a checkpoint as a run folder or a Hugging Face folder, and print how to use it.
 
     Args:
         cfg: the whole configuration.
 
     Returns:
         The exit code.
+
+    Raises:
+        ConfigError: a key is missing, or the folder already exists.
+        CheckpointError: the checkpoint cannot be read or converted.
     """
     if not cfg.path or bool(cfg.run_dir) == bool(cfg.huggingface_dir):
         raise ConfigError(
@@ -102,11 +106,14 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
     """The configuration of the new run: its task and model, and defaults for the rest.
 
     Args:
-        loaded: what was read.
+        loaded: the model and what its checkpoint contains about the task.
         cfg: the command's configuration.
 
+    Returns:
+        The configuration.
+
     Raises:
-        ConfigError: it is not known which languages the model translates between.
+        ConfigError: neither the checkpoint nor the user names the languages.
     """
     values = dict(loaded.task_values)
     for key in ("source_lang", "target_lang"):
@@ -125,29 +132,33 @@ def run_config(loaded: LoadedModel, cfg: ConvertConfig) -> TrainConfig:
 
 
 def write_run(loaded: LoadedModel, config: TrainConfig, folder: Path) -> None:
-    """Write a run folder, all of it or nothing.
+    """Write a run folder atomically.
 
     Args:
-        loaded: what was read.
+        loaded: the model and its task.
         config: the run's configuration.
-        folder: the folder, which is not there yet.
+        folder: the folder, which must not exist yet.
+
+    Raises:
+        UserError: it cannot be written.
     """
-    plain = to_dict(config)
-    del plain["run_dir"]  # the folder can be moved
     with new_folder(folder) as temporary:
         for name, tokenizer in tokenizers_of(loaded).items():
             save_tokenizer(tokenizer, temporary / name)
-        write_atomically(temporary / CONFIG_FILE, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        write_config(temporary, config)
         Checkpoints(temporary).save(["best"], loaded.model.state_dict(), state=None)
         write_run_checksums(temporary, config, loaded.task)
 
 
 def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
-    """Write a folder in Hugging Face's layout, all of it or nothing.
+    """Write a model as a Hugging Face folder, atomically.
 
     Args:
-        loaded: the model.
-        folder: the folder, which is not there yet.
+        loaded: the model and its task.
+        folder: the folder, which must not exist yet.
+
+    Raises:
+        UserError: the model cannot be converted, or the folder cannot be written.
     """
     from seqgen.models.huggingface_checkpoint import save_pretrained
 
@@ -157,17 +168,20 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
 
 
 def tokenizers_of(loaded: LoadedModel) -> dict[str, Tokenizer]:
-    """The tokenizers of a run by the names of their folders: one, or one for each side where they differ."""
+    """The tokenizers of a run, by the names of their folders: one for both sides, or one for each side."""
     source, target = loaded.task.source_tokenizer, loaded.task.target_tokenizer
     return {"tokenizer": source} if source is target else {"source_tokenizer": source, "target_tokenizer": target}
 
 
 def finetuning_command(config: TrainConfig, folder: Path) -> str:
-    """The command that trains the model of a run further on other text, in another run.
+    """The command line that fine-tunes a run's model on other text, in a new run.
 
     Args:
         config: the run's configuration.
-        folder: the run.
+        folder: the run folder.
+
+    Returns:
+        The command line; the user replaces the names in capitals.
     """
     model = config.model
     words = ["seqgen-train", "run_dir=NEW", *_task_arguments(config.task, folder)]
@@ -179,7 +193,7 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
 
 
 def _task_arguments(task: Any, folder: Path) -> list[str]:
-    """What of the command says which text is trained on and how it becomes ids."""
+    """The arguments of the command line that name the text and the tokenizers."""
     tokenizer = folder / "tokenizer" / "pretrained"
     if tokenizer.is_dir():
         arguments = ["task=text_to_text", "task.mixture=MIXTURE.yaml"]

@@ -1,4 +1,4 @@
-"""What ``seqgen-check diff`` prints of a difference."""
+"""The report that ``seqgen-check diff`` prints about a difference."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ OUTCOMES = {
     Outcome.SENTENCE_DONE: "the sentence was done",
 }
 ROWS = 10
-"""Most candidates that are shown of a step."""
+"""Maximum number of candidates shown per step, if the difference is among them."""
 
 TOKENS = 12
-"""Most tokens that are shown of what a beam has generated."""
+"""Maximum number of tokens shown per candidate: the newest ones."""
 
 
 class Report:
-    """Describes differences of two decodes.
+    """Describes differences between two decodes.
 
     Args:
-        first: a decode.
-        other: the other.
-        given: the keys of the ``generation`` group that the user gave for each.
-        tolerance: see ``Difference``.
+        first: the first decode.
+        other: the other decode.
+        given: for each decode, the keys of the ``generation`` group that the user gave.
+        tolerance: scores that differ by at most this value count as equal, in nats.
     """
 
     def __init__(self, first: Decode, other: Decode, given: Sequence[Mapping[str, Any]], tolerance: float):
@@ -42,19 +42,22 @@ class Report:
         self.dictionary = first.dictionary
 
     def text(self, lines: Lines, line: int, difference: Difference, why: Explanation | LineTrace) -> str:
-        """The whole report.
+        """The whole report about a line.
 
         Args:
-            lines: the lines among which the difference was found.
-            line: number of the line, from 0.
+            lines: the lines that were decoded together.
+            line: number of the line that differs, from 0.
             difference: its first difference.
-            why: what explains it; a trace where continuous batching changes the result of that decode.
+            why: the explanation; a trace if continuous batching changes the result of that decode.
+
+        Returns:
+            The report, without a newline at the end.
         """
         parts = [f"line {line + 1}: {lines.texts[line - lines.first]}"]
         if differing := self._differing():
-            parts.append(f"what the decodes have otherwise (first | other): {', '.join(differing)}")
+            parts.append(f"different in the two decodes (first | other): {', '.join(differing)}")
         if isinstance(why, LineTrace):
-            parts += [_where(difference), *_nbest("step by step", why.hypotheses)]
+            parts += [_where(difference), *_nbest("without continuous batching", why.hypotheses)]
             parts += [*_nbest("with continuous batching", why.joined or []), self._by_joining(difference)]
             return "\n".join(parts)
         parts.append(_where(difference))
@@ -73,7 +76,7 @@ class Report:
         return [*models, *map(self._key, first.settings.differing(other.settings))]
 
     def _candidates(self, side: str, trace: LineTrace, scores: ModelScores | None, step: int, rank: int) -> list[str]:
-        """The candidates of a step, best first, with a mark at the rank of the difference."""
+        """The candidates of a step, best first; ``>`` marks the rank of the difference."""
         if step >= len(trace.steps):
             return [f"{side}: the sentence was done before this step"]
         item = trace.steps[step]
@@ -97,12 +100,12 @@ class Report:
         return ("... " if len(tokens) > TOKENS else "") + " ".join(words)
 
     def _forbidden(self, why: Explanation, difference: Difference) -> list[str]:
-        """Which processor of one decode forbade the candidate that the other has."""
+        """The processor of one decode that forbids the candidate of the other decode at this rank."""
         if why.scores is None or difference.step is None:
             return []
         lines = []
         translated = why.beams, {theirs: own for own, theirs in why.beams.items()}
-        # the candidates of one decode, looked up in the other
+        # each candidate is looked up in the other decode
         for side, trace, scores, beams in zip(
             reversed(self.decodes), why.traces, reversed(why.scores), translated, strict=True
         ):
@@ -123,30 +126,33 @@ class Report:
             lines.append("the decodes have different numbers of models, or one forbids a token that the other allows")
         elif why.model_gap is not None:
             lines.append(
-                f"largest difference of the models' own log-probabilities at this step: {why.model_gap:.3g} nats"
+                f"largest difference between the models' log-probabilities at this step: {why.model_gap:.3g} nats"
             )
         if difference.size < float("inf"):
-            lines.append(f"difference of the scores at this rank: {difference.size:.3g} nats")
+            lines.append(f"difference between the scores at this rank: {difference.size:.3g} nats")
         if difference.tie:
-            lines.append(f"it is a tie: the scores are equal within tolerance={self.tolerance:g}, and rounding decides")
+            lines.append(f"it is a tie: the scores are equal within tolerance={self.tolerance:g}, so rounding decides")
         if why.keys:
             lines.append(f"cause: {', '.join(self._key(key) for key in why.keys)}")
-            together = "these values" if len(why.keys) > 1 else "this value"
-            lines.append(f"  with {together} of the other decode, the first one agrees with it up to here")
+            values = "values of these keys" if len(why.keys) > 1 else "value of this key"
+            lines.append(f"  with the other decode's {values}, the first decode agrees with it up to this difference")
             if all(key.startswith("debug.") for key in why.keys):
                 lines.append(f"  {self._optimization(difference)}")
         elif not same_models and (why.model_gap is None or why.model_gap > self.tolerance):
             lines.append(
-                "cause: the models, whose log-probabilities differ" + ("" if why.scores else " or are not known")
+                "cause: the models, whose log-probabilities differ"
+                if why.scores
+                else "cause: probably the models, whose log-probabilities at this difference are not known"
             )
         else:
             lines.append(
-                "cause: not found; no set of differing keys makes the decodes agree, so that one is not repeatable"
+                "cause: not found; the decodes differ even if all their keys are equal, so one of them is not "
+                "reproducible"
             )
         return lines
 
     def _key(self, key: str) -> str:
-        """A key with both values, and where they come from."""
+        """A key with both values, and whether they come from the model."""
         values = [decode.settings.values.get(key) for decode in self.decodes.values()]
         name = key.removeprefix("generation.")
         given = any(name in given for given in self.given) or not key.startswith("generation.")
@@ -154,19 +160,19 @@ class Report:
 
     def _optimization(self, difference: Difference) -> str:
         if difference.tie:
-            return "an optimization rounds otherwise, which decides a tie"
+            return "the optimization changes rounding, which decides a tie"
         if difference.what in (SCORE, HYPOTHESIS_SCORE):
             return (
-                f"an optimization changes a score by more than tolerance={self.tolerance:g}: rounding of a dtype of "
-                "low precision, or an error in it"
+                f"the optimization changes a score by more than tolerance={self.tolerance:g}: because of rounding in a "
+                "low-precision dtype, or because it has a bug"
             )
-        return "an optimization changes the result by more than rounding, which is an error in it"
+        return "the optimization changes the result by more than rounding, so it has a bug"
 
     def _by_joining(self, difference: Difference) -> str:
-        tie = ", which is a tie that rounding decides" if difference.tie else ""
+        tie = "; it is a tie, so rounding decides" if difference.tie else ""
         return (
-            f"cause: debug.continuous_batching: with it the n-best list differs by {difference.size:.3g} nats from "
-            f"that of the same settings without it{tie}"
+            f"cause: debug.continuous_batching: the scores of the two lists differ by {difference.size:.3g} nats at "
+            f"this rank{tie}"
         )
 
 

@@ -18,15 +18,23 @@ from seqgen.text.text_decoding import Details, TextDecoding
 from seqgen.text.translator import Translator
 
 Writer = Callable[[Translation], str]
+"""From the translation of one input line to the lines that are written."""
 
 _SEPARATORS = re.compile("[ \t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-"""Characters that separate pieces, fields or, for some programs, lines."""
+"""Characters that separate pieces, fields or, in some programs, lines."""
 
 
 def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
-    """What a format shows of hypotheses besides tokens and scores.
+    """The details of hypotheses that the output format needs, besides tokens and scores.
 
-    The models' own scores are for ensembles, and for settings with which the search's scores are no longer theirs.
+    JSON output has the models' own scores for ensembles, and with settings that change the scores during the search.
+
+    Args:
+        cfg: the configuration of ``seqgen-generate``.
+        translator: the models.
+
+    Returns:
+        The details.
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
@@ -35,14 +43,14 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
 
 
 def text_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """The best hypothesis of line n on line n."""
+    """Format ``text``: output line n is the best hypothesis of input line n."""
     return lambda translation: translation.text + "\n"
 
 
 def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """One JSON object a line, with floats that round-trip.
+    """Format ``json``: one JSON object per line; floats are written with full precision.
 
-    JSON escapes ``\\n`` and ``\\r`` in a text; here also the other characters at which some programs break lines.
+    JSON escapes ``\\n`` and ``\\r``. The other characters at which some programs break lines are escaped here.
     """
     cfg = decoding.cfg
     how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
@@ -58,7 +66,7 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
         for name in ("prefix", "constraints", "notes"):
             if value := getattr(translation, name):
                 record[name] = value
-        # an escape is the same text to every reader of JSON
+        # a JSON parser turns the escapes back into the characters
         line = json.dumps(record, ensure_ascii=False)
         return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
@@ -84,11 +92,12 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
 
 
 def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Writer:
-    """Lines that begin with S (source), T (target), H (pieces), D (text), P (scores of the tokens) and A (alignment).
+    """Format ``fairseq``: lines that begin with S, T, H, D, P or A.
 
-    As with fairseq, scores are logarithms to base 2 and rounded to four digits, and the text of S and H is in pieces.
-    Fields are separated by tabs, and pieces by spaces. So a newline or tab in a text is a space, and white space in a
-    piece, which is one in a model of bytes, is written by its number: ``<0x0A>``.
+    S has the pieces of the source, T the reference, H the pieces of a hypothesis, D its text, P its positional scores
+    and A its alignment. As in fairseq, scores are base-2 logarithms, and positional scores have four decimals. Fields
+    are separated by tabs, and pieces by spaces. Therefore a newline or tab in a text is written as a space, and white
+    space in a piece, such as a token of a byte-level vocabulary, as its code point: ``<0x0A>``.
     """
     dictionary, source_dictionary = decoding.task.target_dictionary, decoding.task.source_dictionary
 
@@ -100,7 +109,7 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
         for item in translation.hypotheses:
             score = item.score / math.log(2)
             positional = " ".join(f"{value / math.log(2):.4f}" for value in item.positional_scores.tolist())
-            # one that was cut off has no end-of-sentence
+            # a hypothesis that was cut off has no end-of-sentence, so the last token is not always the one to remove
             written = [token for token in item.tokens.tolist() if token != dictionary.eos()]
             lines.append(f"H-{number}\t{score}\t{_pieces(dictionary, written)}")
             lines.append(f"D-{number}\t{score}\t{_field(item.text)}")
@@ -127,7 +136,7 @@ def _pieces(dictionary: Dictionary, tokens: Iterable[int]) -> str:
 
 
 def _field(text: str) -> str:
-    """A text as the last of several fields with tabs between them."""
+    """A text as one field of a tab-separated line."""
     return on_one_line(text).replace("\t", " ")
 
 
@@ -136,3 +145,4 @@ FORMATS: dict[str, Callable[[TextDecoding, Sequence[str] | None], Writer]] = {
     "json": json_writer,
     "fairseq": fairseq_writer,
 }
+"""The formats by name: functions from a prepared decoding, and the references if there are any, to a writer."""

@@ -41,39 +41,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
-    """Decode what the configuration names.
+    """Decode the input, write the output, and print scores and speed.
 
     Args:
         cfg: the whole configuration.
-        given: the keys of its ``generation`` group that the user gave; the others are left to the model. Further, those
-            of its ``debug`` group, as ``debug.KEY``.
+        given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group, as
+            ``debug.KEY``. The models' own settings are used for the other keys.
 
     Returns:
         The exit code.
+
+    Raises:
+        UserError: a key, model or file cannot be used, or memory runs out.
     """
-    if not cfg.path:
-        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
-    if cfg.input and cfg.dataset.gen_subset != GenerateDatasetConfig.gen_subset:
-        raise ConfigError(
-            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
-            "remove one of the two keys"
-        )
-    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
-    device = set_up_device(cfg.common)
-    loaded = load_models(cfg.path, device, cfg.reading)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
+    _check_keys(cfg)
     streamer = TextStreamer() if cfg.stream else None
-    decoding = _decoding(cfg, Translator(loaded, **given), streamer)
-    for note in decoding.notes:
-        log(note)
-    if cfg.format == "text" and decoding.cfg.nbest > 1:
-        log(
-            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
-            "format=json and format=fairseq write all of them"
-        )
+    decoding = _decoding(cfg, given, streamer)
     lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
-    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # which can be read only once
+    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # a pipe can be read only once
         _check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
@@ -103,13 +88,41 @@ def _less_memory(written: int) -> str:
     )
 
 
-def _decoding(cfg: GenerateConfig, translator: Translator, streamer: TextStreamer | None) -> TextDecoding:
-    """Make ready to decode, with what the format shows of each hypothesis."""
+def _check_keys(cfg: GenerateConfig) -> None:
+    """Check before the models are loaded that no key is missing or has no effect, and that the output can be written.
+
+    Raises:
+        ConfigError: a key cannot be used.
+    """
+    if not cfg.path:
+        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    if cfg.input and cfg.dataset.gen_subset != GenerateDatasetConfig.gen_subset:
+        raise ConfigError(
+            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
+            "remove one of the two keys"
+        )
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
-    return translator.prepare(wanted_details(cfg, translator), streamer)
+    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
+
+
+def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStreamer | None) -> TextDecoding:
+    """Load the models, prepare decoding with the details that the output format needs, and print the notes of both."""
+    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
+    for note in (note for item in loaded for note in item.notes):
+        log(note)
+    translator = Translator(loaded, **given)
+    decoding = translator.prepare(wanted_details(cfg, translator), streamer)
+    for note in decoding.notes:
+        log(note)
+    if cfg.format == "text" and decoding.cfg.nbest > 1:
+        log(
+            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
+            "format=json and format=fairseq write all of them"
+        )
+    return decoding
 
 
 def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
@@ -123,12 +136,12 @@ def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
 
 
 def _task(cfg: GenerateConfig, decoding: TextDecoding) -> Task:
-    """The task, or that of the source that is asked for."""
+    """The task, or the part of a mixture that ``dataset.gen_source`` names."""
     return decoding.task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else decoding.task
 
 
 def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
-    """Read the input once before anything is decoded, so that what is wrong with it is known before hours of work."""
+    """Read the input once before decoding, so that errors in it are reported before hours of work."""
     count = count_lines(Path(cfg.input))
     if references is not None and len(references) != count:
         raise DataError(
@@ -138,7 +151,7 @@ def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
     if cfg.prefix and (prefixes := count_lines(Path(cfg.prefix))) != count:
         raise DataError(
             f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the prefix "
-            "file must be the beginning of output n"
+            "file must be the forced beginning of output n"
         )
 
 
@@ -169,7 +182,7 @@ def _report(
     seconds: float,
     tokens: int,
 ) -> None:
-    """Say what was out of the ordinary, the scores and the speed."""
+    """Print the notes about lines, the scores and the speed."""
     for line in summary(notes):
         log(line)
     if not hypotheses:

@@ -12,7 +12,7 @@ from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
 
 
 def help_text(schema: type, program: str, description: str) -> str:
-    """Describe a command.
+    """The text that ``--help`` prints.
 
     Args:
         schema: the root dataclass of its configuration.
@@ -20,7 +20,7 @@ def help_text(schema: type, program: str, description: str) -> str:
         description: what it does.
 
     Returns:
-        The whole help.
+        The text.
     """
     root = schema()
     groups = [GROUPS[f.name] for f in dataclasses.fields(root) if f.name in GROUPS]
@@ -45,7 +45,7 @@ def _choices(registry: Registry, chooser: str) -> str:
 
 
 def _component_keys(registry: Registry, chooser: str, group: str = "") -> str:
-    """The keys of each component; of decoding components of ``group``, as they are given on the command line."""
+    """The keys of each component of a registry; ``group`` is the prefix of decoding components' keys."""
     parts = []
     for entry in registry.entries():
         prefix = f"{registry.group}." if not group or group in SINGLE_COMPONENTS else f"{group}.{entry.name}."
@@ -59,7 +59,7 @@ def _keys(config: Any, prefix: str = "") -> str:
     lines = []
     for key, field, value in known_keys(config):
         if isinstance(value, dict):
-            continue  # not given as a whole
+            continue  # users set its entries, not the dict itself
         choices = field.metadata.get("choices")
         text = field.metadata.get("help", "") + (f" ({'|'.join(choices)})" if choices else "")
         lines.append(f"  {f'{prefix}{key}={_show(value)}':<44} {text}")

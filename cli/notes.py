@@ -1,25 +1,25 @@
-"""Notes of the commands about single lines of their input."""
+"""Summaries of the notes about single input lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _NOTES = 20
-"""Different notes that are shown."""
+"""Maximum number of different notes shown."""
 
 _LINES = 5
-"""Lines that are named for each of them."""
+"""Maximum number of line numbers shown per note."""
 
 
 def summary(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """Put notes together, those that say the same on one line.
+    """Merge notes with the same text.
 
     Args:
-        notes: the number of a line of the input, from 1, and the text of the note.
+        notes: pairs of the number of an input line, from 1, and the text of a note.
 
     Returns:
-        A line for each of the first different notes, and one that counts the others. Characters that would act on a
-        terminal are shown as escapes.
+        One line for each of the first different notes, and one that counts the others. Control characters are escaped,
+        so that they have no effect on a terminal.
     """
     lines_of: dict[str, list[int]] = {}
     for line, note in notes:

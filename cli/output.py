@@ -1,4 +1,4 @@
-"""Where the commands write."""
+"""The output files of the commands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def check_output(key: str, path: str, *inputs: str) -> None:
     Args:
         key: the key that names the output.
         path: the file or folder to write; ``-`` for standard output.
-        inputs: files that are read; empty and ``-`` are none.
+        inputs: input files, which must not be overwritten; empty names and ``-`` are ignored.
 
     Raises:
-        ConfigError: the folder that it is to be written into does not exist, or it would overwrite an input.
+        ConfigError: the output is a folder or an input file, or its folder does not exist.
     """
     if path == "-":
         return
@@ -38,10 +38,13 @@ def check_output(key: str, path: str, *inputs: str) -> None:
 def open_output(path: str) -> Iterator[IO[str]]:
     """Open a file to write text, or standard output.
 
-    It is UTF-8 with ``\\n`` whatever the terminal or the system prefers, so that lines out stay lines in.
+    The encoding is UTF-8 and the line separator ``\\n`` on every system, so that output files can be inputs again.
 
     Args:
         path: the file, see ``check_output``; ``-`` for standard output.
+
+    Yields:
+        The open file.
     """
     if path == "-":
         with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False) as file:

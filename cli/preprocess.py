@@ -12,7 +12,7 @@ from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
 
 DESCRIPTION = """trains the tokenizer of a run and encodes the text of its splits, as seqgen-train would do.
-It takes the same arguments as seqgen-train, which then starts without this preparation."""
+It takes the same arguments as seqgen-train, which then skips these steps."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,13 +21,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def preprocess(cfg: TrainConfig) -> int:
-    """Prepare the data of a run.
+    """Prepare the data of a run, and print its sizes.
 
     Args:
         cfg: the whole configuration.
 
     Returns:
         The exit code.
+
+    Raises:
+        UserError: the run folder or the text cannot be used.
     """
     if not cfg.run_dir:
         raise ConfigError(

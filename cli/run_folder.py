@@ -1,4 +1,4 @@
-"""Preparation of a run folder, before training and preprocessing."""
+"""Preparation of a run folder before training or preprocessing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seqgen.user_files import recorded_files
 
 
 def open_run(cfg: TrainConfig, folder: Path) -> Task:
-    """Prepare a run folder, or check that the one there is can be continued, and make the task ready.
+    """Prepare a new run folder, or check that an existing run can be continued, and set up its task.
 
     Args:
         cfg: the whole configuration.
@@ -32,31 +32,45 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
 
     Raises:
         ConfigError: the run was started with another configuration.
-        CheckpointError: what training made in the folder is missing or damaged.
+        CheckpointError: a file that training wrote into the folder is missing or damaged.
     """
     for place in (folder, folder / CACHE):
         remove_leftovers(place)
     cfg.common.user_files = recorded_files(cfg, cfg.common.user_dir)
-    path = folder / CONFIG_FILE
     begun = any((folder / FOLDER).glob("*/"))
-    if path.exists():
+    if (folder / CONFIG_FILE).exists():
         _check_continuation(cfg, folder, begun)
     with frozen(folder) if begun else nullcontext():
         task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
     if begun:
         verify_task(folder, task)
-    write_atomically(path, yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True).encode())
+    write_config(folder, cfg)
     write_run_checksums(folder, cfg, task)
     return task
 
 
+def write_config(folder: Path, cfg: TrainConfig) -> None:
+    """Write the ``config.yaml`` of a run.
+
+    Args:
+        folder: the run folder.
+        cfg: the whole configuration.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    content = yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / CONFIG_FILE, content.encode())
+
+
 def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
-    """Check what is in a run folder, and that it can be continued.
+    """Check the files of a run, and that the run can be continued with a configuration.
 
     Args:
         cfg: the configuration to continue with.
         folder: the run folder.
-        begun: whether there are weights, else at most tokenizers and encoded text, which may also have been deleted.
+        begun: whether the run has checkpoints. A run without them has only tokenizers and encoded text, which the user
+            may delete.
     """
     before = read_run_config(folder)
     old, new = _plain(before), _plain(cfg)
@@ -69,7 +83,7 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:
-    """The configuration as it is saved: without the folder, which can be moved."""
+    """The configuration as it is saved: without ``run_dir``, because the folder can be moved."""
     plain = to_dict(cfg)
     del plain["run_dir"]
     return plain

@@ -1,4 +1,4 @@
-"""``seqgen-score``: score text against references, or the probabilities that models give to references."""
+"""``seqgen-score``: score text with sacreBLEU, or score references by their log-probability under a model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ reference=FILE it writes the log-probability of each reference line under the mo
 needs no source."""
 
 OF_TEXT = ("lowercase", "tokenize")
-"""Keys for scoring text."""
+"""Keys that have an effect only when text is scored."""
 
 OF_MODELS = ("source", "output", "tokens_per_sample", "context_window", "reading", "generation")
-"""Keys for scoring by models."""
+"""Keys that have an effect only when models score the references."""
 
 
 @dataclass
 class ScoringConfig:
-    """How models score."""
+    """How models score the references."""
 
     unnormalized: bool = option(False, "report sums of log-probabilities instead of means")
     ensemble_average: str = option(
@@ -76,13 +76,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def score(cfg: ScoreConfig) -> int:
-    """Score what the configuration names.
+    """Score text or references, and print the result.
 
     Args:
         cfg: the whole configuration.
 
     Returns:
         The exit code.
+
+    Raises:
+        UserError: a key, model or file cannot be used.
     """
     if not cfg.reference:
         raise ConfigError("reference is missing: give reference=FILE")
@@ -159,7 +162,7 @@ class Totals:
             return counts
         mean = self.nats / self.tokens
         return (
-            f"{counts}: {-mean:.4f} nats a token (cross-entropy {mean / math.log(2):.4f} bits), perplexity "
+            f"{counts}: {-mean:.4f} nats per token (cross-entropy {mean / math.log(2):.4f} bits), perplexity "
             f"{_perplexity(self.nats, self.tokens):.2f} per token and {_perplexity(self.nats, self.words):.2f} per word"
         )
 
@@ -169,7 +172,7 @@ def _perplexity(nats: float, count: int) -> float:
 
 
 def _check_keys(cfg: ScoreConfig) -> None:
-    """Refuse keys of the one way to score beside the other."""
+    """Refuse keys that have no effect on the chosen way of scoring."""
     neutral = ScoreConfig()
     for key in OF_TEXT if cfg.path else OF_MODELS:
         if getattr(cfg, key) != getattr(neutral, key):
@@ -180,7 +183,10 @@ def _check_keys(cfg: ScoreConfig) -> None:
 def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
     left, right = (list(read_lines(Path(path), pipes=True)) for path in (first, second))
     if len(left) != len(right):
-        raise DataError(f"{first} has {len(left)} lines but {second} has {len(right)}; line n must belong to line n")
+        raise DataError(
+            f"{first} has {len(left)} lines but {second} has {len(right)}; line n of one must belong to line n of the "
+            "other"
+        )
     if not left:
         log(f"{first} and {second} have no lines; there is nothing to score")
     return left, right

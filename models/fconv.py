@@ -54,12 +54,12 @@ class FConvConfig:
     )
     max_source_positions: int = option(
         1024,
-        "rows of the source position table; the longest source has 2 tokens less (numbering starts at 2)",
+        "rows of the source position table; the maximum source length is 2 less, since positions are numbered from 2",
         minimum=3,
     )
     max_target_positions: int = option(
         1024,
-        "rows of the target position table; the longest target has 2 tokens less (numbering starts at 2)",
+        "rows of the target position table; the maximum target length is 2 less, since positions are numbered from 2",
         minimum=3,
     )
 
@@ -126,7 +126,7 @@ class FConvEncoder(Encoder):
             history.append(x)
         x = _zero(self.fc2(x), padding_mask)
 
-        # Each attention layer adds two gradients here, of keys and of values (Gehring et al. 2017, section 3.4).
+        # Each attention layer adds two gradients here, of keys and of values; their mean is used (Gehring et al. 2017).
         x = scale_gradient(x, 1 / (2 * self.num_attention_layers))
         return FConvEncoderOut(x, padding_mask, values=scaled_sum(x, embedded) * _sqrt_lengths(x, padding_mask))
 
@@ -271,7 +271,8 @@ def _zero(x: Tensor, mask: Tensor | None) -> Tensor:
 def _sqrt_lengths(x: Tensor, padding_mask: Tensor | None) -> Tensor | float:
     """The square root of each sentence's length, ``(N, 1, 1)``.
 
-    A mean of m vectors of equal variance has a standard deviation smaller by a factor of sqrt(m) (section 3.4).
+    A mean of m vectors of equal variance has a standard deviation smaller by a factor of sqrt(m) (Gehring et al.
+    2017).
     """
     if padding_mask is None:
         return math.sqrt(x.size(1))

@@ -43,7 +43,7 @@ class T5Config:
         128, "distance from which all relative positions share one bucket", minimum=3
     )
     per_layer_bias: bool = option(
-        False, "every layer has its own relative position bias (umT5), else the first layer's is shared"
+        False, "every layer has its own relative position bias (umT5); if false, all share that of the first layer"
     )
     feed_forward_proj: str = option(
         "relu", "activation function of the feed-forward layers", choices=tuple(FEED_FORWARDS)

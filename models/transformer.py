@@ -47,7 +47,7 @@ class TransformerConfig:
     encoder_layers: int = option(6, "number of encoder layers", minimum=1)
     encoder_attention_heads: int = option(8, "number of attention heads in the encoder", minimum=1)
     encoder_normalize_before: bool = option(
-        False, "apply layer normalization before each sublayer of the encoder (pre-norm), else after it"
+        False, "apply layer normalization before each sublayer of the encoder (pre-norm); if false, after it"
     )
     encoder_learned_pos: bool = option(False, "learned position embeddings in the encoder instead of sinusoidal ones")
     encoder_layerdrop: float = option(
@@ -58,7 +58,7 @@ class TransformerConfig:
     decoder_layers: int = option(6, "number of decoder layers", minimum=1)
     decoder_attention_heads: int = option(8, "number of attention heads in the decoder", minimum=1)
     decoder_normalize_before: bool = option(
-        False, "apply layer normalization before each sublayer of the decoder (pre-norm), else after it"
+        False, "apply layer normalization before each sublayer of the decoder (pre-norm); if false, after it"
     )
     decoder_learned_pos: bool = option(False, "learned position embeddings in the decoder instead of sinusoidal ones")
     decoder_layerdrop: float = option(

@@ -24,9 +24,9 @@ def option(
     Args:
         default: the default; a list is copied for each instance.
         help: one line that says what the value does, with its unit.
-        choices: the only values allowed (of a string).
-        minimum: smallest value allowed (of a number, or of each number in a list).
-        maximum: largest value allowed.
+        choices: the allowed values of a string.
+        minimum: smallest allowed value of a number, or of each number in a list.
+        maximum: largest allowed value, likewise.
 
     Returns:
         The dataclass field.
@@ -48,13 +48,13 @@ class CommonConfig:
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
-        "anything else; run: those that the run was trained with",
+        "anything else; run for the files that the run was trained with",
     )
 
 
 @dataclass
 class TrainCommonConfig(CommonConfig):
-    """Keys that only training has."""
+    """The ``common`` group of training: the keys of every command, and further ones."""
 
     seed: int = option(1, "seed of initial weights, data order, dropout and everything else that is random", minimum=0)
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
@@ -66,7 +66,7 @@ class TrainCommonConfig(CommonConfig):
         choices=("auto", "bar", "lines", "none"),
     )
     tensorboard: bool = option(True, "write TensorBoard event files to the run folder")
-    user_files: dict[str, str] = option({}, "the file that registered each component of your own, written by the run")
+    user_files: dict[str, str] = option({}, "file that registered each of your own components; recorded by training")
 
 
 @dataclass
@@ -115,7 +115,7 @@ class OptimizationConfig:
     stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
     clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
     update_freq: list[int] = option(
-        [1], "batches accumulated per update, per epoch; the last value is reused", minimum=1
+        [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
     )
     ema_decay: float = option(
         0.0,
@@ -180,7 +180,8 @@ class GenerationConfig:
 
     semantics: str = option(
         "",
-        "toolkit whose rules finish and rank hypotheses; empty for huggingface for a model from there, else fairseq",
+        "toolkit whose rules finish and rank hypotheses; empty for huggingface with models in Hugging Face's layout, "
+        "fairseq with all others",
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
@@ -198,8 +199,9 @@ class GenerationConfig:
     match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",
-        "when to stop once a sentence has beam finished hypotheses: immediately (true), when the best active "
-        "hypothesis is estimated to be worse (false), or when it cannot be better (never); semantics=huggingface only",
+        "when a sentence with beam finished hypotheses is done: at once (true); when the best active hypothesis would "
+        "score no better if it ended now (false); when it cannot score better at any length (never); "
+        "semantics=huggingface only",
         choices=("false", "true", "never"),
     )
     end_symbols: list[str] = option([], "additional tokens that end an output, as end-of-sentence does")
@@ -259,7 +261,7 @@ class GenerationConfig:
 
     # decoding strategy
     search: str = option(
-        "", "name of a registered search; empty for the one that the following keys imply, by default beam search"
+        "", "search strategy, by name; empty for the one that the older keys below select, by default beam search"
     )
     diverse_beam_groups: int = option(
         -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
@@ -294,7 +296,10 @@ class GenerationConfig:
     )
     epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
     eta_cutoff: float = option(
-        0.0, "as epsilon_cutoff, with a lower threshold where the entropy is high", minimum=0, maximum=1
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        minimum=0,
+        maximum=1,
     )
     seed: int = option(
         1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
@@ -306,7 +311,9 @@ class GenerationConfig:
     )
     draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
     prompt_lookup: int = option(
-        0, "n-gram drafter: maximum n-gram to find in the source, whose continuation is drafted; 0 for off", minimum=0
+        0,
+        "n-gram drafter: maximum length of an n-gram to find in the source; its continuation is the draft; 0 for off",
+        minimum=0,
     )
     mbr: str = option(
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
@@ -345,15 +352,22 @@ class GenerationConfig:
     )
 
     components: dict[str, Any] = option(
-        {}, "keys of the decoding components themselves, set as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
+        {}, "the decoding components' own keys, which are given as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
     )
 
     def component_values(self, group: str, name: str) -> dict[str, Any]:
-        """The values that the user set for the keys of one component, by field.
+        """The values that the user set for one component's own keys.
 
-        Of searches, combinations and utilities one is in use at a time; their keys are ``search.FIELD``,
+        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
         ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
         ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+
+        Args:
+            group: the prefix of the keys, such as ``"processor"``.
+            name: the component's name.
+
+        Returns:
+            Values by field of the component's configuration class.
         """
         prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
         return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
@@ -361,7 +375,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches of the optimizations of decoding. None changes an output beyond rounding; without one it is slower."""
+    """Switches of the optimizations of decoding. Switching one off changes outputs only by rounding, and is slower."""
 
     use_cache: bool = option(
         True,
@@ -408,25 +422,29 @@ class GenerateDatasetConfig:
     gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
         "",
-        "for task=text_to_text: the mixture's source whose template formats the input lines, or whose split is decoded",
+        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is decoded",
     )
 
 
 @dataclass
 class ReadingConfig:
-    """What another toolkit's checkpoint needs but neither contains nor has in files beside it."""
+    """Files and settings that another toolkit's checkpoint needs, if they are not found with the checkpoint."""
 
     dictionary: str = option("", "dict.txt shared by both languages; empty for the files beside the checkpoint")
     source_dictionary: str = option("", "dict.txt of the source language")
     target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
         "",
-        "SentencePiece model of both languages; empty for one beside it; none for tokenized text",
+        "SentencePiece model of both languages; empty for a model beside the checkpoint; none for tokenized text",
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
-    architecture: str = option("", "known architecture to use if the checkpoint names one that is unknown")
-    ignore: list[str] = option([], "unknown options of the checkpoint that do not change the model's computation")
+    architecture: str = option(
+        "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
+    )
+    ignore: list[str] = option(
+        [], "options of the checkpoint to ignore: unknown to seqgen, but without effect on the model's computation"
+    )
 
 
 @dataclass

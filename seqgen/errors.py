@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A configuration key, value, preset or registered name that does not exist or does not fit."""
+    """A configuration key, value, preset or registered name that does not exist or cannot be used here."""
 
 
 class DataError(UserError):
@@ -29,7 +29,7 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint or run folder that cannot be read, does not fit, or is in use."""
+    """A checkpoint or run folder that cannot be read or written, does not match the model, or is in use."""
 
 
 class DecodingError(UserError, ValueError):
@@ -37,25 +37,32 @@ class DecodingError(UserError, ValueError):
 
 
 class ResourceError(UserError):
-    """A failure of the machine: out of memory, or a process of a run that died or does not answer."""
+    """A failure of the machine: memory ran out, or a training process ended or does not respond."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name that is most similar to ``name``.
 
     Args:
-        name: what was asked for.
-        known: the names that there are.
+        name: the name that the user gave.
+        known: the names that exist.
 
     Returns:
-        A phrase such as ``" (did you mean 'optimization.max_update'?)"``, empty where nothing is near.
+        A phrase such as ``" (did you mean 'optimization.max_update'?)"``; empty if no name is similar.
     """
     matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its ``repr``, shortened, also for huge values from damaged files."""
+    """Show a value in a message.
+
+    Args:
+        value: any value; it may be huge if it comes from a damaged file.
+
+    Returns:
+        Its ``repr``, shortened.
+    """
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python does not print numbers of thousands of digits

@@ -18,12 +18,12 @@ import portalocker
 from seqgen.errors import CheckpointError, UserError
 
 LEFTOVER_SECONDS = 24 * 3600
-"""Age from which a temporary file is removed if it is unknown whether its process is alive."""
+"""Age from which a temporary file is removed where no lock can tell whether its process is still running."""
 GRACE_SECONDS = 1.0
 """Age below which a temporary file is not removed, since its process may not have locked it yet."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 CACHE = "cache"
-"""Folder in a run folder of what can be made again from the data at any time."""
+"""Subfolder of a run folder for files that can be computed again from the data at any time."""
 _frozen: contextvars.ContextVar[Path | None] = contextvars.ContextVar("frozen", default=None)
 
 
@@ -31,11 +31,11 @@ _frozen: contextvars.ContextVar[Path | None] = contextvars.ContextVar("frozen", 
 def frozen(run: Path) -> Iterator[None]:
     """Forbid creating files in a run folder, except in its cache, while the context is active.
 
-    If the tokenizer of a trained model is missing, the task must not train another one, whose ids would stand for
-    different text.
+    If the tokenizer of a trained model is missing, the task must not train a new one, whose ids would mean different
+    text.
 
     Args:
-        run: the run's folder.
+        run: the run folder.
     """
     token = _frozen.set(run.resolve())
     try:
@@ -45,7 +45,7 @@ def frozen(run: Path) -> Iterator[None]:
 
 
 def is_frozen(path: Path) -> bool:
-    """Whether creating a file or folder is forbidden now; see ``frozen``."""
+    """Whether ``frozen`` forbids creating a file or folder now."""
     run, place = _frozen.get(), path.resolve()
     return run is not None and place.is_relative_to(run) and not place.is_relative_to(run / CACHE)
 
@@ -54,24 +54,24 @@ def check_not_frozen(path: Path) -> None:
     """Check that a file or folder may be created now.
 
     Raises:
-        CheckpointError: it may not; see ``frozen``.
+        CheckpointError: ``frozen`` forbids it.
     """
     if is_frozen(path):
         raise CheckpointError(
-            f"{path} is missing; it was made when the run was trained and cannot be made again; copy the run folder "
-            "whole"
+            f"{path} is missing; it was created when the run was trained and cannot be created again; copy the whole "
+            "run folder"
         )
 
 
 @contextlib.contextmanager
 def disk_errors(what: Path | str) -> Iterator[None]:
-    """Turn a failure to write (full disk, no permission) into a sentence.
+    """Report a failure to write (full disk, no permission) in one sentence.
 
     Args:
         what: what is being written, such as a file's path.
 
     Raises:
-        UserError: in place of the operating system's error.
+        UserError: the operating system reports an error.
     """
     try:
         yield
@@ -82,8 +82,15 @@ def disk_errors(what: Path | str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the entries of a folder, to disk."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+    """Sync a file, or the entries of a folder, to disk.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        OSError: it cannot be synced.
+    """
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -93,14 +100,14 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it.
+    """Write a file under a temporary name, and rename it.
 
     Args:
-        path: where the file shall be; its folder is made where there is none.
-        content: its bytes.
+        path: the file; its folder is created if it does not exist.
+        content: the file's bytes.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written, or may not be created (see ``frozen``).
     """
     check_not_frozen(path)
     with disk_errors(path):
@@ -122,21 +129,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Fill a folder under a temporary name and rename it when the block ends without an error::
+    """Create a folder under a temporary name, and rename it when the block ends without an error::
 
         with new_folder(run / "tokenizer") as temporary:
             tokenizer.save(temporary)
 
-    If another process has created the folder meanwhile, that folder is kept and this one is deleted.
+    If another process creates the folder in the meantime, its folder is kept and this one is deleted.
 
     Args:
-        folder: where the folder shall be; what stands there is assumed to hold the same.
+        folder: the folder. If it exists, its content is assumed to be the same.
 
     Yields:
         The temporary folder to write into.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the folder cannot be written, or may not be created (see ``frozen``).
     """
     check_not_frozen(folder)
     with disk_errors(folder):
@@ -159,12 +166,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path, name: str = "") -> None:
     """Remove the temporary files and folders of processes that were killed.
 
-    Only those of ``write_atomically`` and ``new_folder``, told by their names; a process that is alive holds a lock on
-    what it writes.
+    These are the temporary files of ``write_atomically`` and ``new_folder``, which are recognized by their names. A
+    process locks the temporary file that it writes, so that those of running processes are kept.
 
     Args:
-        folder: where they are; what is in its folders stays.
-        name: name of the file or folder that they were to become; empty for all.
+        folder: the folder to clean; its subfolders are not searched.
+        name: final name of the file or folder; empty for all.
     """
     with contextlib.suppress(OSError):  # another process may be doing the same
         for path in list(folder.iterdir()):
@@ -187,8 +194,8 @@ def _remove_leftover(path: Path) -> None:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Lock a file, so that other processes see that this one is alive and writes into a folder."""
-    if os.name == "nt":  # Windows opens no folders
+    """Lock a temporary folder, so that other processes see that this process is still writing into it."""
+    if os.name == "nt":  # Windows cannot open folders
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -201,12 +208,12 @@ def _held(folder: Path) -> Iterator[None]:
 
 def _hold(descriptor: int) -> None:
     if os.name != "nt":
-        with contextlib.suppress(OSError, portalocker.LockException):  # a file system without locks
+        with contextlib.suppress(OSError, portalocker.LockException):  # the file system has no locks
             portalocker.lock(descriptor, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
 
 
 def _is_abandoned(path: Path, age: float) -> bool:
-    """Whether the process that made a temporary file or folder has ended; by its age where there are no locks."""
+    """Whether the process that made a temporary file or folder has ended; without locks, its age decides."""
     if os.name == "nt":
         return age > LEFTOVER_SECONDS
     descriptor = os.open(path, os.O_RDONLY)
@@ -223,7 +230,7 @@ def _is_abandoned(path: Path, age: float) -> bool:
 
 
 def _umask() -> int:
-    # mkstemp and mkdtemp make private files; a run folder is as readable as anything else that its user writes.
+    # mkstemp and mkdtemp make files that only their owner can read; a run's files get the user's usual permissions
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -22,7 +22,7 @@ class Flagged(RenamedMembers):
         class Quiet(BeamSearch):
             can_merge = True  # without this line it is False, because `step` is overridden
 
-            def step(self, step, lprobs, scores): ...
+            def step(self, context, lprobs, scores): ...
     """
 
     flags: ClassVar[Flags] = {}

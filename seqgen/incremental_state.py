@@ -173,7 +173,7 @@ class StatefulModule(nn.Module, Flagged):
         return None if incremental_state is None else incremental_state.get(self.state_key)
 
     def set_state(self, incremental_state: StateDict | None, module_state: ModuleState) -> None:
-        """Store values in this module's state; those of other names stay.
+        """Store values in this module's state; values under other names are kept.
 
         Args:
             incremental_state: the decoding state, changed in place; with ``None`` nothing is stored.

@@ -1,8 +1,8 @@
-"""Reading small files that somebody else may have made: bytes, JSON and YAML, within limits.
+"""Reads small files from untrusted sources within limits: bytes, JSON and YAML.
 
-A file from elsewhere can be a pipe that never ends, brackets in brackets, or a few lines that stand for a billion
-values. Here only regular files are opened, and what they hold is refused, in one sentence, when it is beyond a limit.
-The limits are far above what any file of a model or run has.
+Such a file can be a pipe that never ends, have a million nested brackets, or have a few lines whose aliases expand to a
+billion values. Only regular files are opened here, and content beyond a limit is refused with one sentence. The limits
+are far above the size of any real file of a model or run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 1 << 28
-"""Most bytes of a file that is read as a whole, such as JSON or a SentencePiece model."""
+"""Maximum bytes of a file that is read as a whole, such as JSON or a SentencePiece model."""
 MAX_YAML_BYTES = 1 << 20
-"""Most bytes of a YAML file, whose parser is slow."""
+"""Maximum bytes of a YAML file; smaller, because the YAML parser is slow."""
 MAX_DEPTH = 100
-"""Most levels of brackets in brackets."""
+"""Maximum levels of nested brackets."""
 MAX_VALUES = 100_000
-"""Most values of a YAML file, each alias counted as what it stands for."""
+"""Maximum number of values in a YAML file, with its aliases expanded."""
 MAX_DIGITS = 100
-"""Most characters of a number; Python needs quadratic time for long ones, and does not print them."""
+"""Maximum characters of a number; Python converts long numbers in quadratic time, and refuses to print them."""
 
 _YAML = "tag:yaml.org,2002:"
 _NUMBERS = tuple(_YAML + name for name in ("int", "float", "timestamp"))
@@ -36,17 +36,20 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; opening or reading anything else might wait forever.
+    """Open a regular file for reading; opening or reading any other kind of file might block forever.
 
     Args:
         path: the file.
+
+    Returns:
+        The open file.
 
     Raises:
         OSError: it cannot be opened, or is a folder, pipe, socket or device.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    # Another process may put a pipe there meanwhile: opening one does not wait then, and it is refused below.
+    # another process may have replaced it by a pipe: with O_NONBLOCK opening does not block, and it is refused below
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -59,27 +62,34 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
     Args:
         path: the file.
-        limit: most bytes that it may have.
+        limit: maximum size of the file in bytes.
+
+    Returns:
+        The content.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger.
+        OSError: it cannot be read, is not a regular file, or is larger than the limit.
     """
     with open_regular(path) as file:
         content = file.read(min(limit + 1, os.fstat(file.fileno()).st_size + 1))
         if len(content) > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit} bytes, the most that such a file may have", str(path))
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes, the maximum for such a file", str(path))
         return content
 
 
 def parse_json(content: bytes | str, **hooks: Any) -> Any:
-    """Parse JSON.
+    """Parse JSON within the limits of this module.
 
     Args:
         content: the text, or its bytes in UTF-8.
         hooks: further arguments of ``json.loads``.
 
+    Returns:
+        The value.
+
     Raises:
-        ValueError: it is no JSON, nested too deeply, or holds a number that is too long or text that is no Unicode.
+        ValueError: the content is not JSON, is nested too deeply, or contains a number that is too long or text that is
+            not valid Unicode.
     """
     text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
     try:
@@ -93,16 +103,19 @@ def parse_json(content: bytes | str, **hooks: Any) -> Any:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """Parse YAML of plain values; all keys must be text.
+    """Parse YAML within the limits of this module. It must have plain values only, and all keys must be text.
 
     Args:
         content: the bytes.
 
+    Returns:
+        The value; ``None`` for an empty file.
+
     Raises:
-        ValueError: it is no such YAML, or is beyond a limit of this module.
+        ValueError: the content is not such YAML, or is beyond a limit.
     """
     if len(content) > MAX_YAML_BYTES:
-        raise ValueError(f"it has {len(content)} bytes, more than the {MAX_YAML_BYTES} of the largest YAML file")
+        raise ValueError(f"it has {len(content)} bytes, but the maximum for a YAML file is {MAX_YAML_BYTES}")
     try:
         loader = yaml.SafeLoader(content.decode())
         root = loader.get_single_node()
@@ -112,13 +125,13 @@ def parse_yaml(content: bytes) -> Any:
         return loader.construct_document(root)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except Exception as error:  # a value with a tag that it does not fit, such as !!int "", raises almost anything
-        raise ValueError(" ".join(str(error).split())[:300] or "it holds a value that does not fit its tag") from None
+    except Exception as error:  # a value that does not fit its tag, such as !!int "", can raise any error
+        raise ValueError(" ".join(str(error).split())[:300] or "it has a value that does not fit its tag") from None
 
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"it holds a number of {len(text)} digits")
+        raise ValueError(f"it contains a number of {len(text)} digits; the maximum is {MAX_DIGITS}")
     return int(text)
 
 
@@ -136,19 +149,22 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("it holds half of a surrogate pair, which is no character") from None
+        raise ValueError("it contains half of a surrogate pair, which is not a character") from None
 
 
 def _check_node(node: yaml.Node, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Check a node before anything is made of it, since an alias is the same node as what it stands for.
+    """Count a node's values before they are constructed; an alias and its anchor are the same node here.
 
     Args:
         node: the node.
-        depth: number of nodes that it lies in.
-        known: results by the nodes' identities, so that each is looked at once.
+        depth: number of nodes around it.
+        known: results by node identity, so that each node is visited once.
 
     Returns:
-        Number of values in the node, itself included, and how deeply they are nested.
+        Number of values in the node, itself included and aliases expanded, and their depth of nesting.
+
+    Raises:
+        ValueError: a limit is exceeded.
     """
     values, height = known.get(id(node), (1, 0))
     if depth + height > MAX_DEPTH:  # also where a node contains itself
@@ -160,7 +176,7 @@ def _check_node(node: yaml.Node, depth: int, known: dict[int, tuple[int, int]]) 
         below, levels = _check_node(child, depth + 1, known)
         values, height = values + below, max(height, levels + 1)
         if values > MAX_VALUES:
-            raise ValueError(f"line {line} holds more than {MAX_VALUES} values, its aliases expanded")
+            raise ValueError(f"line {line} has more than {MAX_VALUES} values, with its aliases expanded")
     known[id(node)] = values, height
     return values, height
 
@@ -170,7 +186,7 @@ def _children(node: yaml.Node, line: int) -> list[yaml.Node]:
         return list(node.value)
     if not isinstance(node, yaml.MappingNode):
         if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
-            raise ValueError(f"line {line} holds a number of {len(node.value)} digits")
+            raise ValueError(f"line {line} contains a number of {len(node.value)} digits; the maximum is {MAX_DIGITS}")
         _check_unicode(node.value)
         return []
     for key, _ in node.value:

@@ -1,11 +1,11 @@
-"""Registries: names for models, tasks, criteria, optimizers, schedules, search strategies and logits processors.
+"""Registries: the components of each kind (models, tasks, criteria, search strategies, logits processors, ...) by name.
 
-A component is registered in the file that defines it, together with its configuration and its presets::
+A component is registered in the file that defines it, with its configuration and its presets::
 
     @register_model("lstm", config=LSTMConfig, presets={"lstm_tiny": LSTMConfig(hidden_size=32)})
     class LSTMModel(EncoderDecoderModel): ...
 
-A configuration class belongs to one component, so that an instance of it says what is to be built.
+A configuration class belongs to one component, so that its instances determine which component is built.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered component: its name, class, configuration class, presets and where it was registered."""
+    """A registered component.
+
+    Attributes:
+        name: the name that selects it.
+        component: its class.
+        config: its configuration class.
+        origin: where it is defined, as ``FILE:LINE``.
+        presets: configurations by further names.
+    """
 
     name: str
     component: type
@@ -34,7 +42,7 @@ class Entry:
 
     @property
     def is_user_own(self) -> bool:
-        """Whether it is registered outside seqgen."""
+        """Whether its class is defined outside seqgen."""
         return self.component.__module__.partition(".")[0] != "seqgen"
 
 
@@ -43,7 +51,7 @@ class Registry:
 
     Args:
         kind: what the components are, in words, for messages ("model", "learning-rate schedule").
-        group: the configuration group that chooses among them ("model", "lr_scheduler").
+        group: the configuration group that selects one ("model", "lr_scheduler").
     """
 
     def __init__(self, kind: str, group: str):
@@ -55,11 +63,16 @@ class Registry:
         self._recorded: dict[str, str] = {}
 
     def record_file(self, name: str, file: str) -> None:
-        """Note which file of the user's own registered a name when a run was made, for the message if it is missing."""
+        """Record the user's file that registered a name when a run was made, for the message if the name is missing.
+
+        Args:
+            name: the component's name.
+            file: the file.
+        """
         self._recorded[name] = file
 
     def declare(self, prefix: str, module: str) -> None:
-        """Say which module registers the names that begin with ``prefix``, so that it is imported only when needed.
+        """Declare the module that registers the names with a prefix; it is imported when such a name is looked up.
 
         Args:
             prefix: beginning of the names, such as ``"fconv"``.
@@ -73,9 +86,9 @@ class Registry:
         """Register the decorated class.
 
         Args:
-            name: the name that chooses it.
-            config: its configuration, a dataclass whose fields all have defaults; without one, it has no options.
-            presets: further names, each an instance of ``config``.
+            name: the name that selects it.
+            config: its configuration, a dataclass whose fields all have defaults; ``None`` if it has no options.
+            presets: instances of ``config`` by further names.
 
         Returns:
             The decorator; it returns the class unchanged.
@@ -114,11 +127,11 @@ class Registry:
         self._presets.update(dict.fromkeys(entry.presets, entry))
 
     def find(self, name: str) -> Entry | None:
-        """The entry of a name or preset that is registered already; ``None`` where there is none."""
+        """The entry of a name or preset, without importing any module; ``None`` if it is not registered."""
         return self._entries.get(name) or self._presets.get(name)
 
     def entry(self, name: str) -> Entry:
-        """Look up a name or preset, importing the declared module that has it.
+        """Look up a name or preset, and import the module that is declared for it.
 
         Args:
             name: a registered name or a preset.
@@ -127,7 +140,7 @@ class Registry:
             The component's entry.
 
         Raises:
-            ConfigError: there is no such name; the message lists those there are and the nearest.
+            ConfigError: the name does not exist; the message lists the existing names and suggests a similar one.
         """
         found = self.find(name)
         if found is None:
@@ -138,13 +151,13 @@ class Registry:
             found = self.find(name)
         if found is None:
             known = self.names()
-            found = self.find(name)  # names() has imported the rest
+            found = self.find(name)  # names() has imported all modules
             if found is None:
                 raise ConfigError(self._missing(name, known))
         return found
 
     def _missing(self, name: str, known: list[str]) -> str:
-        """What to say about a name that is not registered."""
+        """The error message for a name that is not registered."""
         if file := self._recorded.get(name):
             return (
                 f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; give "
@@ -153,33 +166,42 @@ class Registry:
         return f"there is no {self.kind} {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
 
     def names(self) -> list[str]:
-        """All names and presets, every declared module imported."""
+        """All names and presets, sorted; imports every declared module."""
         for module in self._modules.values():
             importlib.import_module(module)
         return sorted({*self._entries, *self._presets})
 
     def entries(self) -> list[Entry]:
-        """All components, every declared module imported, in the order of their names."""
+        """All components, sorted by name; imports every declared module."""
         self.names()
         return [self._entries[name] for name in sorted(self._entries)]
 
     def config(self, name: str) -> Any:
-        """A fresh configuration for a name or preset.
+        """Make the configuration of a name or preset.
 
         Args:
-            name: a registered name (the configuration's defaults) or a preset.
+            name: a registered name, for the default values, or a preset.
+
+        Returns:
+            A new instance of the configuration class.
+
+        Raises:
+            ConfigError: the name does not exist.
         """
         entry = self.entry(name)
         return copy.deepcopy(entry.presets[name]) if name in entry.presets else entry.config()
 
     def of(self, config: Any) -> Entry:
-        """The component that a configuration belongs to.
+        """Find the component of a configuration.
 
         Args:
             config: an instance of a registered configuration class.
 
+        Returns:
+            The component's entry.
+
         Raises:
-            ConfigError: its class belongs to no component of this kind.
+            ConfigError: no component of this kind has this configuration class.
         """
         for entry in self._entries.values():
             if entry.config is type(config):
@@ -218,7 +240,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
 }
-"""The prefix of the keys of decoding components, their registry, and the key of ``generation`` that names them."""
+"""By the prefix of the components' own keys: the registry, and the key of ``generation`` that selects components."""
 
 register_model = MODELS.register
 register_task = TASKS.register
@@ -232,7 +254,7 @@ register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
 
-# The engine's own components; those of models/ and tasks/ are declared there.
+# the built-in components, except those that models/ and tasks/ declare themselves
 CRITERIA.declare("", "seqgen.training.criteria")
 OPTIMIZERS.declare("", "seqgen.training.optimizers")
 LR_SCHEDULERS.declare("", "seqgen.training.lr_schedulers")

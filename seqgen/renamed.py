@@ -149,6 +149,7 @@ NAMES: dict[str, str] = {
     "Slots": "ModuleState",
     "Speculation": "SpeculativeSession",
     "SpeculativeDecoding": "SpeculativeSearch",
+    "WEIGHT_FORMATS": "WEIGHT_DTYPES",
     "check_combinations": "check_compatible",
     "declare_reader": "declare_checkpoint_loader",
     "end_symbols_from_config": "end_tokens_from_config",

@@ -123,7 +123,7 @@ class Task:
         return text
 
     def fixed_values(self) -> dict[str, str]:
-        """Values that must not change after training, besides configuration and tokenizers.
+        """Further values that must not change after training; configuration and tokenizers are checked anyway.
 
         Returns:
             Values by name, from files of the run folder that a user may edit; by default none.

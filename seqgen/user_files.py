@@ -1,9 +1,8 @@
-"""Files of the user's own: how they are imported, and what a run records of them.
+"""Imports the user's own Python files, and finds what a run records about them.
 
-The ``config.yaml`` of a run has in its group ``common`` the files and folders that were imported (``user_dir``, as they
-were given), and for each component of the user's own that the run uses the file that registered it (``user_files``).
-Nothing in a run is ever imported because of this record alone: decoding imports the recorded files only with
-``common.user_dir=run``.
+The ``config.yaml`` of a run has two records in its ``common`` group: ``user_dir`` lists the files and folders that were
+imported, as the user gave them; ``user_files`` has the file that registered each of the user's components in the run.
+The recorded files are not imported automatically: decoding imports them only with ``common.user_dir=run``.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ _PREFIX = "seqgen_user_"
 
 
 def import_user_dir(path: Path) -> None:
-    """Import a file, or a folder: as a package where it has an ``__init__.py``, else each of its files.
+    """Import a Python file or a folder.
 
     Args:
-        path: the file or folder.
+        path: the file or folder. A folder with an ``__init__.py`` is imported as a package; of other folders, each
+            Python file is imported.
 
     Raises:
-        ConfigError: there is no such thing, or it fails to import.
+        ConfigError: there is no Python file at this path, or a file fails to import.
     """
     if (path / "__init__.py").is_file():
         files = [path / "__init__.py"]
@@ -46,10 +46,10 @@ def import_user_dir(path: Path) -> None:
 def _import_user_file(file: Path) -> None:
     imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     if str(file.resolve()) in imported:
-        return  # under whatever name: importing it again would register everything twice
+        return  # imported already, under any name: a second import would register its components twice
     stem = _PREFIX + (file.resolve().parent.name if file.name == "__init__.py" else file.stem)
     name, number = stem, 1
-    while name in sys.modules:  # a file of the same name in another folder
+    while name in sys.modules:  # a file with the same name in another folder
         number += 1
         name = f"{stem}_{number}"
     try:
@@ -61,10 +61,15 @@ def _import_user_file(file: Path) -> None:
 
 
 def import_file(name: str, file: Path) -> None:
-    """Import a file as a module of this name; a file ``__init__.py`` as a package.
+    """Import a file as a module; an ``__init__.py`` is imported as a package.
+
+    Args:
+        name: name of the module.
+        file: the file.
 
     Raises:
-        ImportError: it is not a Python file; or else what its code raises.
+        ImportError: the file is not a Python file.
+        Exception: any error that the file's code raises.
     """
     folder = [str(file.parent)] if file.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
@@ -80,12 +85,12 @@ def import_file(name: str, file: Path) -> None:
 
 
 def user_modules() -> list[tuple[str, str]]:
-    """Name and file of each module that ``import_user_dir`` imported, in their order."""
+    """Name and file of each module that ``import_user_dir`` has imported, in the order of import."""
     return [(name, _file_of(name)) for name in sys.modules if name.startswith(_PREFIX) and "." not in name]
 
 
 def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
-    """Where classes are defined, so that a new process can import them though their folder is on no path.
+    """Find the modules of classes, so that a new process can import them if their folder is not on its path.
 
     Args:
         components: the classes.
@@ -101,7 +106,11 @@ def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
 
 
 def import_modules(modules: Iterable[tuple[str, str]]) -> None:
-    """Import what ``user_modules`` and ``modules_of`` found in another process, by name or else from the file."""
+    """Import the modules of another process.
+
+    Args:
+        modules: results of ``user_modules`` and ``modules_of`` there. Each is imported by name, or else from its file.
+    """
     for name, file in modules:
         try:
             importlib.import_module(name)
@@ -114,13 +123,13 @@ def _file_of(module: str) -> str:
 
 
 def components_in_use(config: Any) -> Iterator[tuple[str, Entry]]:
-    """The registered components that a configuration uses, those of validation decoding among them.
+    """The registered components that a configuration uses, including its decoding components.
 
     Args:
         config: the root of a configuration.
 
     Yields:
-        The component as ``GROUP.NAME``, by the name that chooses it, and its entry.
+        ``GROUP.NAME`` and entry of each component.
     """
     for group, registry in GROUPS.items():
         if (part := getattr(config, group, None)) is not None:
@@ -136,11 +145,11 @@ def components_in_use(config: Any) -> Iterator[tuple[str, Entry]]:
 
 
 def recorded_files(config: Any, user_dirs: Iterable[str]) -> dict[str, str]:
-    """The file that registered each component of the user's own that a configuration uses.
+    """Find the file that registered each of the user's components that a configuration uses.
 
     Args:
         config: the root of a configuration.
-        user_dirs: files and folders that were imported; a file in one of them is recorded as it was given there.
+        user_dirs: the files and folders that were imported. The paths of files in them begin as the user gave them.
 
     Returns:
         Files by ``GROUP.NAME``.
@@ -151,7 +160,7 @@ def recorded_files(config: Any, user_dirs: Iterable[str]) -> dict[str, str]:
 
 
 def _as_given(file: Path, user_dirs: Iterable[Path]) -> Path:
-    """The path to give as ``common.user_dir`` for a file; of a package, that of the package."""
+    """The path that imports a file when it is given as ``common.user_dir``: for a file of a package, the package."""
     for path in user_dirs:
         whole = path.resolve()
         if file == whole:

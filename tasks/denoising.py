@@ -40,7 +40,9 @@ class DenoisingConfig(RawTextConfig):
         "what to do with a document without tokens; blank lines of plain text are not documents",
         choices=("error", "skip"),
     )
-    concatenate: bool = option(True, "concatenate documents before cutting examples, else cut each document separately")
+    concatenate: bool = option(
+        True, "concatenate documents before cutting examples; if false, each document is cut separately"
+    )
     objective: str = option(
         "span_corruption",
         "denoising objective: what is hidden from the input, and what the target is",

@@ -44,7 +44,7 @@ class NumberNamesConfig(ParallelTextConfig):
     train_size: int = option(20_000, "number of training pairs", minimum=ALWAYS_TRAIN, maximum=90_000)
     vocab_size: int = option(200, "size of the vocabulary that is trained on the training text", minimum=5)
     hard_vocab_limit: bool = option(
-        False, "stop with an error if the text is too small for vocab_size, else train a smaller vocabulary"
+        False, "stop with an error if the text is too small for vocab_size; if false, train a smaller vocabulary"
     )
     spm_type: str = option("bpe", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
     workers: int = option(1, "number of processes that encode text; 0 for one per core", minimum=0)

@@ -52,7 +52,7 @@ def tiny_model(variant: str, seed: int = 0, dtype: torch.dtype = torch.float32, 
     Args:
         variant: one of ``VARIANTS``.
         seed: seed of the weights.
-        dtype: number format.
+        dtype: dtype of the weights.
         changes: further values of its configuration.
     """
     transformers = pytest.importorskip("transformers")
@@ -106,7 +106,7 @@ def tiny_folder(
         folder: where to write.
         variant: one of ``VARIANTS``.
         seed: seed of the weights.
-        dtype: number format.
+        dtype: dtype of the weights.
         generation: values of ``generation_config.json``.
         tokenizer: whether to write one.
         max_shard_size: see ``PreTrainedModel.save_pretrained``.

@@ -1,4 +1,4 @@
-"""The commands, as a user types them: the main job, every format, and what bad input gets."""
+"""The commands as a user types them: normal use, every format, and the messages for bad input."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_scorer_command_gives_the_generators_scores(runs: Path, data: Path, 
     outcome = command("score", path, f"source={data}/test.en", f"reference={tmp_path}/h.de")
     assert outcome.code == 0, outcome.err
     for record, hypothesis in zip(map(json.loads, outcome.out.splitlines()), best, strict=True):
-        if record["tokens"] == hypothesis["tokens"]:  # text may be segmented in another way than it was written
+        if record["tokens"] == hypothesis["tokens"]:  # the tokenizer may segment the text differently from the model
             assert record["score"] == pytest.approx(hypothesis["score"], abs=1e-5)
 
 
@@ -277,7 +277,7 @@ def test_each_file_of_a_folder_is_a_plugin(tmp_path: Path) -> None:
 
 
 class TestRefused:
-    """What cannot be used ends in one sentence and exit code 2."""
+    """Input that cannot be used gives one sentence and exit code 2."""
 
     @pytest.fixture
     def run(self, runs: Path, tmp_path: Path) -> Path:

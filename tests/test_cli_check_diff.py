@@ -1,4 +1,4 @@
-"""``seqgen-check diff``: the first difference of two decodes, and what causes it."""
+"""``seqgen-check diff``: the first difference between two decodes, and its cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat",
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs ``a`` and ``b`` with different weights, ``c`` with those of ``a`` and settings of its own, and a text."""
+    """Runs ``a`` and ``b`` with different weights, ``c`` with the weights of ``a`` and other settings, and a text."""
     folder = tmp_path_factory.mktemp("runs")
     data = corpus(folder / "data")
     for name, own in (("a", ()), ("b", ("common.seed=2",)), ("c", ("generation.lenpen=3.0",))):
@@ -41,7 +41,7 @@ def diff(runs: Path, *arguments: str) -> Result:
 
 
 def cause(outcome: Result) -> str:
-    """What the report names as the cause, without the values."""
+    """The cause that the report names, without the values."""
     assert outcome.code == 1, (outcome.out, outcome.err)
     (line,) = re.findall(r"^cause: (.*)", outcome.out, flags=re.MULTILINE)
     return re.sub(r" \([^)]*\)", "", line)
@@ -147,7 +147,7 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cause(outcome) == "debug.beam_table"
     line, step, _, _ = place(outcome)
     assert (line, step) == (1, 2), "at step 1 all beams have the same parent"
-    assert "which is an error in it" in outcome.out or "changes a score" in outcome.out
+    assert "so it has a bug" in outcome.out or "changes a score" in outcome.out
     assert cause(diff(runs, "other.debug.beam_table=off")) == "debug.beam_table"
     assert cause(diff(runs, "first.debug.beam_table=on", "other.debug.use_cache=false")) == "debug.use_cache"
 
@@ -158,7 +158,7 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     outcome = diff(runs)
     assert cause(outcome) == "debug.skip_log_softmax"
     assert place(outcome) == (1, 0, 1, "cumulative score")
-    assert "difference of the scores at this rank: 0.01 nats" in outcome.out
+    assert "difference between the scores at this rank: 0.01 nats" in outcome.out
     assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
 
 
@@ -185,7 +185,10 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
         (["dif"], "did you mean 'diff'"),
         (["diff"], "path is missing"),
         (["diff", "path=x"], "input is missing"),
-        (["diff", "path=x", "input=y", "other.path=z"], "a decode can have keys of its own of: generation, debug"),
+        (
+            ["diff", "path=x", "input=y", "other.path=z"],
+            "only keys of these groups can be set for one decode: generation, debug",
+        ),
         (["diff", "path=x", "input=y", "other.generation.lenpn=2"], "did you mean 'generation.lenpen'"),
         (["diff", "path=x", "input=y", "other.generation.nbest=2"], "whole n-best lists are compared"),
         (["diff", "path=x", "input=y", "tolerance=-1"], "below its minimum"),

@@ -1,4 +1,4 @@
-"""What the commands say about a wish without effect, and about input without lines."""
+"""Messages about keys that have no effect, and about empty input."""
 
 from __future__ import annotations
 

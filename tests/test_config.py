@@ -162,7 +162,7 @@ def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
     assert registry.of(FirstConfig(3)).component is First
     assert registry.config("first_big") == FirstConfig(9)
     registry.config("first_big").size = 5
-    assert registry.config("first_big") == FirstConfig(9)  # a preset is not changed by what a user does with his copy
+    assert registry.config("first_big") == FirstConfig(9)  # changing the copy does not change the preset
     with pytest.raises(ConfigError, match=r"did you mean 'first_big'.*there are: first, first_big"):
         registry.entry("frist_big")
 

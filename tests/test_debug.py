@@ -1,4 +1,4 @@
-"""The ``debug.*`` keys: each reaches what it switches off, and none changes an output."""
+"""The ``debug.*`` keys: each switches its optimization off, and none changes an output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES = [*OFF.items(), ("beam_table", "on")]
 
 
 class Spy(Observer):
-    """Notes the switches, and how many sentences that were done are still in the batch."""
+    """Records the switches, and the number of finished sentences that are still in the batch."""
 
     def __init__(self) -> None:
         self.prepacked: set[bool] = set()
@@ -126,7 +126,7 @@ def test_switches_of_the_constructor_and_of_a_call() -> None:
 
 
 def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
-    """Between two results of continuous batching the caller may decode with other switches."""
+    """The caller may decode with other switches between two results of continuous batching."""
     member = text_model()
     generator = Translator(member).prepare(**{"debug.prepacked_weights": False}).generator
     examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]

@@ -1,4 +1,4 @@
-"""Temporary files: those of killed processes are removed, and nothing else is."""
+"""Temporary files: only those of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with new_folder(Path(sys.argv[1]) / "tokenizer") as temporary:
 
 
 def age(folder: Path, seconds: float = 10) -> None:
-    """Let everything in a folder look older, as if a new process had taken so long to begin."""
+    """Set the times of all files in a folder back, as if a new process had started later."""
     for path in sorted(folder.rglob("*"), reverse=True):
         os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)
 
@@ -58,12 +58,12 @@ def test_leftovers_are_removed_when_their_process_has_ended(tmp_path: Path) -> N
         remove_leftovers(tmp_path)
         age(tmp_path, 2 * LEFTOVER_SECONDS)
         remove_leftovers(tmp_path)
-        assert names(tmp_path) == before, "it is alive"
+        assert names(tmp_path) == before, "the process is still running"
     finally:
         writer.kill()
         writer.communicate()
     remove_leftovers(tmp_path, "config")
-    assert names(tmp_path) == before, "there is no such name among them"
+    assert names(tmp_path) == before, "no temporary file has this name"
     remove_leftovers(tmp_path, "config.yaml")
     assert len(names(tmp_path)) == 1
     remove_leftovers(tmp_path)

@@ -1,4 +1,4 @@
-"""A flag holds for the methods that it was stated for: whoever overrides one of them has the safe value."""
+"""A flag describes certain methods: a class that overrides one of them gets the flag's safe default."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def safe(cls: type, flag: str) -> object:
 
 
 def promises() -> list[tuple[type, str, str]]:
-    """All built-in classes, their flags that are not at the safe value, and each method that such a flag is about."""
+    """All built-in classes, their flags that are not at the safe value, and each method that such a flag describes."""
     return [
         (cls, flag, method)
         for cls in dict.fromkeys(built_in())
@@ -90,7 +90,7 @@ def pairs(found: list[list[Hypothesis]]) -> list[list[tuple[list[int], float]]]:
 
 
 class Sure(BeamSearch):
-    """Takes no token of less than one in twelve, which is no longer a question of sums alone."""
+    """Selects only tokens with a probability above 1/12, so that it needs normalized scores."""
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         assert bool((lprobs.logsumexp(-1) <= 1e-9).all())
@@ -128,7 +128,7 @@ def test_a_beam_search_of_ones_own_is_asked_where_sentences_wait() -> None:
 
 def test_a_processor_of_ones_own_is_given_what_it_reads() -> None:
     class NoEcho(MinimumLength):
-        """Nothing is written twice in a row, which the class it derives from does not look at."""
+        """Forbids the newest token, which its base class does not read."""
 
         def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
             if context.step:

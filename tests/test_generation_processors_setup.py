@@ -313,8 +313,8 @@ def test_the_defaults_go_together() -> None:
 
 
 REFUSED = [
-    ({"sampling_topk": 5}, "generation.sampling_topk=5 narrows what is drawn, and nothing is drawn"),
-    ({"min_p": 0.1, "search": "beam"}, "generation.min_p=0.1 narrows"),
+    ({"sampling_topk": 5}, "generation.sampling_topk=5 truncates the distribution for sampling"),
+    ({"min_p": 0.1, "search": "beam"}, "generation.min_p=0.1 truncates"),
     ({"sampling": True, "search": "diverse_beam"}, "generation.sampling=true draws at random, and the strategy"),
     ({"sampling": True, "constraints": "ordered"}, "generation.sampling=true is one search strategy"),
     ({"sampling": True, "diverse_beam_groups": 2}, "generation.sampling=true is one search strategy"),
@@ -335,17 +335,17 @@ REFUSED = [
     ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
     ({"min_len": 9, "max_len_b": 8}, "generation.min_len=9 is more than generation.max_len_b allows"),
     ({"min_len": 2, "match_source_len": True}, "min_len=2 has no effect with generation.match_source_len=true"),
-    ({"seed": 7}, "generation.seed=7 has no effect, since no search strategy that takes it"),
+    ({"seed": 7}, "generation.seed=7 has no effect, because the search strategy does not use it"),
     ({"seed": 7, "search": "exact"}, "generation.seed=7 has no effect"),
     ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),
-    ({"sampling_topk": 5, "search": "a_users_own"}, "generation.sampling_topk=5 narrows what is drawn"),
+    ({"sampling_topk": 5, "search": "a_users_own"}, "generation.sampling_topk=5 truncates the distribution"),
     ({"penalty_alpha": 0.3, "search": "a_users_own"}, "belongs to contrastive search"),
     ({"temperature": 2.0, "search": "a_users_own", "semantics": "huggingface"}, "has an effect on sampling alone"),
-    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, since greedy and contrastive search"),
+    ({"beam": 3, "search": "greedy"}, "generation.beam=3 has no effect, because greedy and contrastive search"),
     ({"beam": 3, "search": "contrastive"}, "generation.beam=3 has no effect"),
     ({"diversity_rate": -2.0}, "generation.diversity_rate=-2.0 is below 0 and has no effect"),
     *(
-        ({"early_stopping": "true", "semantics": "huggingface", **search}, "says when a sentence has enough")
+        ({"early_stopping": "true", "semantics": "huggingface", **search}, "determines when enough competing")
         for search in ({"beam": 1}, {"search": "greedy"}, {"search": "exact"}, {"search": "stochastic_beam"})
     ),
     ({"nbest": 6}, "generation.nbest=6 hypotheses are more than generation.beam keeps"),

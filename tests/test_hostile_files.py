@@ -136,7 +136,7 @@ def test_aliases_that_stand_for_little_are_read(monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.setattr(reading, "MAX_VALUES", 12)
     assert parse_yaml(b"a: &a [1, 2, 3]\nb: *a\n") == {"a": [1, 2, 3], "b": [1, 2, 3]}  # 11 values: a map, its keys ...
-    with pytest.raises(ValueError, match="line 1 holds more than 12 values, its aliases expanded"):
+    with pytest.raises(ValueError, match="line 1 has more than 12 values, with its aliases expanded"):
         parse_yaml(b"a: &a [1, 2, 3]\nb: *a\nc: *a")
 
 

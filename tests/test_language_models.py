@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, train_sentencepiece
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.setup import DecodingRequest
 from seqgen.generation.speculative.verification import SpeculativeSession
@@ -17,6 +21,7 @@ from seqgen.text.results import Translation
 from seqgen.text.running_text import blocks
 from seqgen.text.translator import Translator
 from seqgen.text.word_streaming import IteratorStreamer
+from tests.commands import sentences
 from tests.language_models import PROMPTS, language_model
 from tests.text_models import text_model
 
@@ -255,6 +260,28 @@ def test_the_text_of_a_continuation_joins_the_text_of_its_prompt() -> None:
     assert continuation(cleaned, [0, 1], [5]) == ","
     reversed_ = lambda ids: decode(list(reversed(ids)))  # noqa: E731
     assert continuation(reversed_, [0, 1], [3, 4]) == "s dog"  # the prompt's text does not come first
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    if name == "bytes":
+        return make_tokenizer(byte_files())
+    lines = [text for pair in sentences(0, 50) for text in pair] + ["hört Bäume, süße"]
+    model = train_sentencepiece(lines, vocab_size=60, model_type=name, hard_vocab_limit=False, special_ids=FAIRSEQ_IDS)
+    return SentencePieceTokenizer(model)
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe", "bytes"])
+def test_prompt_and_continuation_together_are_the_whole_text(name: str) -> None:
+    item = language_model(tokenizer=tokenizer_named(name), max_target_positions=60)
+    prompts = ["the dog sees a", "der Ba", "süße Bäume", ""]
+    translations = Translator(item, sampling=True, beam=12, nbest=12, max_len_b=12).translate(prompts)
+    spaces = 0
+    for translation in translations:
+        for hypothesis in translation.hypotheses:
+            ids = [*item.task.source_tokenizer.encode(translation.source), *hypothesis.tokens.tolist()]
+            assert translation.source + hypothesis.text == item.task.target_tokenizer.decode(ids)
+            spaces += hypothesis.text.startswith(" ")
+    assert name == "bytes" or 0 < spaces < 36  # some begin a new word, and some do not
 
 
 def test_streamed_words_are_the_final_text() -> None:

@@ -1,4 +1,4 @@
-"""Memory that runs out: one sentence that says what takes less, and nothing is lost."""
+"""Out of memory: one sentence names the settings that need less memory, and no result is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["lab"]
 
 
 def run_out(*_: Any, **__: Any) -> None:
-    torch.empty(2**46)  # more than an address can reach: the allocator's own error, at once
+    torch.empty(2**46)  # larger than the address space, so the allocator fails at once
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_number_that_no_tensor_holds(run: Path) -> None:
 
 
 def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The buffers before, and of the one in which memory runs out, the lines before the first that is not finished."""
+    """All earlier buffers are written, and of the failing buffer the lines before the first unfinished one."""
     lines = ["the dog sees a man", "the man has a tree", "", "the tree has a ball", "the boat", "the man and the dog"]
     source, wanted, output = (tmp_path / name for name in ("source", "wanted", "output"))
     source.write_text("".join(line + "\n" for line in lines))
@@ -97,7 +97,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
         original(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
         patch.setattr(TextDecoding, "_decode", decode)
         outcome = command("generate", *options, f"output={output}", "generation.buffer_size=5")
     assert sorted(calls) == [0, 1, 3, 4, 5]
@@ -105,7 +105,7 @@ def test_what_was_decoded_is_kept(run: Path, tmp_path: Path, monkeypatch: pytest
     assert output.read_text() == "".join(wanted.read_text().splitlines(keepends=True)[:5])
     calls.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(TextDecoding, "_joins", lambda *_: False)
+        patch.setattr(TextDecoding, "_can_batch_continuously", lambda *_: False)
         patch.setattr(
             TextDecoding,
             "_decode",
@@ -136,7 +136,7 @@ def test_a_model_that_does_not_fit(arguments: list[str], tmp_path: Path) -> None
 
 
 def test_validation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The updates before it are saved, and the validation is made up for when the run is resumed."""
+    """The earlier updates are saved, and the validation takes place when the run is resumed."""
     options = ["optimization.max_update=4", "dataset.validate_interval_updates=2", "dataset.validate_interval=0"]
     once = lab.train("once", *options)
     with monkeypatch.context() as patch:

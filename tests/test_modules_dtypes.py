@@ -1,4 +1,4 @@
-"""Models in other number formats: near to float32, row by row, and refused where they cannot be."""
+"""Models in other dtypes: results close to float32, rows independent of each other, unsupported dtypes refused."""
 
 from __future__ import annotations
 

@@ -106,6 +106,7 @@ RENAMED = [
         *("seqgen.generation.speculative.verification", "SpeculativeSession"),
     ),
     ("seqgen.loading", "Reader", "seqgen.checkpoints.loading", "CheckpointLoader"),
+    ("seqgen.loading", "WEIGHT_FORMATS", "seqgen.checkpoints.loading", "WEIGHT_DTYPES"),
     ("seqgen.loading", "reader_of", "seqgen.checkpoints.loading", "checkpoint_loader_of"),
     (*("seqgen.checkpoints.loading", "declare_reader"), *("seqgen.checkpoints.loading", "declare_checkpoint_loader")),
     (*("seqgen.checkpoints.loading", "register_reader"), *("seqgen.checkpoints.loading", "register_checkpoint_loader")),

@@ -1,4 +1,4 @@
-"""What a run's outputs depend on is there and unchanged, or no output is written."""
+"""Files and keys that a run's outputs depend on: if one is missing or has changed, no output is written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refused(outcome: Outcome, *words: str) -> None:
 
 
 def outputs(run: Path) -> tuple[list[Any], list[str]]:
-    """What a run writes, exactly, and the notes about it."""
+    """The exact output of a run, and its notes."""
     loaded = load_models([str(run)])
     translations = seqgen.Translator(loaded).translate(LINES)
     best = [(found.text, found.hypotheses[0].score) for found in translations]
@@ -96,7 +96,7 @@ def test_a_tokenizer_that_is_missing_is_not_made_again(run: Path, data: Path, ol
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     for name, arguments in commands_on(run, data).items():
         if older and name == "average":
-            continue  # it has no use for the tokenizer, and nothing says that there was one
+            continue  # it does not use the tokenizer, and no record shows that one is missing
         refused(command(*arguments), f"{run}/tokenizer", "is missing", "copy")
         after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
         assert after == before, name
@@ -114,7 +114,7 @@ def test_a_task_of_ones_own_makes_no_tokenizer_for_a_trained_model(tmp_path: Pat
     run, plugin = tmp_path / "run", "common.user_dir=examples/dates.py"
     arguments = ("task=dates", *SMALL_TRANSFORMER, "optimization.max_update=1", "common.threads=1")
     assert command("train", f"run_dir={run}", plugin, *arguments).code == 0
-    assert command("average", f"path={run}/checkpoints/last").code == 0, "it needs no plugin"
+    assert command("average", f"path={run}/checkpoints/last").code == 0, "averaging needs no plugin"
     assert "tokenizer/dictionary.json" in json.loads((run / RUN_CHECKSUMS).read_text())["files"]
     shutil.rmtree(run / "tokenizer")
     refused(command("generate", f"path={run}", plugin, "input=-"), f"{run}/tokenizer", "is missing")
@@ -200,7 +200,7 @@ def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path,
     (run / RUN_CHECKSUMS).unlink()
     assert outputs(run) == expected
     seqgen.save_generation(run, seqgen.GenerationConfig(beam=5, max_len=12))
-    assert not (run / RUN_CHECKSUMS).exists(), "nobody knows what it was trained with"
+    assert not (run / RUN_CHECKSUMS).exists(), "the state at training is unknown"
     train(data, run, "optimization.max_epoch=7")
     assert (run / RUN_CHECKSUMS).read_bytes() == content
 

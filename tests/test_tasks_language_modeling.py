@@ -79,7 +79,7 @@ def test_the_perplexity_of_the_validation_text_is_that_of_training(data: Path, r
     trained = records(run, "valid")[-1]
     assert math.exp(nats / tokens) == pytest.approx(trained["ppl"], rel=1e-4)
     assert outcome.out.strip() == (
-        f"{len(scores)} sentences, {tokens} tokens: {-nats / tokens:.4f} nats a token (cross-entropy "
+        f"{len(scores)} sentences, {tokens} tokens: {-nats / tokens:.4f} nats per token (cross-entropy "
         f"{nats / tokens / math.log(2):.4f} bits), perplexity {math.exp(nats / tokens):.2f} per token and "
         f"{math.exp(nats / words):.2f} per word"
     )

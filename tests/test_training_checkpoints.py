@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read back exactly, a kill at any moment does no harm, and bad files are refused."""
+"""Checkpoints are read exactly as written, survive a kill at any time, and are refused if damaged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def save(run: Path, names: list[str], value: float) -> None:
 
 
 def value_of(checkpoint: Path) -> float:
-    """The value that every file of a checkpoint was made from."""
+    """The value from which every file of a checkpoint was made."""
     value = read_weights(checkpoint)["w"][0, 0].item()
     state = read_training_state(checkpoint)
     assert state["update"] == value == state["x"][0].item()
@@ -139,7 +139,7 @@ def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
         save(tmp_path, [f"update_{n}", f"epoch_{n}", "best", "last"], n)
     manager.prune("update", 2)
     manager.prune("epoch", -1)
-    for keep in (4, 5, 7, 100):  # no more than there are
+    for keep in (4, 5, 7, 100):  # also more than exist
         manager.prune("epoch", keep)
     names = {path.name for path in manager.folder.iterdir()}
     assert names == {"best", "last", "update_9", "update_10", "epoch_1", "epoch_2", "epoch_9", "epoch_10"}
@@ -149,7 +149,7 @@ def test_only_the_last_ones_are_kept(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: after it nothing is done any more."""
+    """Simulates SIGKILL: no operation follows it."""
 
 
 def operations(
@@ -194,7 +194,7 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(names: list[str], tmp
                 finished = True
             except Killed:
                 finished = False
-        assert value_of(resolve(run)) in (1, 2)  # a reader, without putting anything right
+        assert value_of(resolve(run)) in (1, 2)  # a process that only reads, and repairs nothing
         recovered = Checkpoints(run)
         newest = recovered.newest()
         assert newest is not None
@@ -290,7 +290,7 @@ def test_missing_checksums_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> None:
     for name, reason in [
-        ("model-00001-of-00002.safetensors", "Hugging Face's layout it would need a config.json"),
+        ("model-00001-of-00002.safetensors", "a Hugging Face folder must also have a config.json"),
         ("model.safetensors", "config.json is missing"),
         ("config.json", "convert it with seqgen-convert"),
     ]:
@@ -300,7 +300,7 @@ def test_a_folder_in_hugging_face_layout_is_no_checkpoint(tmp_path: Path) -> Non
 
 
 class Bomb:
-    """Leaves a file behind if it is ever unpickled."""
+    """Creates a file if it is unpickled."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -323,7 +323,7 @@ def test_code_is_never_run(name: str, tmp_path: Path) -> None:
             resolve(tmp_path)
     save(tmp_path, ["last"], 1)
     inside = tmp_path / "checkpoints" / "last" / "model.safetensors"
-    inside.write_bytes((tmp_path / name).read_bytes())  # under a harmless name, and even with its checksum
+    inside.write_bytes((tmp_path / name).read_bytes())  # under a harmless name and with a correct checksum
     serialization.write_checksums(inside.parent)
     with pytest.raises(CheckpointError, match="not a readable safetensors file"):
         read_weights(inside.parent)
@@ -333,7 +333,7 @@ def test_code_is_never_run(name: str, tmp_path: Path) -> None:
 def test_resolve(tmp_path: Path) -> None:
     run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
     save(run, ["update_5"], 5)
-    with pytest.raises(CheckpointError, match="without checkpoints best and last; there are: update_5"):
+    with pytest.raises(CheckpointError, match="without checkpoints best and last; it has: update_5"):
         resolve(run)
     save(run, ["last"], 6)
     assert resolve(run) == folder / "last"

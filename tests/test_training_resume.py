@@ -1,4 +1,4 @@
-"""Which configurations may continue a run."""
+"""Configurations with which a run may and may not be continued."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_keys_that_may_change_exist() -> None:
 
 
 def test_the_number_of_processes_may_change(old: dict[str, Any]) -> None:
-    """Also the batches that each accumulates, if an update is then made of as many as before."""
+    """``update_freq`` may change with it, if the number of batches per update stays the same."""
     two = changed(old, distributed_training__distributed_world_size=2, optimization__update_freq=[1, 2])
     check_resumable(two, changed(two, distributed_training__distributed_world_size=1))
     check_resumable(two, changed(old, optimization__update_freq=[2, 4]))

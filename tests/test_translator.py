@@ -203,7 +203,7 @@ def test_what_compares_source_and_output_needs_one_vocabulary() -> None:
     task.source_tokenizer = WhitespaceTokenizer(dictionary(25))
     translator = Translator(text_model(task=task), beam=1, **SHORT)
     for key, value in (("prompt_lookup", 2), ("encoder_no_repeat_ngram_size", 2), ("encoder_repetition_penalty", 1.5)):
-        with pytest.raises(ConfigError, match=f"{key}={value} compares the output with the source"):
+        with pytest.raises(ConfigError, match=f"{key}={value} compares target ids with source ids"):
             translator.translate(["w1"], **{key: value})
     plain = Translator(text_model(), beam=1, **SHORT)
     assert [t.text for t in plain.translate(TEXTS, prompt_lookup=2)] == [t.text for t in plain.translate(TEXTS)]
@@ -217,7 +217,7 @@ def test_dtypes() -> None:
     assert [t.score for t in translator.translate(TEXTS)] == pytest.approx(scores, abs=1e-5)
     half = Translator(text_model(), dtype="bfloat16", **SHORT).translate(TEXTS)
     assert [t.score for t in half] == pytest.approx(scores, abs=0.1)
-    with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 is for all.*constructor"):
+    with pytest.raises(ConfigError, match=r"generation\.dtype=bfloat16 applies to all.*constructor"):
         translator.translate(TEXTS, dtype="bfloat16")
     with pytest.raises(ConfigError, match="none of"):
         Translator(text_model(), dtype="float7")
@@ -290,11 +290,11 @@ def test_contrastive_search_has_nothing_to_choose_from() -> None:
 def test_an_ensemble_is_decoded_as_its_first_member_says() -> None:
     translator = Translator([with_settings(beam=3), with_settings(beam=2, lenpen=2.0)])
     assert (translator.settings().beam, translator.settings().lenpen) == (3, 1.0)
-    assert "model 2 by itself would be decoded with other settings (beam, lenpen)" in translator.prepare().notes[1]
+    assert "the own settings of model 2 differ from those of model 1 (beam, lenpen)" in translator.prepare().notes[1]
     assert len(translator.prepare(beam=3, lenpen=1.0).notes) == 0
     mixed = Translator([with_settings(), with_settings(semantics="huggingface")])
     assert mixed.settings().semantics == "fairseq"
-    assert "(semantics); those of model 1 count" in mixed.prepare().notes[0]
+    assert "(semantics); those of model 1 are used" in mixed.prepare().notes[0]
 
 
 def test_what_a_run_takes_from_its_configuration() -> None:

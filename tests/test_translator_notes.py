@@ -170,7 +170,7 @@ def test_a_longest_length_beyond_the_model_is_said() -> None:
     translator = Translator(text_model(), max_len=5000)
     longest = translator.models[0].max_positions()[1]
     assert translator.prepare().notes == [
-        f"generation.max_len=5000 is more than the {longest} tokens that can be written"
+        f"generation.max_len=5000 is more than the {longest} tokens that can be generated"
     ]
     assert "generation.max_len_b=6000 is more" in translator.prepare(max_len_b=6000).notes[1]
     assert translator.prepare(max_len=longest).notes == []

@@ -1,4 +1,4 @@
-"""``common.user_dir``: several files, what a run records of them, and what is said when one is missing."""
+"""``common.user_dir``: several files, the run's record of them, and the message when one is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.commands import Outcome, command
 from tests.training_runs import TINY
 
 OWN = ("seqgen_user_net", "seqgen_user_user_search")
-"""Modules that the files of this test are imported as."""
+"""Names of the modules that the files of this test become."""
 
 COMPONENTS = Path(__file__).parent / "user_search.py"
 MODEL = """
@@ -42,7 +42,7 @@ class OwnModel(TransformerModel):
 
 
 def forget() -> None:
-    """Unregister the user's components, as a new process would not have them."""
+    """Unregister the user's components, so that this process is like a new one."""
     for registry in (*GROUPS.values(), *(registry for registry, _ in DECODING_COMPONENTS.values())):
         own = [entry for entry in registry._entries.values() if entry.component.__module__.startswith(OWN)]
         for entry in own:
@@ -135,20 +135,20 @@ def test_a_run_is_resumed_with_its_record(trained: tuple[Path, Path], tmp_path: 
 
 
 def test_what_is_recorded_may_be_gone(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    """The files of a run can be moved, and its record edited or deleted: it still loads with files that are given."""
+    """A run whose files were moved, or whose record was edited or deleted, loads with the files that the user gives."""
     run = Path(shutil.copytree(trained[0], tmp_path / "run"))
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["common"]["user_dir"] = "nowhere/net.py"  # one text, as older runs have it
     del config["common"]["user_files"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which is not there")
+    refused(decode(run, "common.user_dir=run"), "config.yaml records nowhere/net.py, which does not exist")
     refused(decode(run), "there is no model 'own_net'", "common.user_dir=PATH")
     assert decode(run, f"common.user_dir=[{trained[1]},{COMPONENTS}]").code == 0
 
 
 def test_the_record_needs_a_run(tmp_path: Path) -> None:
-    refused(command("generate", "common.user_dir=run"), "path and run_dir name no run")
-    refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "name no run")
+    refused(command("generate", "common.user_dir=run"), "neither path nor run_dir names a run")
+    refused(command("generate", f"path={tmp_path}/none", "common.user_dir=run"), "neither path nor run_dir names a run")
 
 
 def test_old_runs_have_one_text() -> None:
@@ -184,7 +184,7 @@ def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
         (tmp_path / name / "same.py").write_text(f"NAME = {name!r}\n")
         import_user_dir(tmp_path / name)
         import_user_dir(tmp_path / name / "same.py")  # once is enough
-    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_")]
+    modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
     assert [module.NAME for module in modules] == ["one", "two"]
 
 

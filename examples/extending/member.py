@@ -19,7 +19,7 @@ import seqgen
 from seqgen.generation.ensemble.combinations import Fusion
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.structures import Hypothesis, Source
-from seqgen.text.text_decoding import TextModel
+from seqgen.text.text_model import TextModel
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The average of several checkpoints' weights, which often decodes better than any one of them."""
+"""Averages the weights of several checkpoints; the average often decodes better than each of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from seqgen.errors import CheckpointError
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
-    """The newest checkpoints of a run: ``epoch_N`` and ``update_N``, each update once.
+    """The newest checkpoints ``epoch_N`` and ``update_N`` of a run; of two with the same update, one counts.
 
     Args:
-        run: the run's folder.
-        count: how many.
+        run: the run folder.
+        count: number of checkpoints.
 
     Returns:
         Their folders, oldest first.
 
     Raises:
-        CheckpointError: there are fewer.
+        CheckpointError: the run has fewer.
     """
     folder = run / FOLDER
     by_update = {update_of(path): path for kind in ("epoch", "update") for path in numbered(folder, kind)}
@@ -37,21 +37,22 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
 
 
 def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Average the weights of checkpoints, each read once and summed in float64.
+    """Average the weights of checkpoints. Each is read once, and the sum is in float64.
 
     Args:
-        checkpoints: folders of checkpoints of one architecture; see ``checkpoints.resolve``.
+        checkpoints: folders of checkpoints of one architecture; see ``run_checkpoints.resolve``.
 
     Returns:
-        Weights by name, with the dtypes of the first checkpoint. Other tensors than floating-point ones are its own.
+        Weights by name, with the dtypes of the first checkpoint. Tensors that are not floating-point are those of the
+        first checkpoint.
 
     Raises:
-        CheckpointError: none is given, one cannot be read, or names or shapes differ.
+        CheckpointError: no checkpoint is given, one cannot be read, or names or shapes differ.
     """
     if not checkpoints:
         raise CheckpointError("there is no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
-    owners: dict[int, str] = {}  # the first of several names that share a weight; they still share it in the average
+    owners: dict[int, str] = {}  # the first name of each tensor: names that share a tensor also share its average
     owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
     sums = {name: first[name].double() for name in owners.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:
@@ -69,15 +70,18 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:
-    """Write averaged weights as a checkpoint of a run that can be decoded with, though not resumed.
+    """Write averaged weights as a checkpoint, for decoding but not for resuming training.
 
     Args:
-        run: the run's folder; hold its lock.
-        weights: what ``average`` returned.
+        run: the run folder; the caller holds its lock.
+        weights: the result of ``average``.
         name: the checkpoint's name.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        CheckpointError: it cannot be written.
     """
     checkpoints = Checkpoints(run)
     checkpoints.save([name], weights, None)

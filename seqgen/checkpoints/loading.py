@@ -41,7 +41,8 @@ from seqgen.task import Task
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 CONFIG_FILE = "config.yaml"
-WEIGHT_FORMATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that loaded weights can have."""
 
 
 @dataclass(frozen=True)
@@ -230,21 +231,21 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_format(dtype))
+    loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_dtype(dtype))
     loaded = _load_run(Path(path)) if loader is None else loader(Path(path), reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
     return loaded
 
 
-def _weight_format(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """The dtype of a name.
+def _weight_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype with a name, such as ``"bfloat16"``; a dtype or ``None`` is returned unchanged.
 
     Raises:
-        ConfigError: weights cannot have it.
+        ConfigError: it is not one of ``WEIGHT_DTYPES``.
     """
-    known = {str(one).removeprefix("torch."): one for one in WEIGHT_FORMATS}
+    known = {str(one).removeprefix("torch."): one for one in WEIGHT_DTYPES}
     found = known.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in WEIGHT_FORMATS:
+    if dtype is not None and found not in WEIGHT_DTYPES:
         raise ConfigError(f"dtype={dtype} is not a dtype that weights can have; choose one of: {', '.join(known)}")
     return found
 

@@ -1,8 +1,8 @@
-"""Comparing a model's size with its checkpoint's before any memory is taken.
+"""Compares a model's weights with those of its checkpoint before memory is allocated.
 
-A damaged configuration can ask for a billion layers, while the size of the checkpoint's weights is bounded by the size
-of its file. So the model is first built without memory, on PyTorch's ``meta`` device. It is built with memory only if
-its sizes match those of the checkpoint.
+A damaged configuration can ask for a billion layers, whereas the weights of a checkpoint are no larger than its file.
+So the model is first built on PyTorch's ``meta`` device, which allocates no memory. It is built on a real device only
+if its weights match those of the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ MAX_BUFFERS = 1 << 32
 def check_size(
     build: Callable[[], nn.Module], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
 ) -> None:
-    """Check that a model is as large as its weights; one that needs memory to be built is left unchecked.
+    """Check that a model has the weights of its checkpoint, by name and shape.
+
+    A model that cannot be built on the ``meta`` device is not checked.
 
     Args:
         build: builds the model.
-        weights: the weights by name; only their shapes are looked at, so that they may be on the ``meta`` device.
+        weights: the checkpoint's weights by name; only their shapes are read, so they may be on the ``meta`` device.
         where: the checkpoint, for messages.
-        without_memory: whether the model is known to build on the ``meta`` device, so that a failure there is an error.
+        without_memory: whether the model is known to build on the ``meta`` device; if so, a failure there is an error.
 
     Raises:
-        CheckpointError: it is larger, or has other weights.
+        CheckpointError: the model has other weights, or too large buffers.
     """
     try:
         with torch.device("meta"), _at_most(4 * len(weights) + 1000, where):
@@ -59,14 +61,17 @@ def check_size(
 
 
 def build_real(build: Callable[[], Any], where: str) -> Any:
-    """Build a model with memory.
+    """Build a model on a real device.
 
     Args:
         build: builds the model.
         where: the checkpoint, for messages.
 
+    Returns:
+        The model.
+
     Raises:
-        CheckpointError: its sizes are none that a model can have, or there is not enough memory.
+        CheckpointError: the configured sizes are impossible, or there is not enough memory.
     """
     try:
         return build()
@@ -81,7 +86,7 @@ def _impossible(error: BaseException, where: str) -> CheckpointError:
 
 @contextlib.contextmanager
 def _at_most(limit: int, where: str) -> Iterator[None]:
-    """Stop building a model with more parameters than this; repeated and replaced parameters count as well."""
+    """Fail as soon as more than ``limit`` parameters are registered; replaced and shared ones count each time."""
     count = 0
 
     def add(*_: Any) -> None:

@@ -12,13 +12,13 @@ _UPDATE_FREQ = "optimization.update_freq"
 MAY_CHANGE = frozenset(
     {
         "run_dir",
-        # how long
+        # length of training
         "optimization.max_update",
         "optimization.max_epoch",
         "optimization.stop_time_hours",
         "optimization.stop_min_lr",
         "checkpoint.patience",
-        # where
+        # files and devices
         "task.train",
         "task.valid",
         "task.test",
@@ -30,7 +30,7 @@ MAY_CHANGE = frozenset(
         "distributed_training.distributed_backend",
         "distributed_training.timeout",
         _WORLD_SIZE,
-        # how often to log, validate and save, and how
+        # logging, validation and saving
         "common.log_interval",
         "common.log_format",
         "common.tensorboard",
@@ -53,11 +53,11 @@ _MISSING = "(not set)"
 
 
 def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a run that was started with one configuration can be continued with another one.
+    """Check that a run can be continued with another configuration.
 
     Args:
         old: the run's configuration as nested plain values, as in its ``config.yaml``.
-        new: the configuration that is asked for.
+        new: the configuration to continue with, likewise.
 
     Raises:
         ConfigError: keys that influence training differ; the message lists them with both values.
@@ -82,7 +82,7 @@ def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def _batches_in_update(config: Mapping[str, Any]) -> list[int]:
-    """Batches of all processes that make one update, for each epoch."""
+    """For each epoch, the number of batches of all processes in one update."""
     return [freq * config.get(_WORLD_SIZE, 1) for freq in config.get(_UPDATE_FREQ) or [1]]
 
 
@@ -94,7 +94,15 @@ def _may_change(key: str, before: Mapping[str, Any]) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested values, each with its keys joined by dots."""
+    """Walk through the leaves of nested mappings.
+
+    Args:
+        tree: nested mappings with string keys.
+        prefix: what the names of all leaves begin with.
+
+    Yields:
+        The name of each leaf, which is its keys joined by dots, and its value.
+    """
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")

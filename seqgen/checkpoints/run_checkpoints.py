@@ -3,12 +3,12 @@
 ::
 
     RUN/checkpoints/last/        model.safetensors            the weights to decode with
-                    best/        training_state.safetensors   what else resuming needs: its tensors
-                    epoch_3/     training_state.json          ... and its plain values
+                    best/        training_state.safetensors   the rest of the training state: tensors
+                    epoch_3/     training_state.json          ... and plain values
                     update_500/  SHA256SUMS                   a checksum of each file
 
-A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any moment either the earlier
-one or the new one exists. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
+A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any time either the old or the
+new one is complete. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
 named ``.NAME.old``; loading finds it there, and the next training run renames it back.
 """
 
@@ -43,15 +43,15 @@ MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
 STATE = "training_state.json"
 FOLDER = "checkpoints"
-_HUGGINGFACE = "config.json"  # what makes a folder one in Hugging Face's layout
+_HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
 
 
 class Checkpoints:
-    """The checkpoints of a run that is being trained; only the process that holds the run's lock may have one.
+    """Writes and deletes checkpoints of a run; only for the process that holds the run's lock.
 
     Args:
-        run: the run's folder.
+        run: the run folder.
     """
 
     def __init__(self, run: Path):
@@ -69,7 +69,7 @@ class Checkpoints:
                 path.rename(self.folder / name)
         for pattern in (".*.tmp", ".*.deleted"):
             for path in self.folder.glob(pattern):
-                if path.is_dir() and not path.is_symlink():  # ours are folders
+                if path.is_dir() and not path.is_symlink():  # this class makes only folders
                     shutil.rmtree(path)
 
     def save(self, names: Sequence[str], weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
@@ -81,7 +81,7 @@ class Checkpoints:
             state: the rest of the training state; ``None`` for a checkpoint that cannot be resumed.
 
         Raises:
-            UserError: the disk is full; all earlier checkpoints are as they were.
+            CheckpointError: it cannot be written, for example because the disk is full; earlier checkpoints are intact.
         """
         temporary = {name: self.folder / f".{name}.tmp" for name in names}
         first, *others = temporary.values()
@@ -104,7 +104,7 @@ class Checkpoints:
 
         Args:
             kind: ``"epoch"`` or ``"update"``.
-            keep: how many to keep; below 0 for all.
+            keep: number of checkpoints to keep; negative for all.
         """
         if keep >= 0:
             numbered = self.numbered(kind)
@@ -133,7 +133,7 @@ def update_of(checkpoint: Path) -> int:
     """The number of updates of a checkpoint; -1 if it does not contain one.
 
     Raises:
-        CheckpointError: what it says is damaged.
+        CheckpointError: the training state is damaged.
     """
     path = checkpoint / STATE
     if not path.is_file():
@@ -146,17 +146,16 @@ def update_of(checkpoint: Path) -> int:
 
 
 def resolve(path: str | Path) -> Path:
-    """Find the checkpoint that a path means.
+    """Find the checkpoint that a path refers to.
 
     Args:
-        path: a run folder (its best checkpoint, else its last), a checkpoint's folder, or the ``model.safetensors`` in
-            one.
+        path: a run folder (its best checkpoint, else its last), a checkpoint's folder, or its ``model.safetensors``.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: there is no checkpoint there, or it is of a kind that may contain code.
+        CheckpointError: there is no checkpoint, or the file is of a kind that can contain code.
     """
     given = Path(path)
     if given.is_file():
@@ -169,7 +168,7 @@ def resolve(path: str | Path) -> Path:
             )
         raise CheckpointError(f"{given}: not a checkpoint; give a run folder, a checkpoint's folder or a {MODEL}")
     for candidate in (given, given / FOLDER / "best", given / FOLDER / "last"):
-        for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # see the head of this file
+        for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
     if not given.exists():
@@ -178,21 +177,21 @@ def resolve(path: str | Path) -> Path:
         names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
         raise CheckpointError(
             f"{given}: a run folder without checkpoints best and last"
-            + (f"; there are: {names}" if names else "; has its training saved one yet?")
+            + (f"; it has: {names}" if names else "; perhaps its training has not saved one yet")
         )
     codes = sorted(p.name for p in given.iterdir() if p.suffix in _CODE_SUFFIXES) if given.is_dir() else []
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
     if given.is_dir() and any(given.glob("*.safetensors")):
-        hint += f"; as a folder in Hugging Face's layout it would need a {_HUGGINGFACE}"
+        hint += f"; a Hugging Face folder must also have a {_HUGGINGFACE}"
     raise CheckpointError(f"{given}: neither a run folder nor a checkpoint: no {MODEL} in it{hint}")
 
 
 def _checked(folder: Path) -> Path:
-    """The folder of a ``model.safetensors``, if it is a checkpoint rather than a folder in Hugging Face's layout."""
+    """The folder of a ``model.safetensors``, if it is a checkpoint of a run and not a Hugging Face folder."""
     if (folder / CHECKSUMS).exists() or folder.absolute().parent.name == FOLDER:
         return folder
     if (folder / _HUGGINGFACE).is_file():
-        raise CheckpointError(f"{folder}: a folder in Hugging Face's layout; convert it with seqgen-convert")
+        raise CheckpointError(f"{folder}: a Hugging Face folder; convert it with seqgen-convert")
     raise CheckpointError(
         f"{folder}: neither a Hugging Face folder, because {_HUGGINGFACE} is missing, nor a checkpoint of a "
         f"run, because {CHECKSUMS} is missing"
@@ -205,7 +204,7 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Read a checkpoint's weights, checksum verified.
+    """Read a checkpoint's weights, and verify their checksum.
 
     Args:
         checkpoint: the checkpoint's folder; see ``resolve``.
@@ -229,7 +228,13 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
-    """A checkpoint's weights by name without their values, on the ``meta`` device.
+    """Read the shapes of a checkpoint's weights.
+
+    Args:
+        checkpoint: the checkpoint's folder; see ``resolve``.
+
+    Returns:
+        Tensors without values by name, on the ``meta`` device.
 
     Raises:
         CheckpointError: the file is missing, damaged or truncated.
@@ -237,13 +242,18 @@ def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
     try:
         return read_tensors(checkpoint / MODEL, values=False)
     except CheckpointError:
-        return read_weights(
-            checkpoint
-        )  # which reports what is wrong with it, or loads the newer checkpoint that replaced it
+        # reports what is wrong with the file, or reads the newer checkpoint that has replaced it
+        return read_weights(checkpoint)
 
 
 def read_training_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the training state except the weights, checksums verified.
+    """Read a checkpoint's training state except the weights, and verify its checksums.
+
+    Args:
+        checkpoint: the checkpoint's folder; see ``resolve``.
+
+    Returns:
+        The state that ``Checkpoints.save`` was given.
 
     Raises:
         CheckpointError: a file is missing, damaged or truncated.
@@ -265,7 +275,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
         checkpoint: the checkpoint's folder; see ``resolve``.
 
     Raises:
-        CheckpointError: the file cannot be used, or names or shapes do not fit; the model is then as it was.
+        CheckpointError: the file cannot be used, or names or shapes differ; the model is then unchanged.
     """
     weights = read_weights(checkpoint)
     upgrade = getattr(model, "upgrade_state_dict", None)
@@ -276,15 +286,15 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 
 def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Check that names and shapes of weights are those of a model.
+    """Check that weights have the names and shapes of a model's weights.
 
     Args:
         model: the model.
         weights: weights by name.
-        where: where they come from, for messages.
+        where: the checkpoint of the weights, for messages.
 
     Raises:
-        CheckpointError: they are not; the message names those that do not fit.
+        CheckpointError: names or shapes differ; the message lists them.
     """
     wanted = model.state_dict()
     shapes = {
@@ -353,7 +363,7 @@ def _replace(new: Path, final: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Delete a folder; it is first renamed, so that a partly deleted folder is never loaded."""
+    """Delete a folder; it is renamed first, so that a partly deleted folder is never loaded."""
     name = path.name.removeprefix(".").removesuffix(".old")
     deleted = path.with_name(f".{name}.deleted")
     shutil.rmtree(deleted, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Checksums of a run's tokenizers and of configuration keys that its outputs depend on.
+"""Records of a run's tokenizers and configuration, which detect later changes that would change its outputs.
 
-``checksums.json`` in the run folder stores their state at the time of training::
+``checksums.json`` in the run folder has their state at the time of training::
 
     {"files": {"tokenizer/tokenizer.json": SHA256, ...},   every file of the tokenizers
-     "fixed": {"model.encoder_layers": 6, ...},            keys that may not change once the run has weights
+     "fixed": {"model.encoder_layers": 6, ...},            keys that may not change after training has begun
      "values": {"sources.de.input": "...", ...},           further values of the task that may not change
-     "generation": {"beam": 5, ...}}                       keys that may change, which a note reports
+     "generation": {"beam": 5, ...}}                       keys that may change; a note reports the change
 
 All other keys of ``config.yaml`` can be edited. An older run folder without the file is not checked.
 """
@@ -37,16 +37,27 @@ def write_run_checksums(run: Path, config: TrainConfig, task: Task) -> None:
     """Write the checksums of a run's tokenizers and configuration.
 
     Args:
-        run: the run's folder, with its tokenizers.
-        config: its configuration.
-        task: its task.
+        run: the run folder, with its tokenizers.
+        config: the run's configuration.
+        task: the run's task.
+
+    Raises:
+        UserError: the file cannot be written.
     """
     parts = tokenizer_digests(run), _fixed(config), task.fixed_values(), to_dict(config.generation)
     _write(run, dict(zip(_PARTS, parts, strict=True)))
 
 
 def update_generation(run: Path, cfg: GenerationConfig) -> None:
-    """Store changed decoding settings of a run; a run without ``checksums.json`` gets none."""
+    """Record new decoding settings of a run, if the run has a ``checksums.json``.
+
+    Args:
+        run: the run folder.
+        cfg: the new settings.
+
+    Raises:
+        UserError: the file is damaged or cannot be written.
+    """
     content = _read(run)
     if content is not None:
         _write(run, {**content, _GENERATION: to_dict(cfg)})
@@ -63,11 +74,11 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
     """Check that the tokenizers are those that training made.
 
     Args:
-        run: the run's folder.
-        complete: whether a file that is missing is an error.
+        run: the run folder.
+        complete: whether a missing file is an error.
 
     Raises:
-        CheckpointError: one is not.
+        CheckpointError: a file is missing or has changed.
     """
     for name, expected in ((_read(run) or {}).get(_FILES) or {}).items():
         path = run / name
@@ -76,23 +87,23 @@ def verify_tokenizers(run: Path, complete: bool = True) -> None:
                 raise CheckpointError(f"{path} is missing; {_ADVICE}")
         elif digest(path) != expected:
             raise CheckpointError(
-                f"{path}: its checksum differs from {RUN_CHECKSUMS}, so one of the two is damaged or was replaced "
-                f"since training wrote it; {_ADVICE}"
+                f"{path}: its checksum differs from {RUN_CHECKSUMS}, so one of the two files is damaged or was "
+                f"replaced after training; {_ADVICE}"
             )
 
 
 def verify_run(run: Path, plain: Mapping[str, Any]) -> list[str]:
-    """Check that tokenizers and configuration are those that the weights were trained with.
+    """Check that the tokenizers and the fixed keys are those that the weights were trained with.
 
     Args:
-        run: the run's folder.
-        plain: its configuration as it is there now, as nested plain values.
+        run: the run folder.
+        plain: the run's present configuration, as nested plain values.
 
     Returns:
-        Notes about what has been changed and may be.
+        Notes about decoding settings that have changed, which is allowed.
 
     Raises:
-        CheckpointError: they are not.
+        CheckpointError: a tokenizer or a fixed key has changed.
     """
     verify_tokenizers(run)
     content = _read(run) or {_FIXED: {}, _GENERATION: {}}
@@ -115,11 +126,11 @@ def verify_task(run: Path, task: Task) -> None:
     """Check that the task's fixed values are those that the weights were trained with.
 
     Args:
-        run: the run's folder.
-        task: its task.
+        run: the run folder.
+        task: the run's task.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: a value has changed.
     """
     now = task.fixed_values()
     for key, expected in ((_read(run) or {}).get(_VALUES) or {}).items():
@@ -131,7 +142,10 @@ def verify_task(run: Path, task: Task) -> None:
 
 
 def _fixed(config: TrainConfig) -> dict[str, Any]:
-    """The keys of the model, and those of the task that are neither free text (paths, names) nor may change."""
+    """The keys that may not change: all of the model; of the task its name, numbers, switches and choices.
+
+    Other keys of the task are free text, such as paths, and those in ``MAY_CHANGE`` may also change.
+    """
     plain = to_dict(config)
     fixed = dict(flatten({"model": plain["model"], "task": {"_name": plain["task"]["_name"]}}))
     for key, field, value in known_keys(config.task, "task."):

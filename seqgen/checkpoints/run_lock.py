@@ -19,24 +19,24 @@ LOCK = ".lock"
 class RunLock:
     """The held lock of a run folder.
 
-    It is held as long as any process has the file open: the process that took it, or a child process that got this
-    object as an argument. No other process can take it until all of them have ended.
+    It is held as long as any process has the file open: the process that took the lock, or a child process that got
+    this object as an argument. No other process can take the lock until all of them have ended.
 
     Args:
-        descriptor: of the open, locked file.
+        descriptor: file descriptor of the open, locked file.
     """
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
 
     def sign(self) -> None:
-        """Write into the file that this process holds the lock."""
+        """Write the ID of this process into the file, for the message to other processes."""
         os.ftruncate(self.descriptor, 0)
         os.write(self.descriptor, f"process {os.getpid()}".encode())  # the file is open for appending
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give the started process the descriptor itself; opening the file anew would be another lock."""
-        from multiprocessing.reduction import DupFd  # there is none on Windows
+        """Pass the descriptor itself to a child process; a newly opened file would be another lock."""
+        from multiprocessing.reduction import DupFd  # does not exist on Windows
 
         return _inherited, (DupFd(self.descriptor),)
 
@@ -53,13 +53,14 @@ def run_lock(folder: Path) -> Iterator[RunLock]:
     process does not block a new one.
 
     Args:
-        folder: the run's folder; made if there is none.
+        folder: the run folder; created if it does not exist.
 
     Yields:
         The lock.
 
     Raises:
-        CheckpointError: another process holds it.
+        CheckpointError: another process holds the lock.
+        UserError: the folder cannot be written.
     """
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""Tensors and plain values to files and back, without pickle.
+"""Saves and loads tensors and plain values without pickle.
 
-A state is a tree of dicts, lists, plain values and tensors. It becomes two files: the tensors in ``safetensors``
-format, the rest as JSON in which ``{"$tensor": NAME}`` stands for each tensor. A folder of files carries their
-checksums in ``SHA256SUMS``, in the format of ``sha256sum -c``.
+A state is a tree of dicts, lists, plain values and tensors. It is saved as two files: the tensors in ``safetensors``
+format, and the rest as JSON, in which ``{"$tensor": NAME}`` refers to a tensor. ``SHA256SUMS`` in the same folder has
+their checksums, in the format of ``sha256sum -c``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict
 
 
 def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Split a state into what JSON holds and its tensors.
+    """Split a state into plain values and tensors.
 
     Args:
-        tree: nested dicts with string keys, lists, tuples (which come back as lists), tensors and plain values.
+        tree: nested dicts with string keys, lists, tuples (which are loaded as lists), tensors and plain values.
         prefix: what the tensors' names begin with.
 
     Returns:
         The tree with a reference in place of each tensor, and the tensors by name.
 
     Raises:
-        TypeError: a key is no string, or a value is none of these.
+        TypeError: a key is not a string, or a value has another type.
     """
     if isinstance(tree, Tensor):
         return {_TENSOR: prefix}, {prefix: tree}
@@ -62,7 +62,18 @@ def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put a state together again; see ``pack``."""
+    """Rebuild a state from plain values and tensors.
+
+    Args:
+        tree: the tree that ``pack`` returned.
+        tensors: the tensors that ``pack`` returned.
+
+    Returns:
+        The state.
+
+    Raises:
+        KeyError: the tree refers to a tensor that does not exist.
+    """
     if isinstance(tree, dict):
         if set(tree) == {_TENSOR}:
             return tensors[tree[_TENSOR]]
@@ -71,11 +82,14 @@ def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors to a ``safetensors`` file and sync it to disk. One that has several names is written once.
+    """Write tensors to a ``safetensors`` file and sync it to disk. A tensor with several names is written once.
 
     Args:
         path: the file.
         tensors: tensors by name, on any device.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     metadata = {"format": "pt"}
     unique: dict[str, Tensor] = {}
@@ -94,19 +108,22 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         safetensors.torch.save_file(unique, path, metadata)
         _sort_metadata(path)
     except safetensors.SafetensorError as error:
-        # The library wraps the operating system's error in a text of its own.
+        # the library gives the operating system's error only as text
         full = "No space left" in str(error) or "StorageFull" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
-    path.chmod(mode)  # by default, the library makes the file readable by its owner only
+    path.chmod(mode)  # the library makes the file readable by its owner only
     sync(path)
 
 
 def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
-    """Read a ``safetensors`` file, every name of every tensor.
+    """Read a ``safetensors`` file. A tensor with several names is returned under each of them.
 
     Args:
         path: the file.
-        values: whether to read the tensors' values; without them, only their shapes are read.
+        values: whether to read the values; if not, only the shapes are read.
+
+    Returns:
+        Tensors by name, on the CPU or the ``meta`` device.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -126,14 +143,14 @@ def read_tensors(path: Path, values: bool = True) -> dict[str, Tensor]:
         if key.startswith(_ALIAS):
             if name not in tensors:
                 raise CheckpointError(
-                    f"{path} is damaged: its metadata has {shown(key)} for {shown(name)}, which it lacks"
+                    f"{path} is damaged: its metadata has {shown(key)} for tensor {shown(name)}, which is missing"
                 )
             tensors[key.removeprefix(_ALIAS)] = tensors[name]
     return tensors
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON and sync it to disk; floats come back exactly as they were."""
+    """Write a value as JSON, with floats in full precision, and sync the file to disk."""
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     sync(path)
 
@@ -151,7 +168,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder beside them, and sync the folder."""
+    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder."""
     lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
@@ -159,10 +176,10 @@ def write_checksums(folder: Path) -> None:
 
 
 def verify_checksums(folder: Path, names: Sequence[str]) -> None:
-    """Check that files are what was written.
+    """Check that files have not changed since they were written.
 
     Args:
-        folder: the folder with the files and their checksums.
+        folder: the folder with the files and their ``SHA256SUMS``.
         names: the files to check.
 
     Raises:
@@ -191,10 +208,10 @@ def digest(path: Path) -> str:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Rewrite a header with its metadata keys in order, so that equal tensors give equal files.
+    """Sort the metadata keys in the header of a ``safetensors`` file, so that equal tensors give equal files.
 
-    The library writes the keys in an order that changes from process to process. A header is JSON behind eight bytes
-    that hold its length, and may be padded with spaces.
+    The library writes the keys in an order that differs between processes. The file begins with the length of the
+    header in eight bytes; the header is JSON and may be padded with spaces.
     """
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -202,13 +219,16 @@ def _sort_metadata(path: Path) -> None:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         if len(text) > size:
-            raise ValueError(f"{path}: the sorted header has {len(text)} bytes where there is room for {size}")
+            raise ValueError(f"{path}: the sorted header has {len(text)} bytes, but there is room for {size} only")
         file.seek(8)
         file.write(text.ljust(size))
 
 
 def _own_memory(tensor: Tensor, storages: set[int]) -> Tensor:
-    """A contiguous tensor that is the whole of a storage not yet among ``storages``, as the format demands."""
+    """The tensor, or a copy if the format cannot store it: if it is not contiguous, or only a part of its storage.
+
+    A tensor whose storage is in ``storages`` is copied too. The storage of the result is added.
+    """
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.numel() * tensor.element_size()
     if not (tensor.is_contiguous() and whole) or storage.data_ptr() in storages:

@@ -1,4 +1,4 @@
-"""Which keys of the ``generation`` group go together; the others are refused with the reason."""
+"""Compatibility of the keys of the ``generation`` group: combinations that contradict each other are refused."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from seqgen.generation.rules import DRAWING, draws, rules_named
 NOT_DRAWING = (
     "beam", "greedy", "diverse_beam", "diverse_siblings", "constrained", "contrastive", "exact"
 )  # fmt: skip
-"""The built-in strategies that do not."""
+"""The built-in strategies that draw no random numbers."""
 
 
 def takes_seed(cfg: GenerationConfig) -> bool:
-    """Whether the search strategy takes its seed from the configuration; one of the user's own has its own."""
+    """Whether the search strategy uses ``generation.seed``; a user's own strategy has a seed key of its own."""
     return cfg.search in DRAWING or (cfg.sampling and not cfg.search)
 
 
 def writes_one(cfg: GenerationConfig) -> bool:
-    """Whether the search strategy writes one output whatever the beam."""
+    """Whether the search strategy generates a single output, whatever the beam."""
     return cfg.search in ("greedy", "contrastive")
 
 
 def _stops_early(cfg: GenerationConfig) -> bool:
-    """Whether beams compete until enough of them have finished, by Hugging Face's rules."""
+    """Whether several hypotheses compete until enough have finished, so that ``early_stopping`` has an effect."""
     if not cfg.search:
         return cfg.beam > 1 or bool(cfg.constraints)
     return cfg.search not in ("greedy", "sampling", "contrastive", "exact", "stochastic_beam")
 
 
 def max_len_b(cfg: GenerationConfig) -> int:
-    """The limit that ``max_len_b`` sets; its default is lifted to a greater ``max_len`` that is given alone."""
+    """The effective ``max_len_b``: its default is raised to ``max_len`` if that is larger and given alone."""
     given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
     return cfg.max_len_b if given else max(cfg.max_len, cfg.max_len_b)
 
 
 class Need(NamedTuple):
-    """Some keys that mean nothing without others.
+    """A requirement of some keys on the other keys.
 
     Attributes:
-        keys: names of fields; one counts as given where its value is not the default.
-        met: whether a configuration has what they need.
-        sentence: what they need, after "generation.KEY=VALUE ".
+        keys: names of fields; a key counts as given if its value is not the default.
+        met: whether a configuration meets the requirement.
+        sentence: the error message without its beginning "generation.KEY=VALUE ".
     """
 
     keys: tuple[str, ...]
@@ -54,18 +54,18 @@ class Need(NamedTuple):
 
 
 WARPERS = ("sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""The keys that truncate the distribution before a token is drawn."""
 
 NEEDS = (
     Need(
         WARPERS,
         draws,
-        "narrows what is drawn, and nothing is drawn; give generation.sampling=true, or leave it out",
+        "truncates the distribution for sampling, which is not in use; give generation.sampling=true, or leave it out",
     ),
     Need(
         ("seed",),
         takes_seed,
-        "has no effect, since no search strategy that takes it draws at random; give generation.sampling=true, or "
-        "leave it out",
+        "has no effect, because the search strategy does not use it; give generation.sampling=true, or leave it out",
     ),
     Need(
         ("sampling",),
@@ -117,12 +117,12 @@ NEEDS = (
         ("mbr",),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
-        "search, which write one whatever the beam",
+        "search, which generate one whatever the beam",
     ),
     Need(
         ("beam",),
         lambda cfg: cfg.beam == 1 or not writes_one(cfg),
-        "has no effect, since greedy and contrastive search write one output whatever the beam; leave it out, or "
+        "has no effect, because greedy and contrastive search generate one output whatever the beam; leave it out, or "
         "choose another search",
     ),
     Need(
@@ -138,7 +138,7 @@ NEEDS = (
     Need(
         ("early_stopping",),
         _stops_early,
-        "says when a sentence has enough of several hypotheses that compete, and here none do; leave it out",
+        "determines when enough competing hypotheses have finished, and here none compete; leave it out",
     ),
     Need(
         ("lenpen", "length_penalty"),
@@ -158,25 +158,25 @@ NEEDS = (
     Need(
         ("min_len",),
         lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
-        "is more than generation.max_len allows; lower the one or raise the other",
+        "is more than generation.max_len allows; decrease it, or increase generation.max_len",
     ),
     Need(
         ("min_len",),
         lambda cfg: cfg.max_len_a > 0 or cfg.match_source_len or cfg.min_len <= max_len_b(cfg),
-        "is more than generation.max_len_b allows; lower the one or raise the other",
+        "is more than generation.max_len_b allows; decrease it, or increase generation.max_len_b",
     ),
     Need(
         ("nbest",),
         lambda cfg: cfg.nbest <= cfg.beam,
-        "hypotheses are more than generation.beam keeps; lower the one or raise the other",
+        "hypotheses are more than generation.beam keeps; decrease it, or increase generation.beam",
     ),
     Need(
         ("nbest",),
         lambda cfg: cfg.search != "greedy",
-        "hypotheses are more than the one that greedy search writes; choose another search",
+        "hypotheses are more than the one that greedy search generates; choose another search",
     ),
 )
-"""What is refused, in the order in which it is looked for."""
+"""All requirements, in the order in which they are checked."""
 
 
 def check_compatible(cfg: GenerationConfig) -> None:
@@ -186,7 +186,7 @@ def check_compatible(cfg: GenerationConfig) -> None:
         cfg: the configuration.
 
     Raises:
-        ConfigError: the first such key, the reason and what to do.
+        ConfigError: names the first such key, the reason and what to do.
     """
     for key, reason in incompatible(cfg):
         value = getattr(cfg, key)
@@ -195,7 +195,14 @@ def check_compatible(cfg: GenerationConfig) -> None:
 
 
 def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
-    """The keys that ``check_compatible`` refuses, and why."""
+    """Find the keys that ``check_compatible`` refuses.
+
+    Args:
+        cfg: the configuration.
+
+    Yields:
+        Pairs of a key and the reason.
+    """
     neutral = dataclasses.asdict(GenerationConfig())
     given = [key for key, value in vars(cfg).items() if value != neutral[key]]
     for need in NEEDS:

@@ -1,8 +1,8 @@
-"""How a model is decoded where the user does not say: its own settings under those of the user.
+"""A model's own decoding settings, which apply to the keys that the user does not set.
 
-A model brings values of its own: a run what the ``generation`` group of its ``config.yaml`` says otherwise than the
-defaults, a Hugging Face folder its ``generation_config.json``. Over them comes what the user writes, also where that is
-the default value.
+A run's own settings are the values of the ``generation`` group of its ``config.yaml`` that differ from the defaults;
+those of a Hugging Face folder come from its ``generation_config.json``. A value that the user gives overrides them,
+even if it is the default value.
 """
 
 from __future__ import annotations
@@ -22,70 +22,74 @@ OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
     | {"replace_unknown", "ensemble_average", "ensemble_weights"}
 )
-"""Keys that are never a model's own: how fast, which other files, and what an ensemble does."""
+"""Keys that are never a model's own: those of speed, of other files, and of ensembles."""
 
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
     *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "draft_tokens", "prompt_lookup"),
 }
-"""Keys that leave each token the log-probability that the models give it."""
-
+"""Keys that do not change the log-probabilities of tokens."""
 
 NEUTRAL = to_dict(GenerationConfig())
 """The defaults."""
 
 
 def own_settings(cfg: GenerationConfig) -> dict[str, Any]:
-    """What a model takes from the ``generation`` group of its run: values that are not the defaults."""
+    """A model's own settings in the ``generation`` group of its run: values that are not the defaults."""
     return {key: value for key, value in to_dict(cfg).items() if value != NEUTRAL[key] and key not in OF_THE_COMMAND}
 
 
 def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-    """Put the user's settings over those of the models.
+    """Override the models' own settings by those of the user.
 
     Args:
-        own: what each member of an ensemble brings; the first one's are taken. One that would be refused beside the
-            user's, such as a cut-off of sampling where the user wants a beam search, is left out.
-        given: what the user gives, by the names of ``GenerationConfig``'s fields.
+        own: the own settings of each member of an ensemble; those of the first one are used. An own setting that
+            contradicts the user's settings, such as a warper of sampling if the user asks for beam search, is ignored.
+        given: the user's settings, by the names of ``GenerationConfig``'s fields.
 
     Returns:
-        The settings, whose ``semantics`` is never empty, and what the user should know.
+        The settings, whose ``semantics`` is never empty, and notes for the user.
 
     Raises:
-        ConfigError: a key is unknown, or a value has the wrong type, is out of its range or does not go with another.
+        ConfigError: a key is unknown, a value has the wrong type or range, or two keys contradict each other.
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
     taken = {key: value for key, value in own[0].items() if key not in given and key != "components"}
     wanted = _made({**taken, **given})
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
         taken["min_len"] = wanted.max_len
-    while useless := _without_effect(_made({**taken, **given})) & set(taken):
-        taken = {key: value for key, value in taken.items() if key not in useless}
+    while refused := _refused(_made({**taken, **given})) & set(taken):
+        taken = {key: value for key, value in taken.items() if key not in refused}
     cfg = _made({**taken, **given})
     if kept := kept_components(own[0], vars(cfg)):
         taken["components"] = {key: value for key, value in kept.items() if key not in cfg.components}
         cfg = dataclasses.replace(cfg, components={**kept, **cfg.components})
     cfg = dataclasses.replace(cfg, components=parse_components(cfg))
     check_compatible(cfg)
-    worth_saying = {key: value for key, value in taken.items() if value != NEUTRAL[key] and not _lifted(cfg, key)}
-    worth_saying |= worth_saying.pop("components", {})
-    shown = ", ".join(f"{key}={_text(value)}" for key, value in worth_saying.items())
+    notable = {
+        key: value for key, value in taken.items() if value != NEUTRAL[key] and not _only_removes_limit(cfg, key)
+    }
+    notable |= notable.pop("components", {})
+    shown = ", ".join(f"{key}={_text(value)}" for key, value in notable.items())
     notes = [f"keys you do not set come from the model: generation.{shown}"] if shown else []
     for number, other in enumerate(own[1:], start=2):
         if differing := _differing(own[0], other) - set(given):
             keys = ", ".join(sorted(differing))
             notes.append(
-                f"model {number} by itself would be decoded with other settings ({keys}); those of model 1 count"
+                f"the own settings of model {number} differ from those of model 1 ({keys}); those of model 1 are used"
             )
     return cfg, notes
 
 
 def kept_components(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Those keys of components (``search.groups``) whose component is still chosen after other settings are put over.
+    """Select the component keys (``search.groups``) whose component is still chosen after settings are overridden.
 
     Args:
         below: settings by the names of ``GenerationConfig``'s fields.
-        above: those that are put over them.
+        above: the settings that override them.
+
+    Returns:
+        The selected keys of ``below["components"]`` with their values.
     """
     kept = {}
     for key, value in below.get("components", {}).items():
@@ -102,18 +106,18 @@ def _made(values: Mapping[str, Any]) -> GenerationConfig:
     return with_semantics(from_dict(GenerationConfig, values, "generation"))
 
 
-def _without_effect(cfg: GenerationConfig) -> set[str]:
+def _refused(cfg: GenerationConfig) -> set[str]:
     """The keys that ``check_compatible`` would refuse."""
     return {key for key, _ in incompatible(cfg)}
 
 
-def _lifted(cfg: GenerationConfig, key: str) -> bool:
-    """Whether a value only takes away a limit that is seqgen's own."""
+def _only_removes_limit(cfg: GenerationConfig, key: str) -> bool:
+    """Whether a value only removes a default limit, which needs no note."""
     return (key == "max_len_b" and 0 < cfg.max_len <= cfg.max_len_b) or (key == "min_len" and cfg.min_len == 0)
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """The keys of which two models have different values."""
+    """The keys whose values differ between the own settings of two models."""
     return {key for key in {*one, *other} if one.get(key, NEUTRAL[key]) != other.get(key, NEUTRAL[key])}
 
 
@@ -122,6 +126,6 @@ def _text(value: Any) -> str:
 
 
 def changes_scores(cfg: GenerationConfig) -> bool:
-    """Whether the scores of an output may be others than the models themselves give it; true where in doubt."""
-    plain = {**to_dict(cfg), "min_len": max(cfg.min_len, NEUTRAL["min_len"])}  # one that forbids less changes nothing
+    """Whether the scores of an output may differ from the log-probabilities of the models; true if unknown."""
+    plain = {**to_dict(cfg), "min_len": max(cfg.min_len, NEUTRAL["min_len"])}  # a smaller one forbids nothing more
     return draws(cfg) or any(value != NEUTRAL[key] for key, value in plain.items() if key not in SCORES_STAY)

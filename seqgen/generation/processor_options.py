@@ -1,4 +1,4 @@
-"""Which logits processors a configuration asks for, and in which order they are applied."""
+"""Construction of the logits processors of a configuration, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ FLAT_KEYS: dict[str, tuple[str, Callable[[GenerationConfig], dict[str, Any]]]] =
     "eta_cutoff": ("eta", lambda cfg: {"epsilon": cfg.eta_cutoff}),
     "renormalize": ("renormalize", lambda cfg: {}),
 }
-"""For each flat key of the ``generation`` group the registered processor that it asks for, and its values."""
+"""For each key of the ``generation`` group that is short for a processor: its name and configuration values."""
 
 NEUTRAL = {**vars(GenerationConfig()), "min_len": 0}
-"""Values of flat keys that ask for no processor."""
+"""Values of these keys with which no processor is made."""
 
 
 def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resources) -> list[LogitsProcessor]:
-    """All processors of a configuration in the order of the rules; warpers come last.
+    """Build all processors of a configuration, in the order of the rules; warpers come last.
 
     Args:
         cfg: the configuration.
@@ -69,7 +69,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         resources: the target vocabulary and its tokenizer.
 
     Returns:
-        The processors of the flat keys, and those that ``generation.processors`` names.
+        The processors of ``FLAT_KEYS``, and those that ``generation.processors`` names.
 
     Raises:
         ConfigError: a token or text is not in the vocabulary, a bias is not a number, or a name is not registered.
@@ -103,7 +103,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
 
 def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict[str, dict[str, Any]]:
     """Values of processors, by name, whose defaults depend on the rules and on the strategy."""
-    # where the candidates of one sentence's beams compete, one must continue besides all that end
+    # if the beams of a sentence compete, a warper must keep one token besides all end tokens
     competing = cfg.beam > 1 and cfg.search not in ("", "sampling")
     keep = {"keep": 2 + len(resources.extra_end_tokens) if competing else 1}
     return {
@@ -114,7 +114,7 @@ def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict
 
 
 def end_tokens_from_config(cfg: GenerationConfig, dictionary: Dictionary) -> list[int]:
-    """The ids that end an output, each once, end-of-sentence first.
+    """The ids of the tokens that end an output, without repetitions, end-of-sentence first.
 
     Args:
         cfg: the configuration.

@@ -1,1 +1,1 @@
-"""Looking at decodes from outside: what happened at every step, where two decodes differ, and why."""
+"""Inspection of decodes: the candidates of every step, the first difference between two decodes, and its cause."""

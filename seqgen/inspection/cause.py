@@ -1,4 +1,4 @@
-"""Why two decodes of the same line differ: which keys, which optimization, or the models themselves."""
+"""The cause of a difference between two decodes of a line: keys, an optimization, or the models."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ class Decode:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one decode has otherwise than the other.
+    """Why two decodes of a line differ.
 
     Attributes:
-        traces: both decodes of the line; their hypotheses have model scores.
-        scores: what the models said at the step; ``None`` where the steps agree or are not known.
-        model_gap: the largest difference of the members' log-probabilities at the step, in nats; likewise ``None``.
-        beams: for beams of the first decode at the step those of the other with the same tokens.
-        keys: keys that cause the difference: with the other decode's values for them, the first one agrees with it up
-            to and including the step. Several where only all of them together do; none where the models cause the
-            difference, or nothing that was tried explains it.
+        traces: the traces of both decodes; their hypotheses have a ``model_score``.
+        scores: the members' scores of both decodes at the step of the difference; ``None`` if all steps agree, or if
+            the scores were not recorded.
+        model_gap: the largest difference between the members' log-probabilities at that step, in nats; ``None`` if
+            there are no ``scores``.
+        beams: maps beams of the first decode at that step to the beams of the other decode with the same tokens.
+        keys: the smallest set found of keys that cause the difference: with the other decode's values for them, the
+            first decode agrees with it up to and including the step. Empty if the models cause the difference, or if no
+            cause was found.
     """
 
     traces: tuple[LineTrace, LineTrace]
@@ -49,19 +51,23 @@ class Explanation:
 def explain(
     first: Decode, other: Decode, lines: Lines, line: int, difference: Difference, tolerance: float
 ) -> Explanation:
-    """Find what causes a difference.
+    """Find the cause of a difference.
 
-    The members' log-probabilities at the step are compared first: the beams are the same there. Where the models are
-    different and so are their log-probabilities, the models are the cause. Otherwise the values of the other decode are
-    given to the first one, key by key, until both agree.
+    First the members' log-probabilities at the step are compared, for beams with the same tokens. If the models are
+    different and their log-probabilities differ, the models are the cause. Otherwise the first decode is repeated with
+    values of the other decode: first with one key at a time, then with all of them, from which keys are removed as long
+    as the two decodes agree.
 
     Args:
-        first: one decode.
-        other: the other.
-        lines: lines that are decoded together.
-        line: number of the one that differs.
+        first: the first decode.
+        other: the other decode.
+        lines: the lines that are decoded together.
+        line: number of the line that differs.
         difference: its first difference.
-        tolerance: how far scores may differ, in nats.
+        tolerance: scores that differ by at most this value count as equal, in nats.
+
+    Returns:
+        The explanation.
     """
     step = -1 if difference.step is None else difference.step
     probes = Probe(line, step), Probe(line, step)
@@ -81,7 +87,7 @@ def explain(
 
 
 def _same_beams(traces: tuple[LineTrace, LineTrace], step: int) -> dict[int, int]:
-    """For beams of the first decode those of the other with the same tokens; ties may have exchanged them."""
+    """Map beams of the first decode to beams of the other with the same tokens; ties may have swapped them."""
     found: list[dict[tuple[int, ...], int]] = []
     for trace in traces:
         item = trace.steps[step]
@@ -93,17 +99,17 @@ def _same_beams(traces: tuple[LineTrace, LineTrace], step: int) -> dict[int, int
 def _smallest_set(
     first: Decode, other: Decode, lines: Lines, line: int, difference: Difference, tolerance: float
 ) -> list[str]:
-    """A smallest set of keys with which the first decode agrees with the other at the difference."""
+    """A set of keys, minimal under removal, with whose values from the other decode the first one agrees with it."""
     wanted = other.models.decode(other.settings, lines)[line]
 
     def agrees(keys: Sequence[str]) -> bool:
         try:
             changed = first.models.decode(first.settings.with_keys(keys, other.settings), lines)[line]
         except UserError:
-            return False  # the values do not go together
+            return False  # the values exclude each other
         return difference.precedes(first_difference(changed, wanted, tolerance))
 
-    # without a cache no switch of the cache has an effect, so that the narrower switches are tried before it
+    # use_cache=false makes the other switches of the cache ineffective, so it is tried after these narrower ones
     differing = sorted(first.settings.differing(other.settings), key=lambda key: key == "debug.use_cache")
     for key in differing:
         if agrees([key]):

@@ -1,4 +1,4 @@
-"""Decoding lines with given settings and keeping what happened."""
+"""Decodes lines with given settings, and records every step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from seqgen.config_dicts import from_dict, to_dict
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.inspection.trace import LineTrace, Probe, Recorder
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding, TextModel
+from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_model import TextModel
 from seqgen.text.translator import Translator
 
 Values = Mapping[str, Any]
-"""Values by their whole keys: ``generation.beam``, ``search.groups``, ``debug.beam_table``."""
+"""Values by full key: ``generation.beam``, ``search.groups``, ``debug.beam_table``."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Lines:
     """Consecutive lines of the input.
 
     Attributes:
-        first: number of the first one, from 0.
+        first: number of the first line, from 0.
         texts: the lines.
-        prefixes: what the output of each begins with; ``None`` for nothing.
+        prefixes: the forced beginning of each output; ``None`` for no forced beginnings.
     """
 
     first: int
@@ -37,13 +38,17 @@ class Lines:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a decode, those that come from the model included."""
+    """All settings of a decode, including those that come from the model.
+
+    Attributes:
+        values: values by full key.
+    """
 
     values: Values
 
     @classmethod
     def of(cls, generation: GenerationConfig, debug: DebugConfig) -> Settings:
-        """From two groups of a configuration."""
+        """The settings in two groups of a configuration."""
         own = to_dict(generation)
         components = own.pop("components")
         groups = (("generation", own), ("debug", to_dict(debug)))
@@ -51,7 +56,7 @@ class Settings:
 
     @property
     def generation(self) -> dict[str, Any]:
-        """The keys of the ``generation`` group, the components' own keys among them."""
+        """The values of the ``generation`` group by key; those of the components' own keys are in ``components``."""
         components = {k: v for k, v in self.values.items() if k.partition(".")[0] not in ("generation", "debug")}
         return {**self._group("generation"), "components": components}
 
@@ -64,12 +69,12 @@ class Settings:
         return {k.removeprefix(f"{group}."): v for k, v in self.values.items() if k.startswith(f"{group}.")}
 
     def differing(self, other: Settings) -> list[str]:
-        """The keys whose values differ, a component's key that one of them lacks included."""
+        """The keys whose values differ; a key that only one of the two has is among them."""
         keys = dict.fromkeys((*self.values, *other.values))
         return [key for key in keys if self.values.get(key) != other.values.get(key)]
 
     def with_keys(self, keys: Sequence[str], other: Settings) -> Settings:
-        """These settings, with the values that ``other`` has for some keys."""
+        """A copy in which the given keys have the values of ``other``."""
         values = {key: value for key, value in self.values.items() if key not in keys}
         return Settings(values | {key: other.values[key] for key in keys if key in other.values})
 
@@ -84,14 +89,14 @@ UNOPTIMIZED = DebugConfig(
     lazy_compaction=False,
     continuous_batching=False,
 )
-"""Every optimization is off."""
+"""All optimizations are off."""
 
 
 class InspectedModels:
-    """Models that decode the same lines again and again, with different settings.
+    """Models that decode the same lines several times, with different settings.
 
     Args:
-        load: loads the models; called once for each dtype that is asked for, since models are converted in place.
+        load: loads the models; called once for each dtype, because models are converted in place.
     """
 
     def __init__(self, load: Callable[[], Sequence[TextModel]]):
@@ -99,24 +104,39 @@ class InspectedModels:
         self.translators: dict[str, Translator] = {}
 
     def translator(self, dtype: str) -> Translator:
-        """The models in a dtype; ``""`` is float32."""
+        """The models in a dtype; ``""`` means float32."""
         dtype = "" if dtype == "float32" else dtype
         if dtype not in self.translators:
             self.translators[dtype] = Translator(list(self.load()), **({"dtype": dtype} if dtype else {}))
         return self.translators[dtype]
 
     def resolve(self, given: Values, debug: DebugConfig) -> Settings:
-        """All settings where the user gives some keys of the ``generation`` group: the models' own are added.
+        """Complete the settings that the user gives with the models' own.
+
+        Args:
+            given: the values that the user gave for keys of the ``generation`` group.
+            debug: the switches of the optimizations.
+
+        Returns:
+            All settings.
 
         Raises:
             ConfigError: settings exclude each other.
         """
         given = {**given, "dtype": "" if given.get("dtype") == "float32" else given.get("dtype", "")}
         cfg = self.translator(given["dtype"]).settings(**given)
-        return Settings.of(dataclasses.replace(cfg, nbest=1), debug)  # whole lists are compared
+        return Settings.of(dataclasses.replace(cfg, nbest=1), debug)  # not compared: decodes return whole n-best lists
 
     def prepare(self, settings: Settings, recorder: Recorder | None, scores: bool = False) -> TextDecoding:
-        """Make ready to decode, with an observer where one is given.
+        """Prepare to decode whole n-best lists.
+
+        Args:
+            settings: all settings of the decode.
+            recorder: an observer that is added to those of the settings; ``None`` for no additional one.
+            scores: whether hypotheses get a ``model_score``.
+
+        Returns:
+            The prepared decoding.
 
         Raises:
             ConfigError: settings exclude each other.
@@ -124,23 +144,27 @@ class InspectedModels:
         generation = {**settings.generation, "nbest": 1}
         decoding = self.translator(generation["dtype"]).prepare(Details(scores=scores), **generation)
         generator = copy.copy(decoding.generator)
-        steps = recorder is not None and not isinstance(generator.setup.search, ExactSearch)  # which has no steps
-        observers = [*generator.setup.observers, *([recorder] if recorder is not None and steps else [])]
+        observers = list(generator.setup.observers)
+        if recorder is not None and not isinstance(generator.setup.search, ExactSearch):  # exact search has no steps
+            observers.append(recorder)
         generator.setup = dataclasses.replace(generator.setup, debug=settings.debug, observers=observers)
         decoding.generator = generator
         decoding.cfg = dataclasses.replace(decoding.cfg, nbest=generator.beam_size)  # the whole n-best list
         return decoding
 
     def decode(self, settings: Settings, lines: Lines, probe: Probe | None = None) -> dict[int, LineTrace]:
-        """Decode lines.
+        """Decode lines together, and record every step.
 
         Args:
-            settings: how.
-            lines: which, all of them at once.
-            probe: also keeps the model's scores at one step; hypotheses then have their ``model_score``.
+            settings: all settings of the decode.
+            lines: the lines.
+            probe: a recorder that also keeps the members' scores at one step; hypotheses then have a ``model_score``.
 
         Returns:
-            What happened, by the number of the line.
+            The trace of each line, by its number.
+
+        Raises:
+            ConfigError: settings exclude each other.
         """
         recorder = probe or Recorder()
         found = _translate(self.prepare(settings, recorder, scores=probe is not None), lines)

@@ -1,4 +1,4 @@
-"""Where two decodes of the same line differ first."""
+"""The first difference between two decodes of a line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TOKEN, PARENT, SCORE, OUTCOME, HYPOTHESIS_SCORE, DONE, LENGTH = (
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of two decodes of a line.
+    """The first difference between two decodes of a line.
 
     Attributes:
-        step: at which step; ``None`` where all steps agree and the n-best lists differ.
-        rank: of the candidate, or in the n-best list, from 0.
-        what: what differs.
-        size: of the scores at this rank, in nats; infinite where one of them has no candidate there.
-        tie: whether different candidates stand here whose scores are equal within the tolerance.
+        step: number of the step; ``None`` if all steps agree and only the n-best lists differ.
+        rank: rank of the candidate, or of the hypothesis in the n-best list, from 0.
+        what: what differs, in words.
+        size: difference between the scores at this rank, in nats; infinite if one decode has no candidate there.
+        tie: whether the candidates differ while their scores are equal within the tolerance.
     """
 
     step: int | None
@@ -42,7 +42,7 @@ class Difference:
     tie: bool = False
 
     def precedes(self, other: Difference | None) -> bool:
-        """Whether another decode differs only at a later step, or nowhere."""
+        """Whether another difference is at a later step; ``None`` stands for no difference."""
         return other is None or _order(other) > _order(self)
 
 
@@ -51,15 +51,18 @@ def _order(difference: Difference) -> float:
 
 
 def first_difference(one: LineTrace, other: LineTrace, tolerance: float) -> Difference | None:
-    """Compare two decodes of a line, step by step, and then their n-best lists.
+    """Compare two decodes of a line step by step, then their n-best lists.
 
-    Only candidates that continue or finish in either decode are compared. Their order counts where their scores differ
-    by more than the tolerance; two that tie may stand in either order.
+    Only candidates that continue or finish in at least one of the decodes are compared, rank by rank. Candidates whose
+    scores differ by at most the tolerance may be in any order.
 
     Args:
-        one: a decode.
-        other: the other.
-        tolerance: how far scores may differ, in nats.
+        one: trace of one decode.
+        other: trace of the other.
+        tolerance: scores that differ by at most this value count as equal, in nats.
+
+    Returns:
+        The first difference; ``None`` if there is none.
     """
     if one.steps and other.steps:
         numbers: dict[tuple[int, int], int] = {}
@@ -79,12 +82,13 @@ def _first_beams(step: StepTrace) -> list[int]:
 
 
 class _Candidates:
-    """The candidates of a step, each with the number of its tokens: equal tokens have equal numbers in both decodes.
+    """The candidates of a step, each with a number for its token sequence, which is the same in both decodes.
 
     Args:
         step: the step.
-        beams: the number of the tokens of each beam.
-        numbers: the numbers given so far, by the number of all tokens but the last, and the last.
+        beams: for each beam, the number of its token sequence.
+        numbers: the numbers assigned so far, by the number of the sequence without its last token, and the last token.
+            Both decodes share it.
     """
 
     def __init__(self, step: StepTrace, beams: Sequence[int], numbers: dict[tuple[int, int], int]):
@@ -98,12 +102,12 @@ class _Candidates:
         return self.numbers.setdefault((parent, token), len(self.numbers) + 1)
 
     def next_beams(self) -> list[int]:
-        """The number of the tokens of each beam of the next step."""
+        """For each beam of the next step, the number of its token sequence."""
         pairs = zip(self.step.active_beams.tolist(), self.step.active_tokens.tolist(), strict=True)
         return [self._number(self.beams[beam], token) for beam, token in pairs]
 
     def rank_of(self, rank: int, other: _Candidates, tolerance: float) -> int:
-        """Where the tokens at ``rank`` of ``other`` are, if they tie with what is at ``rank`` here; else ``rank``."""
+        """The rank here of the other's sequence at ``rank``, if the two at ``rank`` tie; else ``rank``."""
         wanted = other.ids[rank]
         if self.ids[rank] == wanted or wanted not in self.ids:
             return rank
@@ -111,11 +115,11 @@ class _Candidates:
         return found if _gap(self.step.scores[found], self.step.scores[rank]) <= tolerance else rank
 
     def may_hold(self, other: _Candidates, rank: int, tolerance: float) -> bool:
-        """Whether the tokens at ``rank`` of ``other`` have the same score here, as far as the candidates tell."""
+        """Whether the sequence at ``rank`` of ``other`` has, or can have, the same score here."""
         wanted, score = other.ids[rank], other.step.scores[rank]
         if wanted in self.ids:
             return _gap(self.step.scores[self.ids.index(wanted)], score) <= tolerance
-        return float(self.step.scores[-1]) >= float(score) - tolerance  # it may be just below the last candidate
+        return float(self.step.scores[-1]) >= float(score) - tolerance  # it may rank just below the last candidate
 
 
 def _in_step(step: int, one: _Candidates, other: _Candidates, tolerance: float) -> Difference | None:
@@ -130,7 +134,7 @@ def _in_step(step: int, one: _Candidates, other: _Candidates, tolerance: float) 
 
 
 def _of_candidate(step: int, rank: int, one: _Candidates, other: _Candidates, tolerance: float) -> Difference | None:
-    """How a surviving candidate of one decode differs from the same one, or the one at its rank, of the other."""
+    """Compare a surviving candidate of one decode with the same candidate of the other, or the one at the same rank."""
     at = other.rank_of(rank, one, tolerance)
     size = _gap(one.step.scores[rank], other.step.scores[at])
     if one.ids[rank] != other.ids[at]:
@@ -149,7 +153,16 @@ def _of_candidate(step: int, rank: int, one: _Candidates, other: _Candidates, to
 def nbest_difference(
     one: Sequence[TextHypothesis], other: Sequence[TextHypothesis], tolerance: float
 ) -> Difference | None:
-    """Compare two n-best lists rank by rank."""
+    """Compare two n-best lists rank by rank.
+
+    Args:
+        one: one list.
+        other: the other.
+        tolerance: scores that differ by at most this value count as equal, in nats.
+
+    Returns:
+        The first difference; ``None`` if there is none.
+    """
     for rank in range(max(len(one), len(other))):
         if rank >= min(len(one), len(other)):
             return Difference(None, rank, LENGTH, float("inf"))
@@ -163,12 +176,15 @@ def nbest_difference(
 
 
 def model_difference(one: ModelScores, other: ModelScores, beams: Mapping[int, int]) -> float:
-    """The largest difference of the members' log-probabilities, in nats; infinite where their numbers differ.
+    """Compare the members' log-probabilities at a step of two decodes.
 
     Args:
-        one: at a step of a decode.
-        other: at the same step of the other.
-        beams: for beams of the first decode those of the other with the same tokens.
+        one: the scores of one decode.
+        other: the scores of the other decode at the same step.
+        beams: maps beams of the first decode to beams of the other with the same tokens.
+
+    Returns:
+        The largest difference in nats; infinite if the decodes have different numbers of members.
     """
     if len(one.members) != len(other.members):
         return float("inf")
@@ -178,7 +194,7 @@ def model_difference(one: ModelScores, other: ModelScores, beams: Mapping[int, i
 
 
 def _largest_gap(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().masked_fill(one == other, 0.0).max())  # -inf less -inf is NaN
+    return float((one - other).abs().masked_fill(one == other, 0.0).max())  # -inf - -inf is NaN
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Traces: what happened to the candidates of every sentence at every step of a decode."""
+"""Traces of decodes: the candidates of each sentence at every step, and their outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seqgen.text.results import TextHypothesis
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step of one sentence; ``K`` candidates in the order in which they are preferred.
+    """One step of one sentence, with ``K`` candidates in the order in which the search strategy prefers them.
 
     Attributes:
         done: whether the sentence is done after the step.
@@ -25,7 +25,8 @@ class StepTrace:
         tokens: ``(K,)`` int64, the new token of each.
         beams: ``(K,)`` int64, the beam that each continues.
         outcomes: ``(K,)`` int64, values of ``Outcome``.
-        hypothesis_scores: ``(K,)`` what each candidate that finished is ranked by; ``-inf`` for the others.
+        hypothesis_scores: ``(K,)`` final scores of the candidates that finished, by which hypotheses are ranked;
+            ``-inf`` for the others.
         active_tokens: ``(beam,)`` int64, the newest token of each beam of the next step.
         active_beams: ``(beam,)`` int64, the beam that it continues.
     """
@@ -47,14 +48,14 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class LineTrace:
-    """How one line was decoded.
+    """The decode of one line.
 
     Attributes:
-        steps: from the first step to the one after which the sentence was done; none for an empty line, and for a
-            strategy with a loop of its own that tells observers nothing.
+        steps: from the first step to the one that finished the sentence. Empty for an empty line, and for a strategy
+            whose own loop does not call observers.
         hypotheses: the n-best list.
-        joined: the n-best list under continuous batching, of which observers see no step; ``None`` where it is not in
-            use.
+        joined: the n-best list with continuous batching, for which observers are not called; ``None`` if continuous
+            batching is not used.
     """
 
     steps: Sequence[StepTrace]
@@ -62,7 +63,15 @@ class LineTrace:
     joined: Sequence[TextHypothesis] | None = None
 
     def history(self, step: int, beam: int) -> list[int]:
-        """The tokens that a beam has before a step."""
+        """The tokens of a beam before a step.
+
+        Args:
+            step: number of the step.
+            beam: number of the beam.
+
+        Returns:
+            The generated tokens, oldest first.
+        """
         tokens = []
         for earlier in reversed(self.steps[:step]):
             tokens.append(int(earlier.active_tokens[beam]))
@@ -71,7 +80,11 @@ class LineTrace:
 
 
 class Recorder(Observer):
-    """Keeps what happens to each sentence, on the CPU."""
+    """Records the steps of each sentence, on the CPU.
+
+    Attributes:
+        steps: the steps of each sentence, by the number of its line.
+    """
 
     def __init__(self) -> None:
         self.steps: dict[int, list[StepTrace]] = defaultdict(list)
@@ -90,11 +103,12 @@ class Recorder(Observer):
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What the models said at one step of one sentence, before anything changed it.
+    """The members' scores at one step of one sentence, before they are combined and processed.
 
     Attributes:
-        members: for each member ``(beam, V)`` log-probabilities in nats, with the temperature applied.
-        forbidden: for a beam and a token, the class of the processor that forbade it; the most probable tokens only.
+        members: for each member ``(beam, V)`` log-probabilities in nats, after the temperature.
+        forbidden: by beam and token, the class name of the processor that forbids the token. Only the most probable
+            tokens are watched.
     """
 
     members: Sequence[Tensor]
@@ -102,11 +116,14 @@ class ModelScores:
 
 
 class Probe(Recorder):
-    """A recorder that keeps the members' log-probabilities at one step of one sentence.
+    """A recorder that also keeps the members' log-probabilities at one step of one sentence.
 
     Args:
-        sentence: number of the line.
-        step: the step.
+        sentence: number of the sentence's line.
+        step: number of the step.
+
+    Attributes:
+        found: the log-probabilities; ``None`` until the step is observed.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({MEMBER_LOGITS, FORBIDDEN})
@@ -135,7 +152,7 @@ class Probe(Recorder):
 
 
 def _hypothesis_scores(record: StepRecord) -> Tensor:
-    """What each candidate that finished is ranked by: ``(live, K)``; ``-inf`` for the others."""
+    """``(live, K)`` final scores of the candidates that finished at this step; ``-inf`` for the others."""
     c, after = record.candidates, record.after
     same = (c.beams.unsqueeze(2) == after.beams.unsqueeze(1)) & (c.tokens.unsqueeze(2) == after.tokens.unsqueeze(1))
     same &= (after.lengths == record.context.step + 1).unsqueeze(1)

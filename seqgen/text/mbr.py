@@ -1,8 +1,8 @@
-"""Minimum Bayes risk: of several outputs, the one with the largest expected utility against the others.
+"""Minimum Bayes risk decoding: choose the output with the largest expected utility against all outputs.
 
 Kumar and Byrne 2004; with samples as candidates, Eikema and Aziz 2020. The built-in utilities are sacreBLEU's scores of
-single sentences. They compare all pairs at once, from n-grams that are counted once for each text: sacreBLEU itself
-would count those of 50 samples 5,000 times, which takes a second for each line.
+single sentences. They count the n-grams of each text once and compare all pairs; sacreBLEU itself would count 5,000
+times for 50 samples, which takes a second for each line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Matrix: TypeAlias = NDArray[numpy.float64]
 
 
 class Utility(Component):
-    """Measures how good one text is if another one is the reference; a subclass implements ``__call__``.
+    """Measures the quality of a text with another text as the reference; a subclass implements ``__call__``.
 
-    One that is registered with ``@register_utility`` can be chosen by name (``generation.mbr``).
+    A class that is registered with ``@register_utility`` can be chosen by name (``generation.mbr``).
     """
 
     def __call__(self, texts: Sequence[str]) -> Matrix:
@@ -37,31 +37,35 @@ class Utility(Component):
             texts: ``N`` distinct outputs for one source.
 
         Returns:
-            ``(N, N)``: in row ``i`` and column ``j`` the utility of text ``i`` with text ``j`` as its reference.
+            ``(N, N)`` utilities: row ``i``, column ``j`` has that of text ``i`` with text ``j`` as the reference.
         """
         raise NotImplementedError
 
 
 def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
-    """Make the utility that ``cfg.mbr`` names.
+    """Build the utility that ``cfg.mbr`` names.
+
+    Args:
+        cfg: the configuration.
+        resources: the target vocabulary and its tokenizer.
 
     Raises:
-        ConfigError: it is not registered.
+        ConfigError: the name is not registered.
     """
     return build(UTILITIES, cfg.mbr, Utility, cfg, resources)
 
 
 def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[float]:
-    """The mean utility of each candidate with each of them, itself included, as the reference.
+    """Compute the mean utility of each candidate, with every candidate, itself included, as the reference.
 
-    A text that occurs several times among samples counts several times, as often as the model drew it.
+    A text that was sampled several times counts several times as a reference.
 
     Args:
         candidates: outputs for one source.
-        utility: compares two of them.
+        utility: compares all pairs of texts.
 
     Returns:
-        The expected utility of each; the largest is the choice.
+        The expected utility of each candidate.
     """
     times = Counter(candidates)
     texts = list(times)
@@ -70,7 +74,7 @@ def expected_utilities(candidates: Sequence[str], utility: Utility) -> list[floa
 
 
 def by_expected_utility(utilities: Sequence[float]) -> list[int]:
-    """The order of candidates, best first; those with equal utilities keep their order."""
+    """The indices of candidates by decreasing utility; candidates with equal utilities keep their order."""
     return sorted(range(len(utilities)), key=lambda index: -utilities[index])
 
 
@@ -99,7 +103,7 @@ class Chrf(Utility):
         precision = recall = orders = numpy.zeros((len(texts), len(texts)))
         for matches, totals in _matches([list("".join(text.split())) for text in texts], self.char_order):
             own, reference = totals[:, None], totals[None, :]
-            both = (own > 0) & (reference > 0)  # an order that a text is too short for does not count
+            both = (own > 0) & (reference > 0)  # an order is skipped if one of the texts is too short for it
             precision = precision + numpy.where(both, matches / numpy.maximum(own, 1), 0)
             recall = recall + numpy.where(both, matches / numpy.maximum(reference, 1), 0)
             orders = orders + both
@@ -117,7 +121,7 @@ class BleuConfig:
 
 @register_utility("bleu", config=BleuConfig)
 class Bleu(Utility):
-    """BLEU (Papineni et al. 2002) with effective order, as it is computed for single sentences, between 0 and 100.
+    """BLEU of single sentences (Papineni et al. 2002), with effective order and smoothing, between 0 and 100.
 
     Args:
         max_ngram_order: longest word n-gram that is counted.
@@ -143,20 +147,20 @@ class Bleu(Utility):
 
 
 def _matches(sequences: Sequence[Sequence[str]], order: int) -> list[tuple[Matrix, Matrix]]:
-    """How many n-grams texts have in common, and how many they have, for each n up to ``order``.
+    """Count n-grams, and those that two texts have in common, for each n up to ``order``.
 
     ``a a b`` and ``a b b`` have 2 unigrams in common: an ``a`` and a ``b``.
 
     Returns:
-        For each n the common ones ``(N, N)`` and the totals ``(N,)``.
+        For each n the numbers of common n-grams ``(N, N)`` and of all n-grams ``(N,)``.
     """
     found = []
     for n in range(1, order + 1):
         counts = [Counter(zip(*(sequence[i:] for i in range(n)), strict=False)) for sequence in sequences]
-        places = {ngram: place for place, ngram in enumerate(dict.fromkeys(gram for count in counts for gram in count))}
-        table = numpy.zeros((len(sequences), len(places)), dtype=numpy.int32)
+        columns = {ngram: i for i, ngram in enumerate(dict.fromkeys(gram for count in counts for gram in count))}
+        table = numpy.zeros((len(sequences), len(columns)), dtype=numpy.int32)
         for row, count in enumerate(counts):
-            table[row, [places[ngram] for ngram in count]] = list(count.values())
+            table[row, [columns[ngram] for ngram in count]] = list(count.values())
         common = numpy.stack([numpy.minimum(row, table).sum(1) for row in table])
         found.append((common.astype(numpy.float64), table.sum(1).astype(numpy.float64)))
     return found

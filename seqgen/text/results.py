@@ -1,4 +1,4 @@
-"""What decoding gives for a line of text."""
+"""Results of decoding lines: translations and their hypotheses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from seqgen.structures import Hypothesis
 
 
 def on_one_line(text: str) -> str:
-    """A text with a space for each newline, so that line n of a file stays the output of line n.
+    """Replace each newline by a space, so that line n of an output file is the output of line n.
 
-    Other characters stay, also those that some programs break lines at (``\\r``, U+2028): only ``\\n`` ends a line.
+    Other characters are kept, even if some programs break lines there (``\\r``, U+2028): only ``\\n`` ends a line.
     """
     return text.replace("\n", " ")
 
@@ -22,15 +22,13 @@ class TextHypothesis:
     """A hypothesis and its text.
 
     Attributes:
-        text: the text as the model wrote it, newlines included.
-        hypothesis: tokens, scores, and where asked for attention and alignment, over this line's source alone.
-        utility: the expected similarity to the other hypotheses, where ``generation.mbr`` ranks by it.
-        model_score: what the score would be if the models alone had their say, without temperature and penalties; where
-            asked for.
-        member_scores: for each model ``(T,)`` the log-probabilities that it gives to the tokens, in nats; where asked
-            for.
-        hidden: for each model ``(T, C)`` the last hidden features of its decoder, at ``t`` those that token ``t`` is
-            predicted from; where asked for.
+        text: the decoded tokens, newlines included.
+        hypothesis: tokens and scores, and if requested attention and alignment, without the columns of padding.
+        utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
+        model_score: the score without temperature, penalties and other processors, if requested.
+        member_scores: for each model ``(T,)`` its log-probabilities of the tokens, in nats, if requested.
+        hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
+            token ``t``.
     """
 
     text: str
@@ -42,7 +40,7 @@ class TextHypothesis:
 
     @property
     def score(self) -> float:
-        """What the search ranks by; see ``Hypothesis``."""
+        """The score by which hypotheses are ranked; see ``Hypothesis``."""
         return self.hypothesis.score
 
     @property
@@ -57,27 +55,27 @@ class TextHypothesis:
 
     @property
     def attention(self) -> Tensor | None:
-        """``(T, S)`` weights over the source, end-of-sentence included; ``None`` where not asked for."""
+        """``(T, S)`` weights over the source, end-of-sentence included; ``None`` if not requested."""
         return self.hypothesis.attention
 
     @property
     def alignment(self) -> Tensor | None:
-        """``(T,)`` int64 the source word with the largest weight; ``None`` where not asked for."""
+        """``(T,)`` int64 source positions with the largest weight; ``None`` if not requested."""
         return self.hypothesis.alignment
 
 
 @dataclass(frozen=True)
 class Translation:
-    """The answer to one line; its lists are filled while it is decoded.
+    """The result for one line; its lists are filled during decoding.
 
     Attributes:
         id: number of the line, from 0.
         source: the line.
-        source_tokens: ``(S,)`` int64, what the first model read; empty for an empty line.
+        source_tokens: ``(S,)`` int64 source ids of the first model; empty for an empty line.
         hypotheses: best first; none for an empty line.
-        constraints: phrases that the line demands of its output, after tabs (``generation.constraints``).
-        prefix: what every hypothesis begins with; empty where nothing was given.
-        notes: what was out of the ordinary, such as a truncation, in words.
+        constraints: phrases that the output must contain (``generation.constraints``).
+        prefix: the forced beginning of every hypothesis; empty if there is none.
+        notes: messages for the user, for example about a truncation.
     """
 
     id: int
@@ -90,13 +88,10 @@ class Translation:
 
     @property
     def text(self) -> str:
-        """The text of the best hypothesis on one line: each newline is a space, see ``on_one_line``.
-
-        ``hypotheses[0].text`` keeps the newlines.
-        """
+        """The text of the best hypothesis with a space for each newline; ``hypotheses[0].text`` keeps the newlines."""
         return on_one_line(self.hypotheses[0].text) if self.hypotheses else ""
 
     @property
     def score(self) -> float:
-        """The score of the best hypothesis; minus infinity where there is none."""
+        """The score of the best hypothesis; minus infinity if there is none."""
         return self.hypotheses[0].score if self.hypotheses else float("-inf")

@@ -1,33 +1,32 @@
-"""Decoding of lines: text is encoded, batched and decoded, and there is one translation for each line, in order."""
+"""Decoding of lines: they are encoded, batched, decoded, and returned as one translation for each line, in order."""
 
 from __future__ import annotations
 
 import itertools
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError, DataError
-from seqgen.generation.component import Phrase, Resources
-from seqgen.generation.ensemble.member import EMPTY, INPUT, field_of
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
 from seqgen.memory import out_of_memory
-from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation
+from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
 from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.text_model import TextModel
 from seqgen.text.unknown_words import UnknownWords
 from seqgen.text.word_streaming import WordStreamer
 
@@ -35,23 +34,7 @@ BUFFER_SIZE = 4096
 """Default number of lines that are read before they are decoded together."""
 
 RESCORED_TOKENS = 1024
-"""Maximum number of target tokens that are scored at once; each needs one score for every token of the vocabulary."""
-
-
-class TextModel(Protocol):
-    """A model and its task, as ``load_model`` returns them."""
-
-    @property
-    def task(self) -> Task:
-        """Encodes and decodes text."""
-
-    @property
-    def model(self) -> EncoderDecoderModel:
-        """The model."""
-
-    @property
-    def generation(self) -> Mapping[str, Any]:
-        """The model's own decoding settings, by the names of ``GenerationConfig``'s fields."""
+"""Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +43,8 @@ class Details:
 
     Attributes:
         attention: attention and alignment.
-        scores: ``model_score`` and ``member_scores``; needs one more pass of the models.
-        hidden: ``hidden``; needs one more pass too.
+        scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
+        hidden: ``hidden``; requires another pass, too.
     """
 
     attention: bool = False
@@ -69,26 +52,12 @@ class Details:
     hidden: bool = False
 
 
-@dataclass
-class _Line:
-    """A line that is being decoded: its translation so far, source ids for each model, phrases and prefix."""
-
-    translation: Translation
-    sources: list[Tensor]
-    phrases: list[Phrase] = field(default_factory=list)
-    prefix: list[int] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        return max(len(source) for source in self.sources)
-
-
 class TextDecoding:
     """Decodes lines with one model or an ensemble; ``Translator.prepare`` makes it.
 
     Args:
         members: the models, over one target vocabulary.
-        cfg: how to decode.
+        cfg: the decoding settings.
         generator: made from the same models and ``cfg``.
         details: which optional fields of hypotheses are computed.
         streamer: receives tokens or words as they are generated; lines are then decoded in their order instead of
@@ -98,7 +67,7 @@ class TextDecoding:
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
 
     Raises:
-        ConfigError: ``cfg.mbr`` is not registered, or there is one hypothesis only.
+        ConfigError: ``cfg.mbr`` is not registered, or is used with a beam of 1.
     """
 
     def __init__(
@@ -116,7 +85,8 @@ class TextDecoding:
         self.details, self.streamer, self.notes = details, streamer, list(notes)
         self.task = self.members[0].task
         self.models = [member.model for member in self.members]
-        self.encoders = [*self.members, *([] if draft is None else [draft])]
+        self.source_models = [*self.members, *([] if draft is None else [draft])]
+        self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, len(self.members))
         self.device = next(self.models[0].parameters()).device
         self.tokens_written = 0
         target = self.task.target_tokenizer
@@ -142,11 +112,11 @@ class TextDecoding:
         """Decode lines.
 
         Args:
-            lines: the text, read as it is needed.
+            lines: the lines; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: how many lines are read before they are decoded together, batched by length; 0 for
                 ``buffer_size`` of the configuration, or else ``BUFFER_SIZE``.
-            first_number: number of the first line, on which ids and random numbers depend.
+            first_number: number of the first line. The ids of translations and the random numbers depend on it.
 
         Yields:
             One translation for each line, in order.
@@ -158,10 +128,10 @@ class TextDecoding:
         if streamer is not None:
             streamer.bind(self._decode_ids)
         try:
-            numbered = enumerate(_with_prefixes(lines, prefixes), start=first_number)
+            numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
             while buffer := list(itertools.islice(numbered, size)):
-                yield from self._translate_buffer([self._encode(number, *pair) for number, pair in buffer])
+                yield from self._translate_buffer([self.input_encoder.encode(number, *pair) for number, pair in buffer])
         except BaseException as error:
             if streamer is not None:
                 streamer.close(error)
@@ -169,8 +139,8 @@ class TextDecoding:
         if streamer is not None:
             streamer.close()
 
-    def _translate_buffer(self, lines: list[_Line]) -> Iterator[Translation]:
-        """Decode lines; if memory runs out, the finished lines before the first unfinished one are still yielded."""
+    def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
+        """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
         try:
             self._finish(lines)
         except Exception as error:
@@ -180,15 +150,16 @@ class TextDecoding:
             raise
         yield from (line.translation for line in lines)
 
-    def _finish(self, lines: list[_Line]) -> None:
+    def _finish(self, lines: list[InputLine]) -> None:
+        """Decode all lines of a buffer, and fill the optional fields of their hypotheses."""
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
             elif isinstance(self.streamer, WordStreamer):
                 self.streamer.begin(line.translation.id, self.task.prompt(line.sources[0]).tolist())
         readable = [line for line in lines if line.sources]
-        if self._joins(readable):
-            self._roll(readable)
+        if self._can_batch_continuously(readable):
+            self._decode_continuously(readable)
         else:
             for lines_of_batch in self._batches(readable):
                 self._decode(lines_of_batch)
@@ -196,139 +167,59 @@ class TextDecoding:
             for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
 
-    def _decode(self, lines: list[_Line]) -> None:
+    def _decode(self, lines: list[InputLine]) -> None:
         """Decode a batch."""
-        batch = self._collate(self.encoders, [(line, None) for line in lines])
-        results = self.task.inference_step(self.generator, self.models, batch, **self._demands(lines))
+        batch = self._collate(self.source_models, [(line, None) for line in lines])
+        results = self.task.inference_step(self.generator, self.models, batch, **self._inference_arguments(lines))
         width = batch.source.src_tokens.size(1)
         for line, hypotheses in zip(lines, results, strict=True):
             self._finalize(line, hypotheses, width)
 
-    def _joins(self, lines: list[_Line]) -> bool:
-        """Whether waiting lines may join a running batch: nothing is in use that needs whole batches."""
+    def _can_batch_continuously(self, lines: list[InputLine]) -> bool:
+        """Whether waiting lines may join a running batch, as no component, task or argument needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
-        return self.generator.can_merge and not own_step and not self._demands(lines)
+        return self.generator.can_merge and not own_step and not self._inference_arguments(lines)
 
-    def _roll(self, lines: list[_Line]) -> None:
+    def _decode_continuously(self, lines: list[InputLine]) -> None:
         """Decode with continuous batching: waiting lines join the running batch, the longest first."""
         by_number = {line.translation.id: line for line in lines}
         waiting = sorted(lines, key=lambda line: line.length)
 
         def take(running: int, width: int) -> Batch | None:
-            # all rows are as wide as the longest source, so that a short one among long ones costs as much as these
+            # every row is padded to the longest source: a short source waits until the long ones are finished
             if not waiting or 2 * waiting[-1].length < width:
                 return None
             room = min(self.cfg.batch_size, self.cfg.max_tokens // max(width, waiting[-1].length)) - running
             if room < 1 and running:
                 return None
             taken = [waiting.pop() for _ in range(min(max(1, room), len(waiting)))]
-            return self._collate(self.encoders, [(line, None) for line in taken])
+            return self._collate(self.source_models, [(line, None) for line in taken])
 
         for number, hypotheses in self.generator.generate_continuously(take):
             self._finalize(by_number[number], hypotheses, 0)
 
-    def _demands(self, lines: list[_Line]) -> dict[str, Any]:
-        """Further arguments of ``Task.inference_step``: constraints, prefixes and streamer, if in use."""
-        demands: dict[str, Any] = {}
+    def _inference_arguments(self, lines: list[InputLine]) -> dict[str, Any]:
+        """Optional arguments of ``Task.inference_step``: constraints, prefixes and streamer."""
+        arguments: dict[str, Any] = {}
         if self.cfg.constraints:
-            demands["constraints"] = [line.phrases for line in lines]
+            arguments["constraints"] = [line.phrases for line in lines]
         if any(line.prefix for line in lines):
             pad = self.task.target_dictionary.pad()
             longest = max(len(line.prefix) for line in lines)
             rows = [line.prefix + [pad] * (longest - len(line.prefix)) for line in lines]
-            demands["prefix_tokens"] = torch.tensor(rows, device=self.device)
+            arguments["prefix_tokens"] = torch.tensor(rows, device=self.device)
         if self.streamer is not None:
-            demands["streamer"] = self.streamer
-        return demands
+            arguments["streamer"] = self.streamer
+        return arguments
 
-    def _encode(self, number: int, text: str, prefix: str) -> _Line:
-        """Turn a line into ids, truncated to what each model can read; an empty line has none."""
-        if not isinstance(text, str) or not isinstance(prefix, str):
-            wrong = prefix if isinstance(text, str) else text
-            raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
-        text, *phrases = text.split("\t") if self.cfg.constraints else [text]
-        translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
-        if not text.strip() and not self.task.reads_empty_lines:
-            unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
-            further = f"; its {unused} had no effect" if unused else ""
-            translation.notes.append(f"the line is empty, and so is its output{further}")
-            return _Line(translation, [])
-        if "\t" in text and not self.cfg.members:
-            translation.notes.append(
-                "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
-                "output must contain"
-            )
-        unknown = self.task.source_tokenizer.unknown(text)
-        if unknown:
-            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
-            translation.notes.append(f"the vocabulary lacks {shown}")
-        sources = []
-        wanted = [*self.cfg.members, *[INPUT] * len(self.encoders)]
-        for member, source in zip(self.encoders, wanted, strict=False):
-            own = "" if source == EMPTY else field_text(text, field_of(source), number)
-            ids, longest = member.task.encode_source(own), member.model.max_positions()[0]
-            if (room := self._room(member, ids)) is not None and room < 1:
-                translation.notes.append(
-                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
-                )
-                return _Line(translation, [])
-            if len(ids) > longest:
-                translation.notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
-                ids = torch.cat([ids[: longest - 1], ids[-1:]])
-            sources.append(ids)
-        translation = replace(translation, source_tokens=sources[0])
-        line = _Line(translation, sources, self._encode_phrases(phrases, translation))
-        line.prefix = self._encode_prefix(line)
-        return line
+    def _batches(self, lines: list[InputLine]) -> Iterator[list[InputLine]]:
+        """Divide lines into batches within ``batch_size`` and ``max_tokens``.
 
-    @staticmethod
-    def _room(member: TextModel, source: Tensor) -> int | None:
-        """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
-        lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
-        return None if lengths is None else int(lengths[0])
-
-    def _longest_output(self, line: _Line) -> int:
-        """The longest output of a line in tokens, without end-of-sentence."""
-        rooms = [self._room(*pair) for pair in zip(self.members, line.sources, strict=False)]
-        longest = int(self.generator.last_steps(torch.tensor([len(line.sources[0])]))[0])
-        return min([longest, *(room - 1 for room in rooms if room is not None)])
-
-    def _encode_phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
-        """Turn the phrases of a line into ids; a phrase that the vocabulary cannot express is left out."""
-        tokenizer = self.task.target_tokenizer
-        encoded: list[Phrase] = []
-        for phrase in phrases:
-            some = []
-            for text in _alternatives(phrase):
-                if lacking := tokenizer.unknown(text):
-                    translation.notes.append(
-                        f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}"
-                    )
-                else:
-                    some.append(tokenizer.encode(text))
-            if some:
-                translation.constraints.append(phrase.strip())
-                encoded.append(some)
-        return encoded
-
-    def _encode_prefix(self, line: _Line) -> list[int]:
-        """Turn the prefix of a line's output into ids, truncated to the longest output."""
-        notes, prefix = line.translation.notes, line.translation.prefix
-        if not prefix:
-            return []
-        ids = self.task.target_tokenizer.encode(prefix)
-        if lacking := self.task.target_tokenizer.unknown(prefix):
-            notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = self._longest_output(line)
-        if len(ids) > longest:
-            notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
-        return ids[:longest]
-
-    def _batches(self, lines: list[_Line]) -> Iterator[list[_Line]]:
-        """Batches within ``batch_size`` and ``max_tokens``: by length, the longest first; with a streamer, in order."""
+        The lines are sorted by length, the longest first; with a streamer they keep their order.
+        """
         if self.streamer is None:
             lines = sorted(lines, key=lambda line: line.length, reverse=True)
-        batch: list[_Line] = []
+        batch: list[InputLine] = []
         for line in lines:
             widest = max(line.length, *(other.length for other in batch)) if batch else line.length
             full = len(batch) == self.cfg.batch_size or (len(batch) + 1) * widest > self.cfg.max_tokens
@@ -339,8 +230,8 @@ class TextDecoding:
         if batch:
             yield batch
 
-    def _collate(self, models: Sequence[TextModel], rows: Sequence[tuple[_Line, Tensor | None]]) -> Batch:
-        """A batch of lines, each with a target or none."""
+    def _collate(self, models: Sequence[TextModel], rows: Sequence[tuple[InputLine, Tensor | None]]) -> Batch:
+        """Collate lines, each with its target or ``None``, for every model."""
         batches = [
             model.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], model.model)
             for i, model in enumerate(models)
@@ -352,8 +243,14 @@ class TextDecoding:
         )
         return batch.to(self.device)
 
-    def _finalize(self, line: _Line, hypotheses: list[Hypothesis], width: int) -> None:
-        """Turn the hypotheses of a line into text, rank them, and note if there are fewer than ``nbest``."""
+    def _finalize(self, line: InputLine, hypotheses: list[Hypothesis], width: int) -> None:
+        """Decode the hypotheses of a line to text, rank them by utility, and note if there are fewer than ``nbest``.
+
+        Args:
+            line: the line, whose translation gets the hypotheses.
+            hypotheses: ids and scores, best first.
+            width: columns of the batch's source, over which attention is defined; 0 without attention.
+        """
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
             limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
@@ -375,9 +272,9 @@ class TextDecoding:
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
 
-    def _note_cuts(self, line: _Line) -> None:
-        """Note the first output of a line that a limit cut off, or may have cut off."""
-        longest = self._longest_output(line)
+    def _note_cuts(self, line: InputLine) -> None:
+        """Note the first hypothesis of a line that a limit truncated, or may have truncated."""
+        longest = self.input_encoder.longest_output(line.sources)
         if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
@@ -386,11 +283,14 @@ class TextDecoding:
                 break
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
-        """How a limit changed an output; empty if none did. By fairseq's rules the last token is always an end token.
+        """Describe how a limit changed an output. Under fairseq's rules the last token is always an end token.
 
         Args:
             item: the output.
-            longest: tokens that it may have, end-of-sentence not counted.
+            longest: the largest number of tokens, end-of-sentence not counted.
+
+        Returns:
+            The end of a sentence whose subject is the output; empty if no limit changed it.
         """
         cfg, size = self.cfg, len(item.tokens)
         whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
@@ -404,7 +304,7 @@ class TextDecoding:
             return f"is the best one after generation.max_time={cfg.max_time:g}, which ended the search"
         return "was cut off by a stopping rule" + rest if rest else ""
 
-    def _text(self, line: _Line, hypothesis: Hypothesis) -> str:
+    def _text(self, line: InputLine, hypothesis: Hypothesis) -> str:
         unknown = self.task.target_dictionary.unk()
         if self.unknown_words is None or unknown not in hypothesis.tokens:
             return self._decoded(line, hypothesis)
@@ -414,7 +314,7 @@ class TextDecoding:
         source = line.translation.source
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
 
-    def _decoded(self, line: _Line, hypothesis: Hypothesis) -> str:
+    def _decoded(self, line: InputLine, hypothesis: Hypothesis) -> str:
         prompt = self.task.prompt(line.sources[0])
         if len(prompt) == 0:
             return self.task.decode(hypothesis.tokens)
@@ -423,8 +323,8 @@ class TextDecoding:
     def _decode_ids(self, ids: Sequence[int]) -> str:
         return self.task.decode(torch.tensor(ids))
 
-    def _rescore(self, lines: list[_Line]) -> None:
-        """Score the hypotheses of a batch with the models, for the optional fields."""
+    def _rescore(self, lines: list[InputLine]) -> None:
+        """Run the models over the hypotheses of a batch, and fill their optional fields."""
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
         rows = max(1, RESCORED_TOKENS // longest)
@@ -433,18 +333,18 @@ class TextDecoding:
         for line in lines:
             line.translation.hypotheses[:] = itertools.islice(detailed, len(line.translation.hypotheses))
 
-    def _with_details(self, pairs: Sequence[tuple[_Line, TextHypothesis]]) -> list[TextHypothesis]:
-        """The hypotheses of some lines with their optional fields."""
+    def _with_details(self, pairs: Sequence[tuple[InputLine, TextHypothesis]]) -> list[TextHypothesis]:
+        """Fill the optional fields of some hypotheses."""
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:
             cfg = self.cfg
             ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
             scored = self.scorer.score(batch, lengths)
-            sums = [one.hypothesis.positional_scores.sum() for one in scored]
+            totals = [one.hypothesis.positional_scores.sum() for one in scored]
             items = [
                 replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
-                for item, one, total, length in zip(items, scored, sums, lengths, strict=True)
+                for item, one, total, length in zip(items, scored, totals, lengths, strict=True)
             ]
         if self.details.hidden:
             features = self.scorer.features(batch)
@@ -453,44 +353,3 @@ class TextDecoding:
                 for row, (item, length) in enumerate(zip(items, lengths, strict=True))
             ]
         return items
-
-
-def field_text(line: str, wanted: int, number: int) -> str:
-    """One of the fields that tabs separate in an input line.
-
-    Args:
-        line: the line.
-        wanted: number of the field, from 1; 0 for the whole line.
-        number: number of the line, from 0, for the message.
-
-    Raises:
-        DataError: the line has too few fields.
-    """
-    fields = line.split("\t")
-    if wanted > len(fields):
-        raise DataError(
-            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
-            "fields by tabs"
-        )
-    return fields[wanted - 1] if wanted else line
-
-
-def _alternatives(phrase: str) -> list[str]:
-    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
-    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
-    return [text for text in texts if text]
-
-
-def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    """Pairs of a line and the prefix of its output."""
-    if prefixes is None:
-        yield from ((line, "") for line in lines)
-        return
-    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
-        if line is None or prefix is None:
-            which = "prefix" if line is None else "line"
-            raise DataError(
-                f"{which} {number} has no {'line' if line is None else 'prefix'}; give one prefix for each line, an "
-                "empty one for none"
-            )
-        yield line, prefix

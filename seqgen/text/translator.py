@@ -1,6 +1,6 @@
-"""The translator: models by their paths, texts in, texts out.
+"""The translator: loads models and decodes texts.
 
-Everything that decodes text goes through here: ``seqgen-generate``, the validation of ``seqgen-train``, and Python::
+``seqgen-generate`` and the validation of ``seqgen-train`` decode with it, and so can Python code::
 
     translator = seqgen.Translator("runs/a")
     for translation in translator.translate(["a dog runs", "two men talk"], beam=5, nbest=3):
@@ -25,37 +25,34 @@ from seqgen.config_dicts import from_dict
 from seqgen.data.collate import Example
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.generation.ensemble.member import EMPTY, INPUT, MemberSpec, field_of, input_of
+from seqgen.generation.ensemble.member import EMPTY, INPUT, MemberSpec, field_of
 from seqgen.generation.model_settings import kept_components, resolve_settings
-from seqgen.generation.observers import Observer
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
-from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.base import Search
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.generation.stopping import StoppingRule
 from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
-from seqgen.text.mbr import Utility
+from seqgen.text.input_line import field_text
+from seqgen.text.object_settings import KEYS_BY_ARGUMENT, identities, separate_dotted_keys, separate_objects
 from seqgen.text.results import Translation
 from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
-from seqgen.text.text_decoding import Details, TextDecoding, TextModel, field_text
+from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_model import TextModel
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
 @dataclass(frozen=True)
 class ModelInMemory:
-    """A model that was not loaded from anywhere, such as one that is being trained.
+    """A model that was not loaded from a file, such as one that is being trained.
 
     Attributes:
         task: encodes and decodes text.
         model: the model.
-        generation: how it wants to be decoded, by the names of ``GenerationConfig``'s fields.
+        generation: the model's own decoding settings, by the names of ``GenerationConfig``'s fields.
     """
 
     task: Task
@@ -64,27 +61,29 @@ class ModelInMemory:
 
 
 OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
-"""The settings of ``Translator.score``."""
+"""The settings that ``Translator.score`` accepts."""
 
 _SCORED_TOKENS = 4096
 """Most tokens of running text that are scored at once; each needs one score for every token of the vocabulary."""
 
 Model: TypeAlias = str | Path | TextModel
-"""A path that ``load_model`` takes, or what it returned."""
+"""A path for ``load_model``, or a model that it returned."""
 
 
 class Translator:
     """Decodes text with one model or an ensemble.
 
     Args:
-        models: a path or a loaded model; several are an ensemble. Each encodes the source in its own way.
-        device: where to put models that are loaded here.
-        settings: settings of all calls, which a call can override: the same as those of ``translate``. A setting that
-            is not given is the first model's own, or else the default.
+        models: a path or a loaded model, or a sequence of them for an ensemble. Each model encodes the source with the
+            tokenizer of its own task.
+        device: the device of models that are loaded here.
+        settings: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come
+            from the first model's own settings, and otherwise from the defaults.
 
     Raises:
         CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
-        ConfigError: a key is unknown, a value does not fit, settings exclude each other, or the device is not there.
+        ConfigError: a key is unknown, a value has the wrong type or range, settings exclude each other, or the device
+            is not available.
     """
 
     def __init__(
@@ -97,8 +96,8 @@ class Translator:
         given = [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else list(models)
         if not given:
             raise ConfigError("there is no model to decode with; give a path, or several for an ensemble")
-        self._given_objects, settings = _objects(settings)
-        settings, self.debug = _plain(settings)
+        self._given_objects, settings = separate_objects(settings)
+        settings, self.debug = separate_dotted_keys(settings)
         from_dict(GenerationConfig, settings, "generation")  # spelling is checked before anything is loaded
         from_dict(DebugConfig, self.debug, "debug")
         self.given = settings
@@ -120,26 +119,29 @@ class Translator:
         return to_dtype(model, self.dtype) if self.dtype else model
 
     def settings(self, **settings: Any) -> GenerationConfig:
-        """All settings of a call.
+        """Resolve all settings of a call.
 
         Args:
             settings: those of the call. They override those of the constructor, which override the first model's own,
                 which override the defaults.
 
+        Returns:
+            The configuration of the call.
+
         Raises:
-            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
         objects, plain = self._with_constructor_objects(settings)
-        return self._settings(_plain(plain)[0], objects)[0]
+        return self._settings(separate_dotted_keys(plain)[0], objects)[0]
 
     def _with_constructor_objects(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Separate objects from other settings; the objects include those of the constructor that the call keeps."""
-        objects, plain = _objects(settings)
-        kept = {name: value for name, value in self._given_objects.items() if OBJECTS_BY_ARGUMENT[name] not in settings}
+        """Separate objects from settings, and add the constructor's objects that the call does not override."""
+        objects, plain = separate_objects(settings)
+        kept = {name: value for name, value in self._given_objects.items() if KEYS_BY_ARGUMENT[name] not in settings}
         return {**kept, **objects}, plain
 
     def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """See ``resolve_settings``; a search object replaces all that the models' own settings say about the search."""
+        """See ``resolve_settings``. With a search object, the models' own settings of the search are ignored."""
         replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
         own = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
@@ -147,18 +149,18 @@ class Translator:
         return resolve_settings(own, settings)
 
     def _settings(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
-        """All settings of a call, and notes about them."""
+        """The configuration of a call, and notes for the user about it."""
         given = self._over_given(settings)
         if given.get("dtype", "") != self.dtype:
             raise ConfigError(
-                f"generation.dtype={given['dtype']} is for all that a translator does; give it to the constructor"
+                f"generation.dtype={given['dtype']} applies to all calls of a translator; give it to the constructor"
             )
         cfg, notes = self._resolve(given, objects)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
 
     def _over_given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a call over those of the constructor."""
+        """The settings of the constructor, overridden by those of a call."""
         components = {**kept_components(self.given, settings), **settings.get("components", {})}
         return {**self.given, **settings, **({"components": components} if components else {})}
 
@@ -176,21 +178,22 @@ class Translator:
         """Decode texts.
 
         Args:
-            texts: one line each; an empty one has an empty answer.
-            prefixes: what the output of each begins with.
-            streamer: takes tokens or words as they are written; ``beam`` is then 1.
-            return_attention: whether hypotheses carry attention and alignment.
-            return_scores: whether they carry each model's own scores of their tokens.
-            return_hidden: whether they carry the last hidden features of the decoders.
-            settings: keys of ``GenerationConfig``, and by their whole names those of components and of ``DebugConfig``
-                (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``, ``processors``,
-                ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be objects.
+            texts: one line each; the output of an empty line is empty.
+            prefixes: the forced beginning of each output.
+            streamer: receives tokens or words as they are generated; ``beam`` is then 1.
+            return_attention: whether hypotheses have attention and alignment.
+            return_scores: whether they have the score of all models together, and of each model for every token.
+            return_hidden: whether they have the last hidden features of the decoders.
+            settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
+                ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
+                ``processors``, ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be
+                objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
 
         Raises:
-            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
             DataError: the numbers of texts and prefixes differ.
         """
         _check_lists(texts, prefixes)
@@ -200,18 +203,19 @@ class Translator:
     def stream(
         self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
     ) -> Iterator[StreamedText]:
-        """Decode texts in a thread of their own, word by word.
+        """Decode texts in another thread, and yield words as they are generated.
 
         Args:
             texts: one line each.
-            prefixes: what the output of each begins with.
-            settings: keys of ``GenerationConfig``; ``beam`` is 1.
+            prefixes: the forced beginning of each output.
+            settings: as for ``translate``; ``beam`` is 1.
 
         Returns:
-            The words of every text, those of one text in order. Whoever stops listening ends the decoding.
+            An iterator over the words of all texts; the words of one text come in order. Closing the iterator ends the
+            decoding.
 
         Raises:
-            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
         _check_lists(texts, prefixes)
         streamer = IteratorStreamer()
@@ -220,21 +224,24 @@ class Translator:
     def prepare(
         self, details: Details | None = None, streamer: Streamer | None = None, **settings: Any
     ) -> TextDecoding:
-        """Make ready to decode lines as they come; what ``translate`` and ``stream`` do for whole lists.
+        """Prepare the decoding of lines that are read one after the other, as ``seqgen-generate`` reads them.
 
         Args:
-            details: what hypotheses carry besides tokens and scores.
-            streamer: takes tokens or words as they are written.
-            settings: keys of ``GenerationConfig``.
+            details: which optional fields of hypotheses are computed.
+            streamer: receives tokens or words as they are generated; ``beam`` is then 1.
+            settings: as for ``translate``.
+
+        Returns:
+            An object whose ``translate`` decodes lines with these settings.
 
         Raises:
-            ConfigError: a key is unknown, a value does not fit, or settings exclude each other.
+            ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
         details = details or Details()
         objects, settings = self._with_constructor_objects(settings)
-        settings, debug = _plain(settings)
+        settings, debug = separate_dotted_keys(settings)
         debug = {**self.debug, **debug}
-        if streamer is not None:  # one output for each line, unless the user says otherwise, which is refused
+        if streamer is not None:  # a larger beam that the user gives is refused below
             settings = {"beam": 1, **self._over_given(settings)}
         cfg, notes = self._settings(settings, objects)
         if streamer is not None:
@@ -243,9 +250,9 @@ class Translator:
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
         utility = objects.pop("utility", None)
-        key = (need_attention, str(cfg), str(debug), *_identities(objects))
+        key = (need_attention, str(cfg), str(debug), *identities(objects))
         if key not in self._generators:
-            self._objects_in_use = dict(objects)  # kept alive, so that no other object gets the id of one of them
+            self._objects_in_use = dict(objects)  # the key contains their ids, which must not be reused
             models = self._specified(objects.pop("members", None))
             objects["debug"] = from_dict(DebugConfig, debug, "debug")
             if draft is not None:
@@ -254,17 +261,17 @@ class Translator:
             self._generators = {key: generator}
         writable = self._generators[key].setup.limits.max_len
         notes += [
-            f"generation.{name}={value} is more than the {writable} tokens that can be written"
+            f"generation.{name}={value} is more than the {writable} tokens that can be generated"
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
         return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
-        """The models, those with a ``MemberSpec`` replaced by it.
+        """The models, each replaced by its ``MemberSpec`` if there is one.
 
         Raises:
-            ConfigError: a spec is of another model, or there is not one entry for each model.
+            ConfigError: the spec at a position has another model, or the number of entries is not the number of models.
         """
         if specs is None:
             return list(self.models)
@@ -281,19 +288,19 @@ class Translator:
         return [spec or model for spec, model in zip(specs, self.models, strict=True)]
 
     def _check_shared_vocabulary(self, cfg: GenerationConfig) -> None:
-        """Refuse what looks for the source's words in the output where both have vocabularies of their own."""
+        """Refuse keys that compare source ids with target ids if the two vocabularies differ."""
         if self.task.source_dictionary == self.task.target_dictionary:
             return
         neutral = GenerationConfig()
         for key in ("prompt_lookup", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"):
             if (value := getattr(cfg, key)) != getattr(neutral, key):
                 raise ConfigError(
-                    f"generation.{key}={value} compares the output with the source, and this model has a vocabulary "
-                    "for each; leave it out"
+                    f"generation.{key}={value} compares target ids with source ids, and this model has two different "
+                    "vocabularies; leave it out"
                 )
 
     def _draft(self, path: str) -> TextModel:
-        """The model that drafts for the others, loaded once."""
+        """Load the draft model, once for each path."""
         if path not in self._drafts:
             draft: TextModel = load_model(path, self.device, torch.float32)
             self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
@@ -302,16 +309,16 @@ class Translator:
         return self._drafts[path]
 
     def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:
-        """Refuse a model that writes another vocabulary than the first."""
+        """Refuse a model whose target vocabulary differs from that of the first."""
         own, other = self.task.target_dictionary, member.task.target_dictionary
         if own != other:
             raise CheckpointError(
-                f"{which} writes another target vocabulary ({len(other)} tokens) than model 1 ({len(own)} tokens); "
+                f"{which} has another target vocabulary ({len(other)} tokens) than model 1 ({len(own)} tokens); "
                 f"{need} trained with the same one"
             )
 
     def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
-        """Find the log-probabilities that the models give to known targets.
+        """Compute the log-probabilities of known targets.
 
         Args:
             sources: the source lines.
@@ -320,11 +327,11 @@ class Translator:
                 ``GenerationConfig``.
 
         Yields:
-            For each line, in order, its target with scores. An empty line is scored like any other.
+            The target of each line with its scores, in order. An empty line is scored like any other.
 
         Raises:
-            ConfigError: there is another setting among them.
-            DataError: the numbers of lines differ, or a line is longer than a model can read or write.
+            ConfigError: another setting is given.
+            DataError: the numbers of lines differ, or a line is longer than a model can process.
         """
         if isinstance(sources, str) or isinstance(references, str):
             raise DataError("sources and references are lists of texts, not one text; write [text]")
@@ -401,66 +408,16 @@ class Translator:
         return replace(batches[0], member_sources=sources).to(self.device)
 
 
-OBJECTS: dict[str, tuple[type, str]] = {
-    "members": (MemberSpec, "members"),
-    "mbr": (Utility, "utility"),
-    "search": (Search, "search_strategy"),
-    "combination": (Combination, "combination"),
-    "processors": (LogitsProcessor, "processors"),
-    "stopping_rules": (StoppingRule, "stopping"),
-    "observers": (Observer, "observers"),
-}
-"""Settings whose values may be objects rather than names: their class, and the argument that gets the object."""
-
-OBJECTS_BY_ARGUMENT = {argument: name for name, (_, argument) in OBJECTS.items()}
-"""Names of settings by argument."""
-
-
-def _objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate objects from settings."""
-    objects: dict[str, Any] = {}
-    plain = dict(settings)
-    for name, (kind, argument) in OBJECTS.items():
-        value: Any = plain.get(name)
-        if isinstance(value, kind):
-            objects[argument] = value
-            plain[name] = ""  # in place of a name that the model or the constructor has
-        elif not isinstance(value, list | tuple) or not any(isinstance(item, kind) for item in value):
-            continue
-        elif name == "members":  # by position, one entry for each model
-            objects[argument] = [item if isinstance(item, MemberSpec) else None for item in value]
-            plain[name] = [input_of(item) if isinstance(item, MemberSpec) else item for item in value]
-        else:
-            objects[argument] = [item for item in value if isinstance(item, kind)]
-            plain[name] = [item for item in value if not isinstance(item, kind)]
-    return objects, plain
-
-
-def _identities(objects: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    """Which objects these are, of lists each item."""
-    return [(name, tuple(map(id, value if isinstance(value, list) else [value]))) for name, value in objects.items()]
-
-
-def _plain(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Put the components' own keys (``search.groups``) where they belong, and separate those of ``DebugConfig``."""
-    plain = {key: value for key, value in settings.items() if "." not in key}
-    debug = {key.removeprefix("debug."): value for key, value in settings.items() if key.startswith("debug.")}
-    own = {key: value for key, value in settings.items() if "." in key and not key.startswith("debug.")}
-    if own:
-        plain["components"] = {**plain.get("components", {}), **own}
-    return plain, debug
-
-
 def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
     if isinstance(texts, str) or isinstance(prefixes, str):
         raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
 
 
 def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:
-    """Let another thread decode, and hand on what it writes."""
+    """Decode in another thread, and yield the words that it generates."""
 
     def work() -> None:
-        with suppress(BaseException):  # the streamer hands it over
+        with suppress(BaseException):  # the streamer raises it in the thread that iterates
             for _ in translations:
                 pass
 
@@ -474,16 +431,16 @@ def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> 
 
 
 def _check_streamable(cfg: GenerationConfig) -> None:
-    """Refuse to stream what may yet change."""
+    """Refuse settings under which generated tokens may still change."""
     if cfg.beam > 1:
         raise ConfigError(
-            f"generation.beam={cfg.beam} cannot be streamed, since a line has one output there and beams take back "
-            "what they wrote; leave it out, or do without a stream"
+            f"generation.beam={cfg.beam} cannot be streamed, because the best beam may still change; leave the key "
+            "out, or do not stream"
         )
     if cfg.replace_unknown:
         raise ConfigError(
-            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, since unknown words are replaced "
-            "when the output is complete; leave it out, or do without a stream"
+            f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, because unknown words are "
+            "replaced when the output is complete; leave the key out, or do not stream"
         )
 
 
@@ -513,6 +470,6 @@ def _check_lengths(
         for side, tokens, limit in (("source", source, longest[0]), ("reference", target, room)):
             if len(tokens) > limit:
                 raise DataError(
-                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can take; "
-                    "shorten the line"
+                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can "
+                    "process; shorten the line"
                 )

@@ -1,6 +1,6 @@
-"""Replacing unknown words of an output by the source words that they attend to, or by those of a dictionary.
+"""Replacement of unknown words in an output by the source words that they attend to, or by their translations.
 
-Luong et al. 2015 and Jean et al. 2015; the work of fairseq's ``--replace-unk``.
+Luong et al. 2015 and Jean et al. 2015; fairseq has it as ``--replace-unk``.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from seqgen.errors import ConfigError, DataError
 from seqgen.structures import Hypothesis
 
 SOURCE = "source"
-"""The value of ``generation.replace_unknown`` that takes source words as they are."""
+"""The value of ``generation.replace_unknown`` that copies source words."""
 
 WORD_MARK = "▁"
-"""What the pieces of SentencePiece that begin a word begin with."""
+"""The first character of a SentencePiece token that begins a word."""
 
 
 @dataclass(frozen=True)
 class UnknownWords:
-    """Writes an output with its unknown words replaced.
+    """Decodes an output and replaces its unknown words.
 
-    A target word with an unknown piece is replaced as a whole, by the source word that holds the position which its
-    first unknown piece attends to most.
+    A target word that contains an unknown token is replaced as a whole. Its replacement is the source word at the
+    position with the largest attention weight of the first unknown token.
 
     Attributes:
-        tokenizer: the target's.
-        translations: target words by source words; a source word that is not there stands for itself.
+        tokenizer: the target tokenizer.
+        translations: target words by source words; a source word without an entry is copied.
     """
 
     tokenizer: Tokenizer
@@ -44,18 +44,18 @@ class UnknownWords:
 
         Args:
             value: ``"source"``, or a file with a source word, a tab and a target word on each line.
-            tokenizer: the target's.
+            tokenizer: the target tokenizer.
 
         Raises:
-            ConfigError: the tokenizer's pieces are no words, and do not say where words begin.
+            ConfigError: the tokens are not words, and do not mark where words begin.
             DataError: the file cannot be read, or a line has no tab.
         """
         if not isinstance(tokenizer, WhitespaceTokenizer) and not any(
             token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols
         ):
             raise ConfigError(
-                f"generation.replace_unknown={value}: the target vocabulary has no words and does not mark where they "
-                "begin, so that none can be replaced; leave it out"
+                f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
+                "mark where words begin, so that no word can be replaced; leave it out"
             )
         return cls(tokenizer, {} if value == SOURCE else read_translations(Path(value)))
 
@@ -63,9 +63,12 @@ class UnknownWords:
         """The text of a hypothesis.
 
         Args:
-            hypothesis: with an alignment.
+            hypothesis: a hypothesis; unknown words are replaced if it has an alignment.
             source: the source line.
-            position_of: how many tokens a beginning of the source has.
+            position_of: maps a prefix of the source to its number of tokens.
+
+        Returns:
+            The text with unknown words replaced.
         """
         dictionary = self.tokenizer.dictionary
         silent = {dictionary.pad(), dictionary.eos(), dictionary.bos()}
@@ -84,7 +87,7 @@ class UnknownWords:
         return " ".join(part for part in parts if part)
 
     def _words(self, tokens: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """Positions and ids word by word: ``▁a b ▁c`` are the words ``▁a b`` and ``▁c``."""
+        """Group positions and ids into words: ``▁a b ▁c`` has the words ``▁a b`` and ``▁c``."""
         whole = isinstance(self.tokenizer, WhitespaceTokenizer)
         words: list[list[tuple[int, int]]] = []
         for i, token in tokens:
@@ -94,7 +97,7 @@ class UnknownWords:
         return words
 
     def translate(self, word: str) -> str:
-        """What stands for a source word; punctuation around it stays: with ``Ei`` for ``egg``, ``egg,`` is ``Ei,``."""
+        """Translate a source word, keeping the punctuation around it: with ``Ei`` for ``egg``, ``egg,`` is ``Ei,``."""
         core = word.strip(string.punctuation)
         if word in self.translations or core not in self.translations:
             return self.translations.get(word, word)
@@ -102,13 +105,16 @@ class UnknownWords:
 
 
 def source_word(source: str, position: int, position_of: Callable[[str], int]) -> str:
-    """The word of a source line that a token position belongs to.
+    """Find the word of a source line that contains a token position.
 
     Args:
         source: the line.
-        position: of a token, from 0.
-        position_of: how many tokens a beginning of the line has. With ``ab c`` in pieces ``▁a b ▁c``, ``ab`` has 2 and
-            ``ab c`` has 3, so that positions 0 and 1 belong to ``ab``.
+        position: position of a token, from 0.
+        position_of: maps a prefix of the line to its number of tokens. With ``ab c`` in tokens ``▁a b ▁c``,
+            ``ab`` has 2 and ``ab c`` has 3, so that positions 0 and 1 belong to ``ab``.
+
+    Returns:
+        The word; the last one for a position behind it, such as that of end-of-sentence.
     """
     words = source.split()
     number = bisect.bisect_right(range(len(words)), position, key=lambda i: position_of(" ".join(words[: i + 1])))
@@ -116,10 +122,16 @@ def source_word(source: str, position: int, position_of: Callable[[str], int]) -
 
 
 def read_translations(path: Path) -> dict[str, str]:
-    """Read a file with a source word, a tab and a target word on each line; of a word given twice, the first counts.
+    """Read a dictionary file: each line has a source word, a tab and a target word.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Target words by source words; for a source word on several lines, the first line is used.
 
     Raises:
-        DataError: the file cannot be read, or a line is not of that form.
+        DataError: the file cannot be read, or a line does not have this form.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):

@@ -1,8 +1,8 @@
-"""Streamers: text that is shown while it is being written.
+"""Streamers: they show the words of an output during decoding.
 
-The generator hands over tokens by ``put`` and ``end`` (``decoding.Streamer``), for any number of sentences at once.
-Here they become words: a word is passed on as soon as the next one begins, since only then is it known to be whole.
-What is passed on for a sentence, joined, is its final text.
+The generator calls ``put`` and ``end`` with new tokens (``generation.setup.Streamer``), for any number of sentences at
+once. A streamer decodes the tokens and passes a word on when the next word begins, because more tokens could extend it
+until then. The words that are passed on for a sentence, joined, are its final text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from seqgen.text.continuation import continuation
 
 
 class Cancelled(Exception):
-    """Nobody listens to a stream any more; ends the decoding that fills it."""
+    """Raised in the decoding thread after ``IteratorStreamer.cancel``, to end the decoding."""
 
 
 class WordStreamer:
-    """Tokens in, whole words out; a subclass implements ``on_text``.
+    """Turns tokens into whole words; a subclass implements ``on_text``.
 
-    Whoever decodes calls ``bind`` before and ``close`` after, as ``Translator`` does.
+    The caller of the generator calls ``bind`` before decoding and ``close`` after it, as ``Translator`` does.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class WordStreamer:
         self._prompts: dict[int, list[int]] = {}
 
     def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """Begin anew.
+        """Start a new decoding run.
 
         Args:
-            decode: turns the tokens of an output, from its first on, into text.
+            decode: turns all tokens of an output so far into text.
         """
         self._decode = decode
         self._tokens, self._shown, self._prompts = {}, {}, {}
@@ -53,33 +53,38 @@ class WordStreamer:
             self._prompts[sentence] = list(prompt)
 
     def put(self, sentence: int, tokens: Sequence[int]) -> None:
-        """Take the next tokens of a sentence."""
-        written = self._tokens.setdefault(sentence, [])
-        written.extend(tokens)
-        text = self._text(sentence, written)
+        """Receive the next tokens of a sentence.
+
+        Args:
+            sentence: its number.
+            tokens: their ids.
+        """
+        generated = self._tokens.setdefault(sentence, [])
+        generated.extend(tokens)
+        text = self._text(sentence, generated)
         self._show(sentence, text, whole_words(text), last=False)
 
     def end(self, sentence: int) -> None:
-        """Note that a sentence is complete."""
+        """Receive the end of a sentence, and pass on its last words."""
         text = self._text(sentence, self._tokens.pop(sentence, []))
         self._show(sentence, text, len(text), last=True)
         self._shown.pop(sentence, None)
         self._prompts.pop(sentence, None)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Note that there is no more to come.
+        """Receive the end of decoding; does nothing by default.
 
         Args:
-            error: what ended the decoding; ``None`` where it is complete.
+            error: the error that ended the decoding; ``None`` if it is complete.
         """
 
     def on_text(self, sentence: int, text: str, last: bool) -> None:
-        """Take the next words of a sentence.
+        """Receive the next words of a sentence.
 
         Args:
             sentence: its number.
-            text: the words, with the white space before them; may be empty where ``last``.
-            last: whether they are the last ones.
+            text: the words, with the white space before them; may be empty if ``last``.
+            last: whether these are the last words of the sentence.
         """
         raise NotImplementedError
 
@@ -96,21 +101,21 @@ class WordStreamer:
 
 
 def whole_words(text: str) -> int:
-    """How many characters of a text stay as they are whatever follows: 5 of ``a dog ru``, all but the last word.
+    """Count the characters of a text that later tokens cannot change: 5 of ``a dog ru``, all but the last word.
 
-    The white space before that word is held back too, for some tokenizers join punctuation to the word before.
+    The white space before the last word is excluded too, because some tokenizers join punctuation to the word before.
     """
     last = max(text.rfind(space) for space in " \t\n")
     return len(text[: last + 1].rstrip())
 
 
 class TextStreamer(WordStreamer):
-    """Writes lines to a terminal or file, word by word and in order, however many are being decoded.
+    """Writes words to a terminal or file, with one output line for each sentence, in order.
 
-    Of the first line that is not complete each word is written at once; those after it wait.
+    Words of the first incomplete line are written at once; words of later lines are buffered.
 
     Args:
-        file: where to write; standard output if not given.
+        file: an open text file; standard output if not given.
     """
 
     def __init__(self, file: IO[str] | None = None):
@@ -138,7 +143,7 @@ class TextStreamer(WordStreamer):
             self._end_line()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write what still waits, such as lines whose numbers do not begin at 0."""
+        """Write all buffered lines, for example if line numbers do not begin at 0; see ``WordStreamer.close``."""
         for line in sorted(self._waiting):
             self._line = line
             self._write("".join(self._waiting[line]))
@@ -157,12 +162,12 @@ class TextStreamer(WordStreamer):
 
 
 class StreamedText(NamedTuple):
-    """Some words of a line.
+    """Some words of the output for a line.
 
     Attributes:
-        line: its number, from 0.
+        line: number of the line, from 0.
         text: the words, with the white space before them.
-        last: whether they are the last ones of their line.
+        last: whether these are the last words of the line.
     """
 
     line: int
@@ -171,10 +176,10 @@ class StreamedText(NamedTuple):
 
 
 class IteratorStreamer(WordStreamer):
-    """Hands words to another thread, which iterates over it; what goes wrong in the decoding is raised there too.
+    """An iterator over ``StreamedText`` for a thread other than the decoding thread; it raises the errors of decoding.
 
     Args:
-        timeout: seconds to wait for the next words; ``None`` for as long as it takes.
+        timeout: seconds to wait for the next words before a ``DecodingError``; ``None`` to wait without limit.
     """
 
     def __init__(self, timeout: float | None = None):
@@ -203,7 +208,7 @@ class IteratorStreamer(WordStreamer):
         self._queue.put(error)
 
     def cancel(self) -> None:
-        """End the decoding at its next token; called by the one who listens."""
+        """End the decoding at its next token; called from the thread that iterates."""
         self._cancelled.set()
 
     def __iter__(self) -> Iterator[StreamedText]:

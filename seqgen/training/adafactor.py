@@ -22,7 +22,8 @@ class AdafactorConfig:
 
     adafactor_eps: list[float] = option(
         [1e-30, 1e-3],
-        "two values: constant added to squared gradients, and minimum root mean square of weights in scale_parameter",
+        "two values: constant added to squared gradients, and, for scale_parameter, the minimum root mean square of a "
+        "weight matrix",
         minimum=0,
     )
     clip_threshold: float = option(1.0, "clip an update to this root mean square", minimum=0)

@@ -187,7 +187,7 @@ class CosineConfig(WarmupConfig):
     )
     t_mult: float = option(1.0, "ratio of the length of a period to that of the period before it", minimum=1)
     lr_shrink: float = option(
-        0.1, "factor on maximum and minimum learning rate after each period", minimum=0, maximum=1
+        0.1, "after each period, the maximum and minimum learning rates are multiplied by this", minimum=0, maximum=1
     )
     min_lr: float = option(0.0, "learning rate at the end of the first period", minimum=0)
 

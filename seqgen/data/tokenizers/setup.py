@@ -32,7 +32,7 @@ class TokenizerConfig:
     joined_dictionary: bool = option(True, "use one vocabulary for source and target")
     vocab_size: int = option(8000, "size of the vocabulary that is trained on the training text", minimum=5)
     hard_vocab_limit: bool = option(
-        True, "stop with an error if the text is too small for vocab_size, else train a smaller vocabulary"
+        True, "stop with an error if the text is too small for vocab_size; if false, train a smaller vocabulary"
     )
     spm_type: str = option("unigram", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
     character_coverage: float = option(

@@ -54,7 +54,7 @@ class Combination(Component):
 class MeanConfig:
     """Configuration of the weighted means."""
 
-    weights: list[float] = option([], "weight of each member, scaled to sum to one; empty for equal ones", minimum=0)
+    weights: list[float] = option([], "weight of each member, scaled to sum to one; empty for equal weights", minimum=0)
 
 
 class Mean(Combination):
@@ -151,8 +151,12 @@ class Product(Combination):
 class FusionConfig:
     """Configuration of fusion."""
 
-    weight: float = option(0.3, "weight of every member but the first; below 0 for contrast")
-    weights: list[float] = option([], "weight of each member but the first; empty for weight")
+    weight: float = option(
+        0.3, "weight of the log-probabilities of all members but the first; a negative weight subtracts them"
+    )
+    weights: list[float] = option(
+        [], "weights of the second, third, ... member; empty to use combination.weight for all"
+    )
 
 
 @register_combination("fusion", config=FusionConfig)

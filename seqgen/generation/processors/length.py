@@ -23,7 +23,7 @@ class MinimumLengthConfig:
 
     min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
     yields: bool = option(
-        True, "whether an output may end at a maximum length below min_len; semantics sets the default"
+        True, "allow an output to end at its maximum length if that is below min_len; default by generation.semantics"
     )
 
 
@@ -85,7 +85,7 @@ class ForceFirstConfig:
 
     token: str = option("", "token that every output begins with")
     keep_score: bool = option(
-        False, "whether it keeps the model's score, or gets a score of 0; semantics sets the default"
+        False, "give the token the model's log-probability instead of a score of 0; default by generation.semantics"
     )
 
 

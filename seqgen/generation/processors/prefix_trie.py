@@ -19,11 +19,11 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
 
 _NOWHERE = -1
-"""The node of a hypothesis that is not in the trie."""
+"""The node of a hypothesis that no sequence of the trie begins with."""
 
 
 class PrefixConstraint(LogitsProcessor):
-    """Allows the next tokens that a function returns (De Cao et al. 2021, section 3.2). It is used from Python only.
+    """Allows the next tokens that a function returns (De Cao et al. 2021). It is used from Python only.
 
     Args:
         allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
@@ -39,13 +39,13 @@ class PrefixConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         mask = torch.full_like(lprobs, -torch.inf)
-        for row, (sentence, written) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            mask[row, list(self.allowed(sentence, written))] = 0.0
+        for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
+            mask[row, list(self.allowed(sentence, generated))] = 0.0
         return lprobs + mask
 
 
 class PrefixTrie:
-    """A trie of token sequences in flat arrays, so that all hypotheses are looked up at once.
+    """A trie of token sequences in flat arrays, so that all hypotheses are looked up with a few tensor operations.
 
     The sequences ``a b`` and ``a c`` give, with the root as node 0::
 
@@ -76,17 +76,20 @@ class PrefixTrie:
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], encode: Callable[[str], Sequence[int]], eos: int) -> Self:
-        """Make the trie of some texts.
+        """Build the trie of some texts.
 
         Args:
             lines: the allowed outputs.
             encode: turns a text into ids, without end-of-sentence.
             eos: id of end-of-sentence.
+
+        Returns:
+            The trie of the encoded texts, each followed by end-of-sentence.
         """
         return cls([*encode(line), eos] for line in lines)
 
     def to(self, device: torch.device) -> Self:
-        """Move the arrays to a device."""
+        """Move the arrays to a device, in place, and return this trie."""
         for name in ("tokens", "children", "offsets", "_keys"):
             setattr(self, name, getattr(self, name).to(device))
         return self
@@ -111,7 +114,7 @@ class PrefixTrie:
         return nodes
 
     def edges(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The allowed next tokens of each row.
+        """Find the allowed next tokens of each row.
 
         Args:
             nodes: ``(rows,)`` int64, see ``walk``.
@@ -128,9 +131,9 @@ class PrefixTrie:
         return rows, self.tokens[torch.arange(len(rows), device=nodes.device) + shift[rows]]
 
     def following(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that may follow a beginning, ascending; none if no sequence begins with it."""
-        written = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
-        found: list[int] = self.edges(self.walk(written))[1].tolist()
+        """The tokens that may follow a prefix, ascending; none if no sequence begins with it."""
+        generated = torch.tensor(tokens, dtype=torch.int64, device=self.tokens.device).view(1, -1)
+        found: list[int] = self.edges(self.walk(generated))[1].tolist()
         return found
 
 

@@ -42,7 +42,7 @@ class NoRepeatNgram(LogitsProcessor):
 class EncoderNoRepeatNgramConfig:
     """Configuration of the logits processor encoder_no_repeat_ngram."""
 
-    size: int = option(3, "n-grams of this size that the source has are not written", minimum=1)
+    size: int = option(3, "n-grams of this size that occur in the source are not generated", minimum=1)
 
 
 @register_logits_processor("encoder_no_repeat_ngram", config=EncoderNoRepeatNgramConfig)
@@ -97,7 +97,7 @@ class EncoderRepetitionPenaltyConfig:
     """Configuration of the logits processor encoder_repetition_penalty."""
 
     penalty: float = option(
-        1.2, "factor that raises the scores of the source's tokens; above 1 prefers them", minimum=1e-6
+        1.2, "factor that raises the scores of tokens of the source; below 1 it lowers them", minimum=1e-6
     )
 
 

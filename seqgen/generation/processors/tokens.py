@@ -58,8 +58,8 @@ class Forbid(LogitsProcessor):
 class ForbidFirstConfig:
     """Configuration of the logits processor forbid_first."""
 
-    tokens: list[str] = option([], "tokens of the target vocabulary that are not generated at one step")
-    step: int = option(0, "the step; 0 for the first token", minimum=0)
+    tokens: list[str] = option([], "tokens of the target vocabulary that are not generated at step")
+    step: int = option(0, "step at which the tokens are forbidden; 0 for the first token", minimum=0)
 
 
 @register_logits_processor("forbid_first", config=ForbidFirstConfig)

@@ -18,14 +18,14 @@ from seqgen.renamed import former_names
 globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
 
 _FEW = 512
-"""So many tokens are sorted first; the whole vocabulary only if they are not enough."""
+"""Number of tokens that are sorted first; the whole vocabulary is sorted only if these are not enough."""
 
 
 @dataclass
 class WarperConfig:
     """What the configurations of all warpers have."""
 
-    keep: int = option(1, "minimum number of tokens that are kept; 2 and more where beams compete", minimum=1)
+    keep: int = option(1, "minimum number of tokens that are kept; use at least 2 in beam search", minimum=1)
 
 
 class Warper(LogitsProcessor):
@@ -41,13 +41,13 @@ class Warper(LogitsProcessor):
         self.keep = keep
 
     def improbable(self, scores: Tensor) -> Tensor:
-        """Which tokens to forbid.
+        """Find the tokens to forbid.
 
         Args:
-            scores: ``(rows, V)`` log-probabilities up to a constant of each row.
+            scores: ``(rows, V)`` log-probabilities in nats, or these plus a constant for each row.
 
         Returns:
-            ``(rows, V)`` bool.
+            ``(rows, V)`` bool, true for tokens that are forbidden.
         """
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Warper(LogitsProcessor):
 class TopKConfig(WarperConfig):
     """Configuration of the logits processor top_k."""
 
-    k: int = option(50, "tokens that are kept", minimum=1)
+    k: int = option(50, "number of most probable tokens that are kept", minimum=1)
 
 
 @register_logits_processor("top_k", config=TopKConfig)
@@ -75,7 +75,7 @@ class TopK(Warper):
     """Keeps the k most probable tokens, and those that tie with the k-th (Fan et al. 2018).
 
     Args:
-        k: how many.
+        k: number of tokens that are kept, if it is not below ``keep``.
         keep: see ``Warper``.
     """
 
@@ -97,12 +97,12 @@ class TopPConfig(WarperConfig):
 
 @register_logits_processor("top_p", config=TopPConfig)
 class TopP(Warper):
-    """Keeps the smallest set of most probable tokens with a total probability of p (Holtzman et al. 2020, section 3.1).
+    """Keeps the smallest set of most probable tokens with a total probability of p (Holtzman et al. 2020).
 
     Tokens that tie with the least probable one of the set are kept too.
 
     Args:
-        p: between 0 and 1.
+        p: total probability, between 0 and 1.
         keep: see ``Warper``.
     """
 
@@ -131,10 +131,10 @@ class MinPConfig(WarperConfig):
 
 @register_logits_processor("min_p", config=MinPConfig)
 class MinP(Warper):
-    """Keeps tokens whose probability is at least p times the highest one (Nguyen et al. 2024, section 3).
+    """Keeps tokens whose probability is at least p times the highest one (Nguyen et al. 2024).
 
     Args:
-        p: between 0 and 1.
+        p: threshold as a share of the highest probability, between 0 and 1.
         keep: see ``Warper``.
     """
 
@@ -152,12 +152,14 @@ class MinP(Warper):
 class TypicalConfig(WarperConfig):
     """Configuration of the logits processor typical."""
 
-    mass: float = option(0.9, "total probability of the typical tokens that are kept", minimum=1e-6, maximum=1)
+    mass: float = option(
+        0.9, "total probability of the tokens that are kept, the most typical first", minimum=1e-6, maximum=1
+    )
 
 
 @register_logits_processor("typical", config=TypicalConfig)
 class Typical(Warper):
-    """Keeps the tokens whose information content is closest to the entropy (Meister et al. 2023, section 3).
+    """Keeps the tokens whose information content, ``-log p``, is closest to the entropy (Meister et al. 2023).
 
     Args:
         mass: total probability of the smallest set of most typical tokens that is kept.
@@ -175,7 +177,7 @@ class Typical(Warper):
         distance = (-lprobs - entropy).abs()
         for count in _counts(scores.size(1)):
             nearest, order = distance.topk(count, dim=1, largest=False)
-            # as in ``TopP``, in the order of typicality
+            # as in ``TopP``, but sorted by typicality
             needed = (lprobs.gather(1, order).exp().cumsum(1) < self.mass).sum(1, keepdim=True).clamp(min=self.keep - 1)
             if bool((needed < count).all()):
                 break
@@ -191,7 +193,7 @@ class EpsilonConfig(WarperConfig):
 
 @register_logits_processor("epsilon", config=EpsilonConfig)
 class Epsilon(Warper):
-    """Keeps tokens with a probability of at least epsilon (Hewitt, Manning and Liang 2022, section 4.1).
+    """Keeps tokens with a probability of at least epsilon (Hewitt et al. 2022).
 
     Args:
         epsilon: between 0 and 1.
@@ -211,14 +213,16 @@ class Epsilon(Warper):
 class EtaConfig(WarperConfig):
     """Configuration of the logits processor eta."""
 
-    epsilon: float = option(0.001, "keep tokens with at least this probability", minimum=0, maximum=1)
+    epsilon: float = option(
+        0.001, "highest threshold of the probability; lower where the entropy is high", minimum=0, maximum=1
+    )
 
 
 @register_logits_processor("eta", config=EtaConfig)
 class Eta(Warper):
-    """Keeps tokens with a probability of at least ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
+    """Keeps tokens with a probability of at least ``min(epsilon, sqrt(epsilon) * exp(-entropy))`` (Hewitt et al. 2022).
 
-    The threshold is lower where the entropy is high (Hewitt, Manning and Liang 2022, equation 5).
+    The entropy is that of the distribution, in nats: the threshold is lower where the entropy is high.
 
     Args:
         epsilon: between 0 and 1.

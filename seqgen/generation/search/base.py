@@ -62,7 +62,7 @@ class Search(Component):
         return super().begin(batch)
 
     def finished(self, ranking: Ranking, early_stopping: str) -> FinishedHypotheses | None:
-        """Make the finished hypotheses of this batch, for a strategy with its own rule of what finishes.
+        """Make the object that stores finished hypotheses, for a strategy with its own rule of which candidates finish.
 
         Args:
             ranking: how they are scored.

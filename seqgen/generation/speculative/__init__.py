@@ -1,4 +1,4 @@
-"""Speculative decoding: drafters, and the verification of what they draft."""
+"""Speculative decoding: drafters, and the verification of drafted tokens."""
 
 from seqgen.renamed import former_names
 

@@ -1,4 +1,4 @@
-"""Drafters: they propose the next tokens cheaply, and a larger model verifies all of them at once."""
+"""Drafters: they propose the next tokens at low cost, and the decoded models verify all of them in one pass."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
 DRAFTED, ACCEPTANCE, REPLACEMENT = 3, 4, 5
-"""Counters that keep random numbers apart, beside those of ``randomness``: which token is drafted, whether it is
-accepted, and which token replaces it."""
+"""Counters of independent random numbers, as in ``search.randomness``: for drafting a token, for accepting it, and for
+replacing it."""
 
 NOTHING = -1
-"""Stands where there is no drafted token."""
+"""Marks a position without a drafted token."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class Drafts:
     """Drafted tokens for some steps.
 
     Attributes:
-        tokens: ``(live, beam, D)`` int64; ``NOTHING`` where there is none.
-        lprobs: for each step the log-probabilities ``(live, beam, V)`` that the token was drawn with; none where
-            tokens were not drawn.
+        tokens: ``(live, beam, D)`` int64, for ``D`` steps; ``NOTHING`` at positions without a token.
+        lprobs: for each step the log-probabilities ``(live, beam, V)`` of the distribution from which the token was
+            drawn; empty if tokens were not drawn at random.
     """
 
     tokens: Tensor
     lprobs: list[Tensor]
 
     def select(self, keep: Tensor) -> Drafts:
-        """Those of some sentences, ``keep`` being ``(kept,)`` int64."""
+        """The drafts of the sentences ``keep``, ``(kept,)`` int64."""
         return Drafts(self.tokens.index_select(0, keep), [lprobs.index_select(0, keep) for lprobs in self.lprobs])
 
 
 class DraftTarget(Protocol):
-    """The session that verifies drafts, as drafters see it."""
+    """The part of the verifying session that drafters use."""
 
     setup: DecodingSetup
     processors: list[LogitsProcessor]
@@ -67,54 +67,57 @@ class DraftTarget(Protocol):
         ...
 
     def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
-        """What components may look at; see ``Session.context``."""
+        """The context of one step; see ``Session.context``."""
         ...
 
 
 class Draft(Protocol):
     """Drafts tokens for one batch."""
 
-    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """Draft the next tokens of all rows.
 
         Args:
-            step: how many tokens each row has.
-            written: ``(live, beam, 1 + step)`` int64, these tokens behind a start token.
-            count: how many tokens are wanted at most.
+            step: number of tokens that each row has generated.
+            generated: ``(live, beam, 1 + step)`` int64, the start token and the generated tokens.
+            count: the largest number of steps to draft for.
 
         Returns:
-            Tokens for ``count`` steps, or for fewer.
+            Drafts for ``count`` steps or fewer.
         """
         ...
 
     def select_sentences(self, keep: Tensor) -> None:
-        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        """Drop all sentences except ``keep``, ``(kept,)`` int64."""
         ...
 
 
 class Drafter(Protocol):
-    """A way to draft tokens."""
+    """Drafts tokens; it has no state of a batch."""
 
     def begin(self, target: DraftTarget, source: Source) -> Draft:
-        """Make ready for a batch.
+        """Start a batch.
 
         Args:
-            target: the session that verifies.
-            source: its sentences as the draft reads them.
+            target: the session that verifies the drafts.
+            source: the sentences of the batch, encoded for the drafter.
+
+        Returns:
+            The object that drafts for this batch.
         """
         ...
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Do whatever is needed before and after decoding."""
+        """A context in which decoding runs, for example with the draft model in evaluation mode."""
         ...
 
 
 class ModelDrafter:
-    """A smaller model over the same target vocabulary drafts (Leviathan et al. 2023, Chen et al. 2023).
+    """Drafts with a smaller model of the same target vocabulary (Leviathan et al. 2023, Chen et al. 2023).
 
     Args:
-        model: any model, with a source vocabulary of its own if it likes.
+        model: any model; its source vocabulary may differ.
     """
 
     def __init__(self, model: EncoderDecoderModel):
@@ -122,7 +125,7 @@ class ModelDrafter:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See ``Drafter.evaluating``: the model is in evaluation mode meanwhile."""
+        """See ``Drafter.evaluating``; the model is in evaluation mode in this context."""
         with Ensemble([self.model]).evaluating():
             yield
 
@@ -142,15 +145,15 @@ class ModelDrafter:
 
 
 class ModelDraft:
-    """A model that drafts for one batch; see ``Draft``.
+    """Drafts for one batch with a model; see ``Draft``.
 
-    Its scores go through the same logits processors as those of the verifying models. Where these sample, drafts are
-    drawn as well; otherwise they are the likeliest tokens.
+    The logits processors of the verifying session are applied to the draft model's scores. If the verifying session
+    samples, drafts are drawn as well; otherwise they are the most probable tokens.
 
     Args:
-        model: the model.
-        target: the session that verifies.
-        source: its sentences as the model reads them.
+        model: the draft model.
+        target: the session that verifies the drafts.
+        source: the sentences of the batch, encoded for the draft model.
     """
 
     def __init__(self, model: EncoderDecoderModel, target: DraftTarget, source: Source):
@@ -167,10 +170,10 @@ class ModelDraft:
         room = model.max_target_lengths(source.src_lengths)
         self.longest = model.max_positions()[1] if room is None else int(room.min())
 
-    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``."""
         self.member.rewind(step)
-        tokens = written
+        tokens = generated
         drawn: list[Tensor] = []
         for place in range(max(0, min(count, self.longest - step))):
             self.member.read(tokens.flatten(0, 1))
@@ -184,11 +187,18 @@ class ModelDraft:
         return Drafts(tokens[..., 1 + step :], drawn)
 
     def scores(self, tokens: Tensor, step: int) -> Tensor:
-        """What the model gives to the next token, processed: ``(live, beam, V)`` log-probabilities.
+        """Compute the processed scores of the next token.
 
         Args:
-            tokens: ``(live, beam, 1 + step)`` int64.
-            step: how many tokens each row has.
+            tokens: ``(live, beam, 1 + step)`` int64, the start token and the tokens so far.
+            step: number of tokens that each row has.
+
+        Returns:
+            ``(live, beam, V)`` scores; log-probabilities in nats if the verifying session samples.
+
+        Raises:
+            ConfigError: the target vocabulary of the model has another size.
+            DecodingError: a score is NaN.
         """
         target, setup = self.target, self.target.setup
         logits = self.member.next_output(tokens.flatten(0, 1)).logits
@@ -210,14 +220,15 @@ class ModelDraft:
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the newest n-gram before, in the source or in the output.
+    """Drafts the tokens that followed an earlier occurrence of the newest n-gram, in the source or in the output.
 
-    For outputs that repeat much of their source, such as corrections and summaries; the vocabularies of source and
-    target must be one. Longer matches come before shorter, the source before the output, and the first before those
-    after it, as with Hugging Face's prompt lookup, which for an encoder-decoder model looks at the output alone.
+    It suits outputs that repeat much of their source, such as corrections and summaries. Source and target must have
+    the same vocabulary. A longer match has priority over a shorter one, a match in the source over one in the output,
+    and an earlier match over a later one. Hugging Face's prompt lookup has the same priorities, but for encoder-decoder
+    models it searches only the output.
 
     Args:
-        longest: tokens that are looked up at most.
+        longest: the largest size of an n-gram.
     """
 
     def __init__(self, longest: int = 2):
@@ -237,11 +248,11 @@ class PromptLookup:
 
 
 class NgramDraft:
-    """N-gram drafts for one batch; see ``Draft``.
+    """Drafts for one batch with n-grams; see ``Draft``.
 
     Args:
-        longest: tokens that are looked up at most.
-        target: the session that verifies.
+        longest: the largest size of an n-gram.
+        target: the session that verifies the drafts.
         has_prompts: whether outputs continue their sources, as those of language models do.
     """
 
@@ -250,20 +261,20 @@ class NgramDraft:
         self.target = target
         self.has_prompts = has_prompts
 
-    def propose(self, step: int, written: Tensor, count: int) -> Drafts:
+    def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``.
 
-        With the source a b c d and the output x b, looking up b gives c d. The text that is searched is
-        a b c d - x b, where nothing matches the gap, and no draft continues across it. The output of a language model
-        continues its prompt, without a gap.
+        With the source ``a b c d`` and the output ``x b``, the newest unigram ``b`` gives the draft ``c d``. The text
+        that is searched is ``a b c d - x b``; nothing matches the gap ``-``, and a draft ends at it. The output of a
+        language model continues its prompt, without a gap.
         """
-        output = written[..., 1:].flatten(0, 1)
-        text = torch.cat([self.source(written.size(1)), output], dim=1)
+        output = generated[..., 1:].flatten(0, 1)
+        text = torch.cat([self.source(generated.size(1)), output], dim=1)
         length = text.size(1)
-        begins = text.new_full((len(text),), length)  # where the continuation begins; behind the end for none
+        begins = text.new_full((len(text),), length)  # first column of the draft; behind the end without a match
         known = length - 1 if self.has_prompts else step
         for size in range(1, min(self.longest, known) + 1):
-            windows = text.unfold(1, size, 1)[:, :-1]  # those that something follows
+            windows = text.unfold(1, size, 1)[:, :-1]  # all but the last, which nothing follows
             hits = (windows == text[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
             # window 2 of size 3 covers the columns 2, 3 and 4; what follows it begins in column 2 + 3
             begins = torch.where(hits.any(1), hits.to(torch.int8).argmax(1) + size, begins)
@@ -272,7 +283,7 @@ class NgramDraft:
         drafted = text.gather(1, columns)
         drafted = drafted.masked_fill((drafted == NOTHING).cumsum(1) > 0, NOTHING)
         useful = int((drafted != NOTHING).any(0).sum())
-        return Drafts(drafted[:, :useful].view(*written.shape[:2], useful), [])
+        return Drafts(drafted[:, :useful].view(*generated.shape[:2], useful), [])
 
     def source(self, beam: int) -> Tensor:
         """The source of each row, ``(live * beam, S or S + 1)``; padding, ends and what follows a source are gaps."""
@@ -287,11 +298,11 @@ class NgramDraft:
         return tokens.repeat_interleave(beam, dim=0)
 
     def select_sentences(self, keep: Tensor) -> None:
-        """See ``Draft.select_sentences``: the sources are those of the batch itself."""
+        """See ``Draft.select_sentences``; nothing to do, because the session holds the sources."""
 
 
 def other_vocabulary(draft: int, wanted: int) -> ConfigError:
-    """The error of a draft model whose target vocabulary has another size than that of the decoded models."""
+    """The error for a draft model whose target vocabulary has another size than that of the decoded models."""
     return ConfigError(
         f"the target vocabulary of the draft model has {draft} tokens, and that of the models that it drafts for "
         f"{wanted}; choose a draft model with the same vocabulary"
@@ -299,6 +310,6 @@ def other_vocabulary(draft: int, wanted: int) -> ConfigError:
 
 
 def normalized(scores: Tensor) -> Tensor:
-    """Scores ``(..., V)`` as log-probabilities; a row in which everything is forbidden stays so."""
+    """Normalize scores ``(..., V)`` to log-probabilities; rows that are minus infinity everywhere are not changed."""
     nothing = scores.amax(-1, keepdim=True) == -torch.inf
     return scores.log_softmax(-1).masked_fill(nothing, -torch.inf)

@@ -1,4 +1,4 @@
-"""A member of an ensemble that reads several tokens at once and takes back those that turn out wrong."""
+"""A member that reads several drafted tokens in one pass, and rolls back those that are rejected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from seqgen.structures import DecoderOut, Source
 
 
 class LookAhead(Member):
-    """One model mid-decode that reads ahead.
+    """A member that reads drafted tokens before they are verified.
 
-    ``rewind`` forgets rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
-    ``next_output`` answers for each of these positions without computing anything.
+    ``rewind`` drops rejected tokens, ``read`` reads the newest and the drafted tokens in one pass, and then
+    ``next_output`` returns the stored output of each of these positions.
 
     If the decoder can roll back its state, ``rewind`` does so; otherwise it restores a copy of the state.
 
@@ -29,7 +29,7 @@ class LookAhead(Member):
         beam_size: see ``Member``.
         start_token: see ``Member``.
         debug: see ``Member``.
-        reach: how many positions ``rewind`` will take back at most.
+        reach: the largest number of positions that ``rewind`` drops.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class LookAhead(Member):
             self.state.max_roll_back = reach
         self.can_roll_back = isinstance(model.decoder, IncrementalDecoder) and model.decoder.can_roll_back
         self.seen = 0
-        """Columns of the decoder's input that have been read."""
+        """Number of columns of the decoder's input that have been read."""
         self.first = 0
-        """The first of those that were read last."""
+        """The first column of the newest pass."""
         self.out = DecoderOut(torch.empty(0))
-        """What the decoder gave for these."""
+        """The decoder's output for the columns of the newest pass."""
         self.mark: tuple[int, IncrementalState] | None = None
-        """How much had been read at the last ``rewind``, and the state at that time."""
+        """``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back."""
 
     def rewind(self, columns: int) -> None:
-        """Forget what has been read behind the first columns.
+        """Drop all columns but the first.
 
         Args:
-            columns: how many columns stay; no fewer than at the last call.
+            columns: number of columns to keep; at least as many as at the last call.
         """
         if self.state is None:
             self.seen = min(self.seen, columns)
@@ -77,7 +77,7 @@ class LookAhead(Member):
 
         Args:
             tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
-            need_attention: whether the attention weights will be wanted.
+            need_attention: whether attention weights are computed.
         """
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
@@ -89,13 +89,13 @@ class LookAhead(Member):
         self.out, self.first, self.seen = out, self.seen, tokens.size(1)
 
     def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
-        """What was computed for the last column of ``tokens``, one of those read last; see ``Member``."""
+        """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
         return MemberOutput(logits, None if self.out.attention is None else self.out.attention[:, column])
 
     def select_sentences(self, keep: Tensor) -> None:
-        """Forget all sentences but those in ``keep``, ``(kept,)`` int64."""
+        """Drop all sentences except ``keep``, ``(kept,)`` int64."""
         super().select_sentences(keep)
         if self.mark is not None:
             self.model.decoder.select_sentences(self.mark[1], keep)  # type: ignore[operator]

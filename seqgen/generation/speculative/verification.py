@@ -34,13 +34,12 @@ from seqgen.structures import Hypothesis, Source
 class SpeculativeSession(Session):
     """Decodes a batch with drafts.
 
-    The loop is that of ``Session``. But the outputs of a step may be there already: they were computed when the members
-    read the drafts for several steps at once. They are valid for as long as every sentence continues with its draft.
+    The loop is that of ``Session``. The members read the drafts for several steps in one pass, and the outputs of these
+    steps are stored. They are valid as long as every sentence continues with its draft.
 
     Args:
         setup: see ``Session``; its search is a ``SpeculativeSearch``.
-        request: see ``Session``; where members read the source differently, the batch's ``member_sources`` end with
-            that of the draft model.
+        request: see ``Session``; if the batch has ``member_sources``, the last one may be that of the draft model.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
@@ -48,7 +47,7 @@ class SpeculativeSession(Session):
         self.speculative = setup.search
         if FEATURES in setup.needs:
             raise ConfigError(
-                f"{setup.needing(FEATURES)} needs hidden features, which are not kept where a draft is verified; leave "
+                f"{setup.needing(FEATURES)} needs hidden features, which are not stored in speculative decoding; leave "
                 "out the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
@@ -62,7 +61,7 @@ class SpeculativeSession(Session):
             self.draft = self.speculative.drafter.begin(self, source)
         self.drafts = Drafts(self.backpointers.matrix()[..., :0], [])
         self.start = 0
-        """The step that the first draft token is for."""
+        """The step of the first drafted token."""
         self.stop = 0
         """The step at which a new draft is needed."""
 
@@ -73,7 +72,7 @@ class SpeculativeSession(Session):
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn at random, and verified by Leviathan's rule."""
+        """Whether drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
         return type(self.search).step is Sampling.step
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
@@ -88,11 +87,15 @@ class SpeculativeSession(Session):
         return super().member_outputs(need_attention)
 
     def look_ahead(self, step: int) -> None:
-        """Make a new draft, and let the members read it.
+        """Make a new draft; the members read it in one pass.
 
-        With 3 tokens generated and 5 drafted, the members read the last of the 3 and the 5, and so have scores for the
-        steps 3 to 8. Where drafts were drawn, the scores of the last of these steps are not used: in a larger batch, in
-        which any sentence may reject its draft at any step, that step could have been one of a verified token.
+        With 3 tokens generated and 5 drafted, the members read the last generated token and the 5 drafted ones, which
+        gives scores for steps 3 to 8. If drafts were drawn at random, the scores of step 8, which has no drafted token,
+        are not used: in a larger batch another sentence may have rejected its draft before, so that step 8 had a
+        drafted token. An output would then depend on the other sentences of its batch.
+
+        Args:
+            step: number of generated tokens.
         """
         generated = self.backpointers.matrix()
         last = int(self.sentences.max_lengths.max())
@@ -108,11 +111,11 @@ class SpeculativeSession(Session):
             self.stop = min(self.stop, step + count)
 
     def _known(self, drafted: Tensor) -> Tensor:
-        """What members read in place of drafted tokens: tokens that all of them have."""
+        """Drafted tokens as members read them, limited to ids of their vocabulary."""
         return drafted.clamp(0, self.setup.vocab_size - 1)
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
-        """Verify the tokens that were drawn; otherwise the strategy chooses, see ``Session.choose``."""
+        """Verify drafted tokens that were drawn at random; otherwise see ``Session.choose``."""
         place, lprobs = context.step - self.start, scored.lprobs
         if place >= len(self.drafts.lprobs):
             return super().choose(context, scored)
@@ -122,19 +125,23 @@ class SpeculativeSession(Session):
         return Candidates(alive, tokens, own_beams(tokens))
 
     def verified(self, lprobs: Tensor, drafted: Tensor, drafted_with: Tensor, step: int) -> Tensor:
-        """Accept drafted tokens or replace them, so that the results are distributed as the models say.
+        """Accept or replace drafted tokens, so that the results have the distribution of the verifying models.
 
-        A token that was drawn with probability ``q`` and should have ``p`` is accepted with probability ``p / q``, and
-        otherwise replaced by a draw in proportion to ``max(0, p - q)`` (Leviathan et al. 2023, algorithm 1).
+        Let ``q`` be the draft model's probability of the drafted token, and ``p`` that of the verifying models. The
+        token is accepted with probability ``min(1, p / q)``. Otherwise its replacement is drawn from the normalized
+        ``max(0, p - q)`` (Leviathan et al. 2023, algorithm 1).
 
         Args:
-            lprobs: ``(live, beam, V)``, the logarithm of p.
+            lprobs: ``(live, beam, V)``, log p in nats.
             drafted: ``(live, beam)`` int64.
-            drafted_with: ``(live, beam, V)``, the logarithm of q.
-            step: how many tokens each row has.
+            drafted_with: ``(live, beam, V)``, log q in nats.
+            step: number of tokens that each row has generated.
 
         Returns:
-            ``(live, beam)`` int64.
+            ``(live, beam)`` int64, the accepted and the replacing tokens.
+
+        Raises:
+            ConfigError: the vocabularies have different sizes.
         """
         if lprobs.size(-1) != drafted_with.size(-1):
             raise other_vocabulary(drafted_with.size(-1), lprobs.size(-1))
@@ -149,7 +156,7 @@ class SpeculativeSession(Session):
         return tokens.view(lprobs.shape[:2])
 
     def uniforms(self, purpose: int, step: int) -> Tensor:
-        """Uniform random numbers of the strategy for each row, ``(live, beam)``, see ``RandomSearch.uniforms``."""
+        """Uniform random numbers of the strategy, ``(live, beam)``; see ``RandomSearch.uniforms``."""
         assert isinstance(self.search, Sampling)
         return self.search.uniforms(purpose, step, torch.arange(self.beam, device=self.scores.device))
 
@@ -160,7 +167,7 @@ class SpeculativeSession(Session):
         self.drafts = self.drafts.select(keep)
 
     def advance(self, active: Candidates, attention: Tensor | None) -> None:
-        """Compare what was generated with the draft; see ``Session.advance``."""
+        """Compare the generated tokens with the draft; see ``Session.advance``."""
         step = self.backpointers.length
         super().advance(active, attention)
         place = step - self.start
@@ -176,23 +183,22 @@ class SpeculativeSession(Session):
         self.speculative.verified += verified
         self.speculative.accepted += accepted
         if wrong:
-            self.stop = step + 1  # the members have read tokens after it that were not generated
+            self.stop = step + 1  # members have read drafted tokens that were rejected
 
 
 class SpeculativeSearch(Search):
-    """Decodes as another strategy would, with fewer passes of the models (Leviathan et al. 2023, Chen et al. 2023).
+    """Runs another strategy with fewer passes of the models (Leviathan et al. 2023, Chen et al. 2023).
 
-    The output is that of the strategy itself: greedy search writes the same tokens. Where a model drafts for sampling,
-    the outputs have the same distribution, but are others than sampling alone draws with the same seed; n-gram drafts
-    change nothing there either.
+    The output of greedy search does not change. With a draft model, samples have the same distribution, but differ from
+    those that the strategy alone draws with the same seed; with n-gram drafts they are the same.
 
-    All sentences of a batch advance together, as far as the one whose draft is rejected first. So this pays for small
-    batches; what is generated does not depend on them.
+    A new draft is made for the whole batch as soon as one sentence rejects a token. Therefore small batches profit
+    most. The output for a sentence does not depend on the other sentences.
 
     Args:
         drafter: makes the drafts.
-        draft_tokens: how many tokens are drafted at a time.
-        inner: the strategy; each of its beams must be a hypothesis of its own, or there is one beam.
+        draft_tokens: number of tokens in a draft.
+        inner: the strategy; its beams must be independent of each other, or there must be one beam.
 
     Raises:
         ConfigError: the strategy has a loop of its own, or ``draft_tokens`` is below 1.
@@ -206,17 +212,17 @@ class SpeculativeSearch(Search):
         self.inner = inner or BeamSearch()
         if self.inner.session_class is not None:
             raise ConfigError(
-                f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; take "
-                "greedy search or sampling, or no draft"
+                f"a draft is verified token by token, and {type(self.inner).__name__} has a loop of its own; "
+                "choose greedy search or sampling, or leave out the draft"
             )
         self.drafter = drafter
         self.draft_tokens = draft_tokens
         self.additive, self.independent_rows = self.inner.additive, self.inner.independent_rows
         self.needs = self.inner.needs  # type: ignore[misc]
         self.verified = 0
-        """Drafted tokens that were verified, over all batches."""
+        """Number of verified tokens of drafts, over all batches."""
         self.accepted = 0
-        """Those of them that were accepted."""
+        """Number of accepted tokens of drafts."""
 
     @property
     def acceptance_rate(self) -> float:
@@ -233,10 +239,10 @@ class SpeculativeSearch(Search):
         if rows > 1 and not self.inner.independent_rows:
             raise ConfigError(
                 f"a draft is verified token by token, and {type(self.inner).__name__} with beam_size={beam} compares "
-                "hypotheses with each other; take beam_size=1 or sampling, or no draft"
+                "hypotheses with each other; choose beam_size=1 or sampling, or leave out the draft"
             )
         return rows
 
     def begin(self, batch: BatchInfo) -> Any:
-        """The strategy itself, for a batch."""
+        """See ``Search.begin``; returns the batch's object of the inner strategy."""
         return self.inner.begin(batch)

@@ -101,7 +101,7 @@ class KeyValueCache(ABC):
         """Reorder rows; ``new_order`` ``(rows,)`` int64 is the old row that each new row continues."""
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
-        """What the newest positions attend to.
+        """The keys, values and mask with which attention is computed for the newest positions.
 
         Args:
             attn_mask: bool, true where attention is allowed, or a float that is added to the scores; broadcastable to

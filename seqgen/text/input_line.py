@@ -1,0 +1,223 @@
+"""Input lines: text, phrases and prefix of one line, encoded for every model."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.errors import DataError
+from seqgen.generation.component import Phrase
+from seqgen.generation.ensemble.member import EMPTY, INPUT, field_of
+from seqgen.text.results import Translation
+from seqgen.text.text_model import TextModel
+
+
+@dataclass
+class InputLine:
+    """An encoded line and its translation.
+
+    Attributes:
+        translation: the translation, which decoding completes.
+        sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line.
+        phrases: the phrases that the output must contain, each as its alternatives in target ids.
+        prefix: the target ids with which the output begins.
+    """
+
+    translation: Translation
+    sources: list[Tensor]
+    phrases: list[Phrase] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """The largest number of source tokens over all models."""
+        return max(len(source) for source in self.sources)
+
+
+class InputEncoder:
+    """Encodes lines, and notes in each translation what was truncated or is not in a vocabulary.
+
+    Args:
+        models: the models that read the source: the members, and the draft model if there is one. The task of the first
+            one encodes phrases and prefixes.
+        cfg: the decoding settings.
+        last_steps: maps source lengths ``(N,)`` to the largest number of output tokens ``(N,)``, end-of-sentence not
+            counted.
+        num_members: how many of the models are members; their positions limit the output. By default all.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[TextModel],
+        cfg: GenerationConfig,
+        last_steps: Callable[[Tensor], Tensor],
+        num_members: int | None = None,
+    ):
+        self.models, self.cfg, self.last_steps = models, cfg, last_steps
+        self.members = models[:num_members]
+        self.task = models[0].task
+
+    def encode(self, number: int, text: str, prefix: str = "") -> InputLine:
+        """Encode a line; sources are truncated to the length that each model can read.
+
+        Args:
+            number: number of the line, from 0.
+            text: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs.
+            prefix: the forced beginning of the output.
+
+        Returns:
+            The encoded line.
+
+        Raises:
+            DataError: the line or its prefix is not text, or the line has too few fields for ``cfg.members``.
+        """
+        if not isinstance(text, str) or not isinstance(prefix, str):
+            wrong = prefix if isinstance(text, str) else text
+            raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
+        text, *phrases = text.split("\t") if self.cfg.constraints else [text]
+        translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
+        if not text.strip() and not self.task.reads_empty_lines:
+            unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
+            further = f"; its {unused} had no effect" if unused else ""
+            translation.notes.append(f"the line is empty, and so is its output{further}")
+            return InputLine(translation, [])
+        sources = self._sources(translation)
+        if not sources:
+            return InputLine(translation, [])
+        translation = replace(translation, source_tokens=sources[0])
+        return InputLine(translation, sources, self._phrases(phrases, translation), self._prefix(translation, sources))
+
+    def longest_output(self, sources: Sequence[Tensor]) -> int:
+        """The longest output of a line in tokens, end-of-sentence not counted.
+
+        Args:
+            sources: ``(S,)`` int64 source ids for each model.
+        """
+        rooms = [_room(*pair) for pair in zip(self.members, sources, strict=False)]
+        longest = int(self.last_steps(torch.tensor([len(sources[0])]))[0])
+        return min([longest, *(room - 1 for room in rooms if room is not None)])
+
+    def _sources(self, translation: Translation) -> list[Tensor]:
+        """The source ids for each model; none if a prompt leaves no room for an output."""
+        text, notes = translation.source, translation.notes
+        if "\t" in text and not self.cfg.members:
+            notes.append(
+                "the text after a tab is part of the source; with generation.constraints it would be a phrase that the "
+                "output must contain"
+            )
+        if unknown := self.task.source_tokenizer.unknown(text):
+            shown = " ".join(dict.fromkeys(unknown[:100]))[:60]
+            notes.append(f"the vocabulary lacks {shown}")
+        sources = []
+        wanted = [*self.cfg.members, *[INPUT] * len(self.models)]
+        for model, source in zip(self.models, wanted, strict=False):
+            own = "" if source == EMPTY else field_text(text, field_of(source), translation.id)
+            ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
+            if (room := _room(model, ids)) is not None and room < 1:
+                notes.append(
+                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
+                )
+                return []
+            if len(ids) > longest:
+                notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
+                ids = torch.cat([ids[: longest - 1], ids[-1:]])
+            sources.append(ids)
+        return sources
+
+    def _phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
+        """The ids of the phrases of a line; alternatives with tokens outside the vocabulary are left out."""
+        tokenizer = self.task.target_tokenizer
+        encoded: list[Phrase] = []
+        for phrase in phrases:
+            some = []
+            for text in alternatives(phrase):
+                if lacking := tokenizer.unknown(text):
+                    translation.notes.append(
+                        f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}"
+                    )
+                else:
+                    some.append(tokenizer.encode(text))
+            if some:
+                translation.constraints.append(phrase.strip())
+                encoded.append(some)
+        return encoded
+
+    def _prefix(self, translation: Translation, sources: Sequence[Tensor]) -> list[int]:
+        """The ids of the prefix of a line's output, truncated to the largest output length."""
+        notes, prefix = translation.notes, translation.prefix
+        if not prefix:
+            return []
+        ids = self.task.target_tokenizer.encode(prefix)
+        if lacking := self.task.target_tokenizer.unknown(prefix):
+            notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
+        longest = self.longest_output(sources)
+        if len(ids) > longest:
+            notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
+        return ids[:longest]
+
+
+def _room(member: TextModel, source: Tensor) -> int | None:
+    """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
+    lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
+    return None if lengths is None else int(lengths[0])
+
+
+def field_text(line: str, wanted: int, number: int) -> str:
+    """One of the fields that tabs separate in an input line.
+
+    Args:
+        line: the line.
+        wanted: number of the field, from 1; 0 for the whole line.
+        number: number of the line, from 0, for the message.
+
+    Returns:
+        The text of the field.
+
+    Raises:
+        DataError: the line has too few fields.
+    """
+    fields = line.split("\t")
+    if wanted > len(fields):
+        raise DataError(
+            f"line {number + 1} has {len(fields)} fields, and generation.members asks for field {wanted}; separate "
+            "fields by tabs"
+        )
+    return fields[wanted - 1] if wanted else line
+
+
+def alternatives(phrase: str) -> list[str]:
+    r"""The alternatives of a phrase: ``a b|c`` gives ``a b`` and ``c``; in ``a\|b`` the bar is part of the text."""
+    texts = (text.replace(r"\|", "|").strip() for text in re.split(r"(?<!\\)\|", phrase))
+    return [text for text in texts if text]
+
+
+def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    """Pair each line with the prefix of its output.
+
+    Args:
+        lines: the lines.
+        prefixes: one for each line; ``None`` for empty ones.
+
+    Yields:
+        Pairs of a line and its prefix.
+
+    Raises:
+        DataError: there are more lines than prefixes, or fewer.
+    """
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for number, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes), start=1):
+        if line is None or prefix is None:
+            which = "prefix" if line is None else "line"
+            raise DataError(
+                f"{which} {number} has no {'line' if line is None else 'prefix'}; give one prefix for each line, an "
+                "empty one for none"
+            )
+        yield line, prefix
