@@ -104,7 +104,7 @@ class TextDecoding:
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
         if self.utility is not None and self.reranker is not None:
             raise ConfigError(
-                "a utility and a reranker both rank the hypotheses; set only one of generation.mbr and generation.rerank"
+                "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
         ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
