@@ -36,8 +36,8 @@ class ConvertCommonConfig:
 
     user_dir: list[str] = option(
         [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; run for the files of "
-        "the run",
+        "Python files or folders with your own components (models, loaders, ...), imported first; the value run "
+        "imports the files that were used in training",
     )
 
 

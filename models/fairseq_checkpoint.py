@@ -137,8 +137,8 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     dictionary = Path(given) if given else _beside(path, names)
     if dictionary is None:
         raise DataError(
-            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} beside it; copy it there, or give "
-            f"reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
+            f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
     chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
     if chosen == "none":
@@ -188,5 +188,5 @@ def _notes(path: Path, sides: list[_Side]) -> list[str]:
     if all(side.sentencepiece for side in sides):
         return []
     return [
-        f"{path}: there is no SentencePiece model beside it and none is given, so input and output are tokenized text"
+        f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized text"
     ]

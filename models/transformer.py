@@ -333,7 +333,7 @@ def _check(cfg: TransformerConfig) -> None:
             raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
     if cfg.activation_fn not in ACTIVATIONS:
         raise ConfigError(
-            f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+            f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
         )
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ConfigError(

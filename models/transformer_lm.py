@@ -172,7 +172,8 @@ class TransformerLanguageModel(LanguageModel):
             )
         if cfg.activation_fn not in ACTIVATIONS:
             raise ConfigError(
-                f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+                f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: "
+                f"{', '.join(sorted(ACTIVATIONS))}"
             )
         dictionary = task.target_dictionary
         embedding = token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)

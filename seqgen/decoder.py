@@ -37,10 +37,10 @@ class Decoder(nn.Module):
         Args:
             prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start token.
             encoder_out: what the encoder returned, one row for each row of ``prev_output_tokens``.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not wanted or not available.
+            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not requested or not available.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
         return DecoderOut(self.output_layer(features), attention)
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         Args:
             prev_output_tokens: ``(N, T)`` int64.
             encoder_out: what the encoder returned.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
             Features ``(N, T, C)`` and attention ``(N, T, S)`` or ``None``.
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
 
         Args:
             logits: ``(..., V)``.
-            log_probs: whether log-probabilities (nats) are wanted rather than probabilities.
+            log_probs: whether to return log-probabilities (nats) instead of probabilities.
 
         Returns:
             ``(..., V)``, float64 for float64 logits and float32 otherwise.
@@ -210,10 +210,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
                 the columns that it has seen are not read again.
             encoder_out: what the encoder returned.
             incremental_state: the state, updated in place; ``None`` for the parallel pass.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, new positions, V)``, and attention ``(N, new positions, S)`` where wanted.
+            Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
         return DecoderOut(self.output_layer(features), attention)

@@ -80,10 +80,10 @@ class EncoderDecoderModel(nn.Module, Flagged):
             src_tokens: ``(N, S)`` int64.
             src_lengths: ``(N,)`` int64.
             prev_output_tokens: ``(N, T)`` int64, after the start token.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)`` where wanted.
+            Logits ``(N, T, V)``, and attention, ``(N, T, S)`` or ``None``.
         """
         encoder_out = self.encoder(src_tokens, src_lengths)
         out: DecoderOut = self.decoder(prev_output_tokens, encoder_out, need_attention=need_attention)

@@ -131,7 +131,7 @@ class DecoderOut(NamedTuple):
 
     Attributes:
         logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
-        attention: ``(N, T, S)`` weights over the source that sum to one; ``None`` if not wanted.
+        attention: ``(N, T, S)`` weights over the source that sum to one; ``None`` if not requested.
     """
 
     logits: Tensor
@@ -209,8 +209,8 @@ class Hypothesis:
         tokens: ``(T,)`` int64 ids, end-of-sentence included.
         score: the score that ranks hypotheses: the sum of ``positional_scores`` divided by the length penalty.
         positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
-        attention: ``(T, S)`` weights over the source; ``None`` if not wanted.
-        alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not wanted.
+        attention: ``(T, S)`` weights over the source; ``None`` if not requested.
+        alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
     """
 

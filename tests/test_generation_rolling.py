@@ -50,7 +50,7 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
 
 
 def test_padding_of_merged_encoder_outputs() -> None:
-    """Rows keep the padding that they have, on whichever side; what one batch lacks is padding at the end."""
+    """Rows keep their padding on either side; the shorter batch is padded at the end."""
     left = torch.tensor([[True, True, False], [False, False, False]])
     longer = torch.tensor([[True, False, False, False, False]])
     for first, second in ((left, longer), (longer, left), (left, left)):

@@ -38,7 +38,7 @@ from seqgen.registry import TASKS, register_task
 from seqgen.renamed import former_names
 from seqgen.task import Task
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

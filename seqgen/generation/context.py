@@ -58,7 +58,7 @@ class StepOutputs:
 
     Attributes:
         features: ``(rows, C)`` last hidden features of the first member's decoder.
-        attention: ``(rows, S)`` attention over the source, combined over the members that read the source alike.
+        attention: ``(rows, S)`` attention over the source, combined over the members that read the same source.
         member_logits: ``(rows, V)`` logits of each member, temperature applied.
     """
 

@@ -142,10 +142,10 @@ class TransformerDecoderLayer(_Layer):
             encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
             is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
             incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether the weights over the source are wanted.
+            need_weights: whether to return the attention weights over the source.
 
         Returns:
-            ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
+            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
         attended, _ = self.self_attn(
             self._before(self.self_attn_layer_norm, x),

@@ -56,7 +56,7 @@ class TextDecoding:
     """Decodes lines with one model or an ensemble; ``Translator.prepare`` makes it.
 
     Args:
-        members: the models, over one target vocabulary.
+        members: the models, which share one target vocabulary.
         cfg: the decoding settings.
         generator: made from the same models and ``cfg``.
         details: which optional fields of hypotheses are computed.
@@ -95,7 +95,7 @@ class TextDecoding:
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
         if self.utility is not None and generator.beam_size == 1:
             raise ConfigError(
-                "minimum Bayes risk compares hypotheses, and there is one; give generation.beam=2 or more"
+                "minimum Bayes risk compares hypotheses, but only one is generated; set generation.beam=2 or more"
             )
         ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
@@ -114,8 +114,8 @@ class TextDecoding:
         Args:
             lines: the lines; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
-            buffer_size: how many lines are read before they are decoded together, batched by length; 0 for
-                ``buffer_size`` of the configuration, or else ``BUFFER_SIZE``.
+            buffer_size: number of lines that are read, batched by length and decoded together; 0 for
+                ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
             first_number: number of the first line. The ids of translations and the random numbers depend on it.
 
         Yields:
@@ -176,7 +176,7 @@ class TextDecoding:
             self._finalize(line, hypotheses, width)
 
     def _can_batch_continuously(self, lines: list[InputLine]) -> bool:
-        """Whether waiting lines may join a running batch, as no component, task or argument needs whole batches."""
+        """Whether continuous batching is possible: no component, task or argument needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
         return self.generator.can_merge and not own_step and not self._inference_arguments(lines)
 
@@ -253,9 +253,9 @@ class TextDecoding:
         """
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
-            limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
-            lacking = f"no output of the {limit or 'longest length or less'} has all phrases"
-            why = lacking if line.phrases else "every output was forbidden"
+            in_time = " and generation.max_time" if self.cfg.max_time else ""
+            missing = f"no output within the maximum length{in_time} has all phrases"
+            why = missing if line.phrases else "every output was forbidden"
             translation.notes.append(f"{why}, so that the output is empty")
         elif len(hypotheses) < nbest:
             why = "were found in time" if hypotheses[0].timed_out else "are possible"
@@ -273,7 +273,7 @@ class TextDecoding:
         self.tokens_written += len(found[0].tokens) if found else 0
 
     def _note_cuts(self, line: InputLine) -> None:
-        """Note the first hypothesis of a line that a limit truncated, or may have truncated."""
+        """Add a note on the first hypothesis of a line that a limit has truncated, or may have truncated."""
         longest = self.input_encoder.longest_output(line.sources)
         if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
@@ -287,17 +287,17 @@ class TextDecoding:
 
         Args:
             item: the output.
-            longest: the largest number of tokens, end-of-sentence not counted.
+            longest: maximum output length in tokens, without end-of-sentence.
 
         Returns:
-            The end of a sentence whose subject is the output; empty if no limit changed it.
+            Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
         """
         cfg, size = self.cfg, len(item.tokens)
         whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
         if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
-            return f"has the longest length that is allowed, {size} tokens, and may be cut off{rest}"
+            return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:

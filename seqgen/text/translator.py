@@ -393,7 +393,7 @@ class Translator:
         """The settings of scoring, and the scorer."""
         if unused := sorted(set(settings) - set(OF_SCORING)):
             raise ConfigError(
-                f"{', '.join(unused)} has no effect on the scores of known targets; there are: {', '.join(OF_SCORING)}"
+                f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
             )
         cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
         target = self.task.target_dictionary

@@ -32,11 +32,11 @@ class FastT5Tokenizer(PretrainedTokenizer):
         extra_ids = special.number("extra_ids", 100)
         special.add_t5_sentinels()
         prefix = special.config.get("add_prefix_space")
-        # version 5 of transformers, which writes the key backend, always reads tokenizer.json
-        complete = prefix is None or special.config.get("backend") == "tokenizers"
-        if complete and FAST_FILE in files:
+        # as in transformers: if add_prefix_space is set, only version 5, which sets backend, reads tokenizer.json
+        reads_fast_file = prefix is None or special.config.get("backend") == "tokenizers"
+        if reads_fast_file and FAST_FILE in files:
             self._pipeline = read_pipeline(files)
-        else:  # then transformers converts spiece.model, with the special tokens of the Python tokenizer
+        else:  # transformers converts spiece.model, and adds the special tokens of its slow tokenizer
             prefix = prefix or "add_prefix_space" not in special.config
             legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
             origin = f"{files.origin}/{MODEL_FILE}"
@@ -71,8 +71,8 @@ class FastT5Tokenizer(PretrainedTokenizer):
         encoding = self._encode(text)
         unk = self.dictionary.unk()
         offsets = [span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == unk]
-        lacking = [text[start:end].strip() for start, end in offsets]
-        return [word for word in lacking if word and word != self.dictionary.symbol(unk)]
+        unknown = [text[start:end].strip() for start, end in offsets]
+        return [word for word in unknown if word and word != self.dictionary.symbol(unk)]
 
 
 def read_pipeline(files: TokenizerFiles) -> Any:
@@ -88,12 +88,12 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         DataError: the file is missing or damaged, or its steps can make a text too long.
     """
     check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
-    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or damaged"):
+    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
 
 def add_missing(pipeline: Any, special: SpecialTokens) -> None:
-    """Add the added and special tokens that a pipeline does not have, or has with other flags.
+    """Complete a pipeline with added and special tokens that it does not have, or has with other flags.
 
     Args:
         pipeline: the pipeline, which is changed.

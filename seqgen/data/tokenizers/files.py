@@ -121,7 +121,7 @@ def parse_object(content: bytes, origin: str) -> dict[str, Any]:
     try:
         parsed = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{origin} is not JSON, or damaged ({error}); copy it again") from None
+        raise DataError(f"{origin} is not JSON, or is damaged ({error}); copy it again") from None
     if not isinstance(parsed, dict):
         raise DataError(f"{origin} does not contain a JSON object; copy it again")
     return parsed

@@ -240,8 +240,8 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:
     """The files of a new T5 tokenizer.
 
-    Its sentinels do not remove the spaces beside them. So ``a <extra_id_0> b`` has the ids that span corruption makes
-    of an encoded text, in which the space is the beginning of the piece ``▁b``.
+    Its sentinels do not remove the spaces before and after them. So ``a <extra_id_0> b`` has the ids that span
+    corruption makes of an encoded text, in which the space is the beginning of the piece ``▁b``.
 
     Args:
         model: a SentencePiece model with the pieces ``<pad>``, ``</s>`` and ``<unk>``.

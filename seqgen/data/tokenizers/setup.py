@@ -144,7 +144,7 @@ def _prepare(
     cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
     if not folder.is_dir():
-        check_not_frozen(folder)  # before training, which may take long
+        check_not_frozen(folder)  # before training, which may take a long time
         save_tokenizer(_make(cfg, model, dictionary, lines), folder)
     return load_tokenizer(folder)
 

@@ -1,4 +1,4 @@
-"""Processors that depend on the tokens of the output so far, or of the source."""
+"""Processors that depend on the tokens generated so far, or on those of the source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoRepeatNgramConfig:
 
 @register_logits_processor("no_repeat_ngram", config=NoRepeatNgramConfig)
 class NoRepeatNgram(LogitsProcessor):
-    """Forbids tokens that would complete an n-gram that the hypothesis has already.
+    """Forbids tokens that would complete an n-gram that already occurs in the hypothesis.
 
     Args:
         size: n.
@@ -120,7 +120,7 @@ class EncoderRepetitionPenalty(LogitsProcessor):
         if source is None:
             return lprobs
         if context.src_padding is not None:
-            # a row is padded on one side only; the token at its other end replaces the padding, and counts once anyway
+            # a row is padded on one side; padding is replaced by the token at the other end, whose score changes anyway
             first, last = source[:, :1], source[:, -1:]
             source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
         return _shrink(lprobs, source, 1 / self.penalty)
@@ -129,7 +129,7 @@ class EncoderRepetitionPenalty(LogitsProcessor):
 def forbid_completions(
     lprobs: Tensor, text: Tensor, generated: Tensor, size: int, padding: Tensor | None = None
 ) -> Tensor:
-    """Forbid each token that completes an n-gram of a text after the newest ``size - 1`` generated tokens.
+    """Forbid each token that, appended to the newest ``size - 1`` generated tokens, gives an n-gram of a text.
 
     Args:
         lprobs: ``(rows, V)``, changed in place.

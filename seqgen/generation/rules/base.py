@@ -13,7 +13,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 
 Make = Callable[[Sequence[str]], list[LogitsProcessor]]
-"""Builds the processors of some flat keys, in the order of the keys; keys without an effect give none."""
+"""Builds the processors that some keys of the ``generation`` group select, in their order; unset keys are skipped."""
 
 
 DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
