@@ -220,7 +220,7 @@ def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, b
         rooms.append(len(translation.hypotheses[0].tokens) if translation.hypotheses else 0)
         if len(prompt) <= 10:
             assert len(prompt) + rooms[-1] == 10 + 1  # the last column predicts end-of-sentence
-            assert "longest length that is allowed" in translation.notes[-1]
+            assert "maximum length" in translation.notes[-1]
         else:
             assert translation.text == ""
             assert translation.notes == [
