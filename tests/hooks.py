@@ -24,10 +24,12 @@ CLASSES = {
         "seqgen.generation.processors.base:LogitsProcessor",
         "seqgen.generation.ensemble.combinations:Combination",
         "seqgen.generation.ensemble.member:MemberSpec",
+        "seqgen.text.member_sources:MemberSource",
         "seqgen.generation.stopping:StoppingRule",
         "seqgen.generation.observers:Observer",
         "seqgen.generation.setup:Streamer",
         "seqgen.text.mbr:Utility",
+        "seqgen.text.rerank:Reranker",
     ),
     "Models": (
         "seqgen.encoder:Encoder",
