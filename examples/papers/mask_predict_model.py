@@ -17,7 +17,7 @@ end-of-sentence. Expect better outputs with the paper's targets: translations of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class MaskedDecoder(TransformerDecoder):
                          incremental_state: StateDict | None = None, need_attention: bool = False,
                          ) -> tuple[Tensor, None]:  # fmt: skip
         """Compute the features ``(N, T, C)`` of targets ``(N, T)`` in which some tokens are the mask."""
-        visible = prev_output_tokens != self.embed_tokens.padding_idx
+        visible = prev_output_tokens.ne(self.embed_tokens.padding_idx or 0)
         visible[:, 0] = True  # a row without tokens attends to something
         positions = self.embed_positions.of_target(0, prev_output_tokens.size(1))
         x = torch.add(positions, self.embed_tokens(prev_output_tokens), alpha=self.embed_scale)
@@ -99,8 +99,9 @@ class MaskPredictModel(EncoderDecoderModel):
         if bos is None or task.target_dictionary.bos() is None:
             raise ConfigError("model=mask_predict needs vocabularies with a begin-of-sentence token")
         plain = TransformerModel.build_model(cfg, task)
-        encoder = LengthEncoder(cfg, plain.encoder.embed_tokens, bos)
-        return cls(encoder, MaskedDecoder(cfg, plain.decoder.embed_tokens, cfg.encoder_embed_dim))
+        embeddings: Any = (plain.encoder.embed_tokens, plain.decoder.embed_tokens)
+        encoder = LengthEncoder(cfg, embeddings[0], bos)
+        return cls(encoder, MaskedDecoder(cfg, embeddings[1], cfg.encoder_embed_dim))
 
     def forward(self, *inputs: object, **named: object) -> DecoderOut:
         """There is no teacher-forced pass."""
@@ -136,7 +137,7 @@ class MaskPredictCriterion(Criterion):
         logits, size = model.decoder.output_layer(features[hidden]), int(hidden.sum())  # (M, V)
         loss, nll, correct = cross_entropy(logits, target[hidden], self.cfg.label_smoothing)
         length_loss, *_ = cross_entropy(encoder_out.length_logits, lengths)
-        logging = {"nll_loss": nll, "correct": correct, "ntokens": size, "nsentences": len(lengths)}
+        logging: dict[str, Any] = {"nll_loss": nll, "correct": correct, "ntokens": size, "nsentences": len(lengths)}
         return CriterionOut(loss + self.cfg.length_weight * length_loss, size, logging)
 
 

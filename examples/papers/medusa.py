@@ -19,7 +19,8 @@ with k. In an ensemble, the heads are those of the first model.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -61,9 +62,10 @@ class MedusaDrafter:
     def __init__(self, heads: Heads):
         self.heads = heads
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         """Heads have no evaluation mode."""
-        return nullcontext()
+        yield
 
     def begin(self, target: DraftTarget, source: Source) -> MedusaDraft:
         """Start a batch, with the heads on the device and in the dtype of the first model."""

@@ -107,6 +107,7 @@ def head_losses(heads: Heads, batch: Batch, model: EncoderDecoderModel, pad: int
     Returns:
         ``(count,)`` in nats.
     """
+    assert batch.target is not None
     logits = model.decoder.output_layer(heads(_features(batch, model)))  # (N, T, count, V)
     target = functional.pad(batch.target, (0, logits.size(2)), value=pad)
     return torch.stack(
@@ -124,6 +125,7 @@ def head_losses(heads: Heads, batch: Batch, model: EncoderDecoderModel, pad: int
 
 def _features(batch: Batch, model: EncoderDecoderModel) -> Tensor:
     """The features over the targets of a batch, ``(N, T, C)``; those of position t predict target t."""
+    assert batch.prev_output_tokens is not None
     encoder_out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
     return model.decoder.extract_features(batch.prev_output_tokens, encoder_out)[0]
 

@@ -47,8 +47,8 @@ class SpeculativeSession(Session):
         self.speculative = setup.search
         if LAYER_LOGITS in setup.needs:
             raise ConfigError(
-                f"{setup.needing(LAYER_LOGITS)} needs the logits of layers, which are not stored in speculative "
-                "decoding; leave out the draft"
+                f"{setup.needing(LAYER_LOGITS)} needs hidden features of all layers, which are not stored in "
+                "speculative decoding; leave out the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
         sample = request.sample
