@@ -35,8 +35,8 @@ from seqgen.registry import register_search
 def resample(log_weights: Tensor, count: int, points: Tensor, distinct: bool = True) -> tuple[Tensor, Tensor]:
     """Draw ``count`` of the ``M`` items of each row, without change of the expected weight of each item.
 
-    ``log_weights`` is ``(rows, M)`` float64; ``points`` ``(rows, count)`` ascends in [0, count), at distances of 1 if no
-    item is drawn twice (``distinct``). Returns the drawn items ``(rows, count)`` int64 and their new log weights.
+    ``log_weights`` is ``(rows, M)`` float64; ``points`` ``(rows, count)`` ascends in [0, count), at distances of 1 if
+    ``distinct``: no item is then drawn twice. Returns the drawn items ``(rows, count)`` and their new log weights.
     """
     weights = (log_weights - log_weights.amax(1, keepdim=True).clamp(min=-1e300)).exp()
     expected = weights * (count / weights.sum(1, keepdim=True))  # how often each item is drawn
