@@ -86,6 +86,8 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
         values["member_scores"] = [scores.tolist() for scores in item.member_scores]
     if item.utility is not None:
         values["utility"] = item.utility
+    if item.rerank_score is not None:
+        values["rerank_score"] = item.rerank_score
     if item.alignment is not None:
         values["alignment"] = item.alignment.tolist()
     return values

@@ -170,7 +170,7 @@ class DistributedConfig:
     )
 
 
-SINGLE_COMPONENTS = ("search", "combination", "utility")
+SINGLE_COMPONENTS = ("search", "combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
 
@@ -318,6 +318,7 @@ class GenerationConfig:
     mbr: str = option(
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
     )
+    rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
     prefix_trie: str = option("", "file with the allowed outputs, one per line")
     replace_unknown: str = option(
         "",
@@ -358,9 +359,9 @@ class GenerationConfig:
     def component_values(self, group: str, name: str) -> dict[str, Any]:
         """The values that the user set for one component's own keys.
 
-        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
-        ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.

@@ -227,6 +227,7 @@ COMBINATIONS = Registry("combination", "combination")
 STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
+RERANKERS = Registry("reranker", "reranker")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -236,6 +237,7 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
     "utility": (UTILITIES, "mbr"),
+    "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
@@ -253,6 +255,7 @@ register_combination = COMBINATIONS.register
 register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
+register_reranker = RERANKERS.register
 
 # the built-in components, except those that models/ and tasks/ declare themselves
 CRITERIA.declare("", "seqgen.training.criteria")

@@ -114,6 +114,7 @@ ELSEWHERE = {
     "combination": "names of registered classes (test_generation_combinations.py)",
     "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
+    "rerank": "names of the user's own classes (test_rerank.py)",
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",
 }

@@ -114,7 +114,12 @@ NEEDS = (
         "and generation.prompt_lookup both draft; choose one",
     ),
     Need(
-        ("mbr",),
+        ("rerank",),
+        lambda cfg: not cfg.mbr,
+        "and generation.mbr both rank the hypotheses; choose one",
+    ),
+    Need(
+        ("mbr", "rerank"),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
         "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
         "search, which generate one whatever the beam",

@@ -91,12 +91,14 @@ class Resources:
         encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
         decode: turns ids into text; ``None`` without a tokenizer.
         extra_end_tokens: ids that end an output besides end-of-sentence.
+        device: device of the models.
     """
 
     dictionary: Dictionary
     encode: Callable[[str], Sequence[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     extra_end_tokens: Sequence[int] = ()
+    device: torch.device = torch.device("cpu")
 
     def token(self, token: str) -> int:
         """The id of a token.

@@ -25,6 +25,7 @@ class TextHypothesis:
         text: the decoded tokens, newlines included.
         hypothesis: tokens and scores, and if requested attention and alignment, without the columns of padding.
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
+        rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.
         member_scores: for each model ``(T,)`` its log-probabilities of the tokens, in nats, if requested.
         hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
@@ -34,6 +35,7 @@ class TextHypothesis:
     text: str
     hypothesis: Hypothesis
     utility: float | None = None
+    rerank_score: float | None = None
     model_score: float | None = None
     member_scores: list[Tensor] | None = None
     hidden: list[Tensor] | None = None

@@ -24,6 +24,7 @@ from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
+from seqgen.text.rerank import Reranker, reranker_from_config
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.text_model import TextModel
 from seqgen.text.unknown_words import UnknownWords
@@ -64,9 +65,10 @@ class TextDecoding:
         notes: notes for the user about the settings.
         draft: the model that drafts for the generator; it encodes the source with its own tokenizer.
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
+        reranker: ranks hypotheses by its scores; by default the one that ``cfg.rerank`` names.
 
     Raises:
-        ConfigError: ``cfg.mbr`` is not registered, or is used with a beam of 1.
+        ConfigError: ``cfg.mbr`` or ``cfg.rerank`` is not registered, or is used with a beam of 1.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class TextDecoding:
         notes: Sequence[str] = (),
         draft: TextModel | None = None,
         utility: Utility | None = None,
+        reranker: Reranker | None = None,
     ):
         self.members, self.cfg, self.generator = list(members), cfg, generator
         self.details, self.streamer, self.notes = details, streamer, list(notes)
@@ -90,12 +93,14 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        resources = Resources(target.dictionary, target.encode)
+        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device)
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
-        if self.utility is not None and generator.beam_size == 1:
-            raise ConfigError(
-                "minimum Bayes risk compares hypotheses, and there is one; give generation.beam=2 or more"
-            )
+        self.reranker = reranker or (reranker_from_config(cfg, resources) if cfg.rerank else None)
+        if self._ranks and generator.beam_size == 1:
+            what = "minimum Bayes risk" if self.utility is not None else "reranking"
+            raise ConfigError(f"{what} compares hypotheses, and there is one; give generation.beam=2 or more")
+        if self.utility is not None and self.reranker is not None:
+            raise ConfigError("a utility and a reranker both rank the hypotheses; give mbr or rerank, not both")
         ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
             ensemble.members, words.pad(), words.eos(), not cfg.unnormalized, ensemble.combination
@@ -259,15 +264,27 @@ class TextDecoding:
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
         wanted = [
             attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            for hypothesis in (hypotheses[:nbest] if self.utility is None else hypotheses)
+            for hypothesis in (hypotheses if self._ranks else hypotheses[:nbest])
         ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
-        if self.utility is not None:
-            utilities = expected_utilities([item.text for item in found], self.utility)
-            found = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
-        translation.hypotheses[:] = found[:nbest]
+        translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether hypotheses are ranked once more after the search."""
+        return self.utility is not None or self.reranker is not None
+
+    def _ranked(self, translation: Translation, found: list[TextHypothesis]) -> list[TextHypothesis]:
+        """The hypotheses of a line by minimum Bayes risk or by the reranker, best first."""
+        if self.utility is not None:
+            utilities = expected_utilities([item.text for item in found], self.utility)
+            return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
+        if self.reranker is not None and found:
+            scores = list(self.reranker(translation, found))
+            return [replace(found[index], rerank_score=float(scores[index])) for index in by_expected_utility(scores)]
+        return found
 
     def _note_cuts(self, line: InputLine) -> None:
         """Note the first hypothesis of a line that a limit truncated, or may have truncated."""

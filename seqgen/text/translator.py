@@ -180,8 +180,8 @@ class Translator:
             return_hidden: whether they have the last hidden features of the decoders.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
-                ``processors``, ``stopping_rules``, ``observers``, ``mbr`` and ``members`` (``MemberSpec``) may also be
-                objects.
+                ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
+                may also be objects.
 
         Returns:
             One translation for each text, in order, with ``nbest`` hypotheses, best first.
@@ -243,7 +243,7 @@ class Translator:
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
-        utility = objects.pop("utility", None)
+        ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
         key = (need_attention, str(cfg), str(debug), *identities(objects))
         if key not in self._generators:
             self._objects_in_use = dict(objects)  # the key contains their ids, which must not be reused
@@ -259,7 +259,7 @@ class Translator:
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, utility)
+        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, **ranks)
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.
