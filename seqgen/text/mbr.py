@@ -115,8 +115,7 @@ class NgramUtility(Utility):
                 reference = reference.mean(0, keepdims=True)
             matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in own])
             counted.append((matches, own.sum(1), reference.sum(1)))
-        matches, own, reference = (numpy.stack(part).astype(numpy.float64) for part in zip(*counted, strict=True))
-        return self.scores(matches, own, reference)
+        return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))
 
 
 def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
@@ -188,7 +187,8 @@ class Chrf(NgramUtility):
         precision = numpy.where(both, matches / numpy.where(both, own, 1), 0).sum(0) / orders
         recall = numpy.where(both, matches / numpy.where(both, reference, 1), 0).sum(0) / orders
         weighted = self.beta**2 * precision + recall
-        return 100 * (1 + self.beta**2) * precision * recall / numpy.where(weighted > 0, weighted, 1)
+        scores: Matrix = 100 * (1 + self.beta**2) * precision * recall / numpy.where(weighted > 0, weighted, 1)
+        return scores
 
 
 @dataclass
@@ -212,7 +212,7 @@ class Bleu(NgramUtility):
 
     def units(self, text: str) -> Sequence[str]:
         """The words of a text, as sacreBLEU tokenizes it."""
-        return self.tokenize(text.rstrip()).split()
+        return str(self.tokenize(text.rstrip())).split()
 
     def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
         """See ``NgramUtility.scores``."""
@@ -226,7 +226,7 @@ class Bleu(NgramUtility):
         return numpy.where(matches.any(0), 100 * numpy.exp(brevity + logs), 0)
 
 
-def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> NDArray[numpy.int32]:
+def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> Matrix:
     """Count the n-grams of each sequence.
 
     Returns:
@@ -234,7 +234,7 @@ def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> NDArray[numpy.in
     """
     counts = [Counter(zip(*(sequence[i:] for i in range(n)), strict=False)) for sequence in sequences]
     columns = {ngram: i for i, ngram in enumerate(dict.fromkeys(gram for count in counts for gram in count))}
-    table = numpy.zeros((len(sequences), len(columns)), dtype=numpy.int32)
+    table = numpy.zeros((len(sequences), len(columns)), dtype=numpy.float64)
     for row, count in enumerate(counts):
         table[row, [columns[ngram] for ngram in count]] = list(count.values())
     return table

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
 from seqgen.registry import register_reranker
-from seqgen.text.mbr import NgramUtility
+from seqgen.text.mbr import Matrix, NgramUtility
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 
@@ -49,13 +48,13 @@ class AggregatedMbr(Mbr):
         if not isinstance(self.utility, NgramUtility):
             raise ConfigError("mbr_aggregated needs a utility of n-gram counts; give reranker.utility=chrf or bleu")
 
-    def expected(self, matrix: UtilityMatrix, line: int) -> NDArray[numpy.float64]:
+    def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """See ``Mbr.expected``. Finalists rank above all others."""
         parts = min(self.parts, len(matrix.references))
         shares = [matrix.references[start::parts] for start in range(parts)]
         found = [self.utility.compare_with_mean(matrix.candidates, share) for share in shares]  # type: ignore[attr-defined]
         matrix.computed += parts * len(matrix.candidates)
-        means: NDArray[numpy.float64] = numpy.average(found, axis=0, weights=[len(share) for share in shares])
+        means: Matrix = numpy.average(found, axis=0, weights=[len(share) for share in shares])
         if self.finalists:
             best = numpy.argsort(-means, kind="stable")[: self.finalists]
             exact = matrix[best, range(len(matrix.references))].mean(1)

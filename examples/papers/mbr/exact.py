@@ -82,7 +82,7 @@ class UtilityMatrix:
         self.computed = 0
         self._texts = list(dict.fromkeys(references))
         self._column = numpy.array([self._texts.index(text) for text in references])
-        self._values = numpy.full((len(candidates), len(self._texts)), numpy.nan)
+        self._values: Matrix = numpy.full((len(candidates), len(self._texts)), numpy.nan)
 
     def __getitem__(self, block: tuple[Sequence[int] | NDArray[Any], Sequence[int] | NDArray[Any]]) -> Matrix:
         """The utilities of ``n`` candidates with ``m`` references, given by their numbers: ``(n, m)``."""
@@ -94,7 +94,8 @@ class UtilityMatrix:
             found = self.utility.compare(texts, [self._texts[column] for column in new_columns])
             self._values[numpy.ix_(new_rows, new_columns)] = found
             self.computed += found.size
-        return self._values[numpy.ix_(rows, columns)]
+        utilities: Matrix = self._values[numpy.ix_(rows, columns)]
+        return utilities
 
 
 @register_reranker("mbr", config=MbrConfig)
@@ -131,7 +132,7 @@ class Mbr(Reranker):
         self.computed += matrix.computed
         return [float(expected[text]) for text in texts]
 
-    def expected(self, matrix: UtilityMatrix, line: int) -> NDArray[numpy.float64]:
+    def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """Estimate the expected utility of each candidate; an estimator overrides this.
 
         Args:
@@ -141,4 +142,5 @@ class Mbr(Reranker):
         Returns:
             ``(N,)`` expected utilities.
         """
-        return matrix[range(len(matrix.candidates)), range(len(matrix.references))].mean(1)
+        expected: Matrix = matrix[range(len(matrix.candidates)), range(len(matrix.references))].mean(1)
+        return expected

@@ -57,7 +57,7 @@ class LowRankMbr(Mbr):
         super().__init__(*given)
         self.reduction, self.rank, self.penalty, self.iterations, self.seed = reduction, rank, penalty, iterations, seed
 
-    def expected(self, matrix: UtilityMatrix, line: int) -> NDArray[numpy.float64]:
+    def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """See ``Mbr.expected``."""
         random = numpy.random.default_rng((self.seed, line))
         shape = len(matrix.candidates), len(matrix.references)
@@ -67,7 +67,8 @@ class LowRankMbr(Mbr):
         for column in range(shape[1]):
             if len(rows := numpy.flatnonzero(~numpy.isnan(utilities[:, column]))):
                 utilities[rows, column] = matrix[rows, [column]][:, 0]
-        return complete(utilities, self.rank, self.penalty, self.iterations, random).mean(1)
+        expected: Matrix = complete(utilities, self.rank, self.penalty, self.iterations, random).mean(1)
+        return expected
 
 
 def complete(utilities: Matrix, rank: int, penalty: float, iterations: int, random: numpy.random.Generator) -> Matrix:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 from seqgen.config import option
 from seqgen.registry import register_reranker
+from seqgen.text.mbr import Matrix
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 
@@ -48,7 +48,7 @@ class PrunedMbr(Mbr):
         super().__init__(*given)
         self.alpha, self.first, self.samples, self.seed = alpha, first, samples, seed
 
-    def expected(self, matrix: UtilityMatrix, line: int) -> NDArray[numpy.float64]:
+    def expected(self, matrix: UtilityMatrix, line: int) -> Matrix:
         """See ``Mbr.expected``."""
         random = numpy.random.default_rng((self.seed, line))
         order = random.permutation(len(matrix.references))

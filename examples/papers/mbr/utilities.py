@@ -122,7 +122,8 @@ class Embedding(Utility):
         try:
             from transformers import AutoModel, AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(cfg.model, local_files_only=True)
+            tokenizer: Any = AutoTokenizer
+            tokenizer = tokenizer.from_pretrained(cfg.model, local_files_only=True)
             model = AutoModel.from_pretrained(cfg.model, local_files_only=True, use_safetensors=True)
         except (ImportError, OSError, ValueError) as error:
             raise ConfigError(f"the encoder {cfg.model} cannot be loaded: {str(error).splitlines()[0]}") from None
