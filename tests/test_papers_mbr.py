@@ -346,6 +346,12 @@ def test_refuses_in_one_sentence(settings: dict[str, Any], message: str) -> None
         Translator(text_model()).translate(["w1"], **SETTINGS, **settings)
 
 
+def test_help_lists_keys_whose_values_are_keys() -> None:
+    outcome = command("generate", f"common.user_dir={FOLDER}", "--help")
+    assert "reranker.references={} " in outcome.out
+    assert "components=" not in outcome.out
+
+
 def test_object_in_python() -> None:
     reranker = Mbr(Chrf(), lambda translation: REFERENCES)
     (found,) = Translator(text_model()).translate(["w1 w2"], rerank=reranker, **SETTINGS)

@@ -8,10 +8,11 @@ so that alternating least squares predicts the others::
     mu = row means of X Y'
 
     seqgen-generate common.user_dir=examples/papers/mbr path=runs/a input=test.en generation.beam=64
-        generation.sampling=true generation.epsilon_cutoff=0.02 generation.rerank=mbr_low_rank reranker.reduction=8
+        generation.sampling=true generation.epsilon_cutoff=0.02 generation.rerank=mbr_low_rank reranker.reduction=4
 
 Utilities are scaled to a mean square of 1 first, so that ``penalty`` means the same for all of them. Expect slightly
-lower quality than that of exact minimum Bayes risk. The method is for utilities that take long, such as neural ones.
+lower quality than that of exact minimum Bayes risk, and much lower if a row of the matrix has few computed utilities:
+the method is for many candidates and references, and for utilities that take long, such as neural ones.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from .exact import Mbr, MbrConfig, UtilityMatrix
 class LowRankConfig(MbrConfig):
     """Configuration of the low-rank completion."""
 
-    reduction: float = option(8.0, "one of so many utilities is computed", minimum=1)
+    reduction: float = option(4.0, "one of so many utilities is computed", minimum=1)
     rank: int = option(8, "rank of the completed matrix", minimum=1)
-    penalty: float = option(0.1, "weight of the squared factors, for utilities scaled to a mean square of 1", minimum=0)
+    penalty: float = option(1.0, "weight of the squared factors, for utilities scaled to a mean square of 1", minimum=0)
     iterations: int = option(10, "steps of alternating least squares", minimum=1)
     seed: int = option(1, "seed of the choice of utilities and of the first factors", minimum=0)
 
@@ -48,9 +49,9 @@ class LowRankMbr(Mbr):
     def __init__(
         self,
         *given: Any,
-        reduction: float = 8.0,
+        reduction: float = 4.0,
         rank: int = 8,
-        penalty: float = 0.1,
+        penalty: float = 1.0,
         iterations: int = 10,
         seed: int = 1,
     ):
