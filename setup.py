@@ -64,6 +64,7 @@ setup(
             "transformers==4.53.3",
         ],
         "benchmarks": ["matplotlib>=3.9"],
+        "knn": ["faiss-cpu>=1.8"],  # examples/papers/knn_mt.py
     },
     entry_points={
         "console_scripts": [

@@ -24,6 +24,7 @@ CLASSES = {
         "seqgen.generation.processors.base:LogitsProcessor",
         "seqgen.generation.ensemble.combinations:Combination",
         "seqgen.generation.ensemble.member:MemberSpec",
+        "seqgen.text.member_sources:MemberSource",
         "seqgen.generation.stopping:StoppingRule",
         "seqgen.generation.observers:Observer",
         "seqgen.generation.setup:Streamer",

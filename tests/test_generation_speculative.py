@@ -152,13 +152,13 @@ def test_a_guess_is_accepted_with_probability_p_over_q() -> None:
         residuals.append(residual)
         return replacement
 
-    def judged(uniforms: Tensor) -> Tensor:
+    def verified(uniforms: Tensor) -> Tensor:
         row = SimpleNamespace(uniforms=lambda purpose, step: uniforms, draw=draw)
         return SpeculativeSession.verified(row, p.log(), guesses, q.log(), 0)  # type: ignore[arg-type]
 
     below, above = ratio * (1 - 1e-6), ratio * (1 + 1e-6)
-    assert torch.equal(judged(below.clamp(max=1 - 1e-9)), guesses)
-    assert torch.equal(judged(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
+    assert torch.equal(verified(below.clamp(max=1 - 1e-9)), guesses)
+    assert torch.equal(verified(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
     for residual in residuals:
         torch.testing.assert_close(residual.exp(), (p - q).clamp(min=0), rtol=0, atol=1e-12)
 

@@ -47,7 +47,10 @@ ATTENTION = "attention"
 MEMBER_LOGITS = "member_logits"
 """A need: the logits of each member before they are combined."""
 
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
+LAYER_LOGITS = "layer_logits"
+"""A need: the logits that the output layer gives to the output of each decoder layer."""
+
+NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, LAYER_LOGITS})
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,8 @@ class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION`` and ``MEMBER_LOGITS``.
-    The session computes only those that some component in use declares."""
+    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS`` and
+    ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, ...)`` while a batch is decoded."""

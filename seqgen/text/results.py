@@ -12,7 +12,7 @@ from seqgen.structures import Hypothesis
 def on_one_line(text: str) -> str:
     """Replace each newline by a space, so that line n of an output file is the output of line n.
 
-    Other characters are kept, even if some programs break lines there (``\\r``, U+2028): only ``\\n`` ends a line.
+    Only ``\\n`` ends a line. Characters at which some programs break lines, such as ``\\r`` and U+2028, are kept.
     """
     return text.replace("\n", " ")
 
@@ -23,7 +23,7 @@ class TextHypothesis:
 
     Attributes:
         text: the decoded tokens, newlines included.
-        hypothesis: tokens and scores, and if requested attention and alignment, without the columns of padding.
+        hypothesis: tokens and scores; if requested, also attention and alignment, without the columns of padding.
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
         rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.

@@ -88,7 +88,9 @@ class LookAhead(Member):
             out = DecoderOut(logits[:, self.seen :], None if attention is None else attention[:, self.seen :])
         self.out, self.first, self.seen = out, self.seen, tokens.size(1)
 
-    def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
+    def next_output(
+        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
+    ) -> MemberOutput:
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
