@@ -29,6 +29,7 @@ CLASSES = {
         "seqgen.generation.observers:Observer",
         "seqgen.generation.setup:Streamer",
         "seqgen.text.mbr:Utility",
+        "seqgen.text.mbr:NgramUtility",
         "seqgen.text.rerank:Reranker",
     ),
     "Models": (

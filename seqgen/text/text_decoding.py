@@ -94,7 +94,7 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device)
+        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device, models=self.members)
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
         sources = sources_from_config(cfg, resources)
         self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources, len(self.members))
