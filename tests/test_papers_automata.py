@@ -109,6 +109,21 @@ def test_json_reads_what_json_writes_and_only_what_json_reads() -> None:
     assert reads(Json(3), '{"a":[[]]}')
 
 
+def test_the_distance_to_the_end_of_json_is_the_shortest_one() -> None:
+    automaton, alphabet = Json(2, "value"), '{}[]":,0-.e+\\u truefalsn'
+    edges: dict[Any, set[Any]] = {}
+    waiting: list[Any] = [automaton.start]
+    while waiting:
+        if (state := waiting.pop()) not in edges:
+            edges[state] = {automaton.step(state, character) for character in alphabet} - {None}
+            waiting += edges[state]
+    distances = {state: 0 if automaton.accepts(state) else 1000 for state in edges}
+    for _ in range(30):
+        distances = {state: min([own, *(1 + distances[n] for n in edges[state])]) for state, own in distances.items()}
+    assert len(edges) > 200
+    assert distances == {state: automaton.remaining(state) for state in edges}
+
+
 SYMBOLS = [*'{}[]":0123456789,-.eE+\\u abxtrufalsn', '":', '{"', "]}", '","', "true"]
 
 

@@ -11,11 +11,12 @@ nowhere. With c(q), the smallest number of tokens from q to an accepting state, 
 processor.regex.pattern='(a|two) [a-z ]+'``
 
 Expect outputs that match the whole pattern, also at the maximum length. The syntax is Python's: ``. [a-z] [^a-z] ( ) |
-* + ? {m} {m,} {m,n}``, the escapes ``\\d \\w \\s``, and ``\\`` before other characters. A given prefix must match too.
+* + ? {m} {m,} {m,n}``, the escapes ``\\d \\w \\s``, and ``\\`` before signs. A given prefix must match too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Self
@@ -26,9 +27,11 @@ from seqgen.generation.component import Resources
 from seqgen.generation.processors.automaton import Automaton, FollowAutomaton, TokenTexts
 from seqgen.registry import register_logits_processor
 
-Characters = Callable[[str], bool]  # which characters an edge reads
-Fragment = Callable[[int], int]  # adds states from which the text continues in the given state; returns the first one
-CLASSES: dict[str, Characters] = {"d": str.isdecimal, "s": str.isspace, "w": lambda c: c.isalnum() or c == "_"}
+ONE_CHARACTER = re.compile(r"\[\^?(\\.|[^]\\])(\\.|[^]\\])*]|\\[dDsSwW]|\\\W|[^[\\]")
+"""What reads one character: brackets, an escape, ``.`` or a character; Python's ``re`` compiles it."""
+
+Characters = Callable[[str], object]  # which characters an edge reads
+Fragment = Callable[[int], int]  # adds states that lead to the given state, and returns the first of them
 
 
 class Regex(Automaton):
@@ -55,11 +58,9 @@ class Regex(Automaton):
 
     def closure(self, states: Sequence[int]) -> frozenset[int]:
         """These states and all that are reached from them without reading."""
-        found, waiting = set(states), list(states)
-        while waiting:
-            new = [state for state in self.empty[waiting.pop()] if state not in found]
-            found.update(new)
-            waiting += new
+        found = list(states)
+        for state in found:  # which grows
+            found += [other for other in self.empty[state] if other not in found]
         return frozenset(found)
 
     def _add(self, *empty: int, reads: tuple[Characters, int] | None = None) -> int:
@@ -108,52 +109,33 @@ class Regex(Automaton):
         return self._repeated(build)
 
     def _counts(self) -> tuple[int, int | None]:
-        text, closed, _ = self.pattern[self.place :].partition("}")
-        low, comma, high = text.partition(",")
-        if not closed or not low.isdecimal() or (high and not high.isdecimal()):
+        found = re.match(r"(\d+)(,?)(\d*)}", self.pattern[self.place :])
+        low, high = (int(found[1]), int(found[3] or found[1])) if found else (1, 0)
+        if not found or not low <= high <= 1000:
             self._fail("a wrong number of repetitions")
-        if not int(low) <= int(high or low) <= 1000:
-            self._fail("a wrong number of repetitions")
-        self.place += len(text) + 1
-        return int(low), int(high or low) if high or not comma else None
+        self.place += found.end()
+        return low, high if found[3] or not found[2] else None
 
     def _single(self) -> Fragment:
         if self._take("("):
             inner = self._choice()
             return inner if self._take(")") else self._fail("a missing ')'")
-        if self.pattern[self.place] in "*+?{":
+        if self._take("*+?{"):
             self._fail("nothing to repeat")
-        reads = self._one_of() if self._take("[") else self._characters()
+        found = ONE_CHARACTER.match(self.pattern, self.place) or self._fail("an unknown escape or a missing ']'")
+        try:
+            reads = re.compile(found[0]).fullmatch
+        except re.error as error:
+            self._fail(f"{found[0]!r}, {error},")
+        self.place = found.end()
         return lambda follow: self._add(reads=(reads, follow))
-
-    def _one_of(self) -> Characters:
-        inverted, parts = bool(self._take("^")), []
-        while not self._take("]"):
-            parts.append(self._characters(inside=True))
-        return lambda character: any(part(character) for part in parts) != inverted
-
-    def _characters(self, inside: bool = False) -> Characters:
-        """A character, an escape or ``.``; inside brackets, a character, an escape or a range."""
-        first = self._take() or self._fail("an unexpected end")
-        if first == "." and not inside:
-            return lambda character: character != "\n"
-        if first == "\\":
-            first = self._take() or self._fail("an unexpected end")
-            if first in CLASSES:
-                return CLASSES[first]
-            if first.isalnum():
-                self._fail("an unknown escape")
-        if inside and self.pattern[self.place :][:1] == "-" and self.pattern[self.place :][1:2] not in ("]", ""):
-            last = self._take() and self._take()
-            return lambda character: first <= character <= last
-        return lambda character: character == first
 
 
 @dataclass
 class RegexConfig:
-    """Configuration of the processor; its fields are the keys ``processor.regex.FIELD``."""
+    """The keys ``processor.regex.FIELD``."""
 
-    pattern: str = option("", "regular expression that the whole output matches")
+    pattern: str = option(".*", "regular expression that the whole output matches")
 
 
 @register_logits_processor("regex", config=RegexConfig)
@@ -163,6 +145,4 @@ class RegexProcessor(FollowAutomaton):
     @classmethod
     def build(cls, cfg: RegexConfig, resources: Resources) -> Self:
         """Compile the expression; the text of tokens comes from the tokenizer."""
-        if not cfg.pattern:
-            raise ConfigError("processor.regex.pattern is empty; give a regular expression")
         return cls(Regex(cfg.pattern), TokenTexts(resources))

@@ -29,7 +29,6 @@ from seqgen.registry import register_logits_processor
 
 State: TypeAlias = tuple[str, str]
 """The mode and the stack, whose characters are the brackets that close it, the innermost last."""
-
 CLOSES = {"{": "}", "[": "]"}
 DIGITS, NONZERO, HEXADECIMAL = frozenset("0123456789"), frozenset("123456789"), frozenset("0123456789abcdefABCDEF")
 LITERALS = ("true", "false", "null")
@@ -71,8 +70,8 @@ class Json(Automaton):
             return "name", stack
         if mode[:4] in ("name", "text"):
             return self.string(mode, stack, character)
-        if mode == "colon":
-            return ("value ", stack) if character == ":" else None
+        if mode == "colon" and character == ":":
+            return "value ", stack
         if mode.startswith("word"):  # the rest of a literal
             rest = mode[5:]
             return None if character != rest[0] else (f"word {rest[1:]}" if rest[1:] else "after", stack)
@@ -99,8 +98,8 @@ class Json(Automaton):
             return f"word {word[1:]}", stack
         if character == '"':
             return "text", stack
-        starts = {"-": "minus", "0": "zero", **dict.fromkeys(NONZERO, "integer")}
-        return (starts[character], stack) if character in starts else None
+        kind = {"-": "minus", "0": "zero", **dict.fromkeys(NONZERO, "integer")}.get(character)
+        return (kind, stack) if kind else None
 
     def string(self, mode: str, stack: str, character: str) -> State | None:
         """The state after a character of a string; ``mode`` is ``text`` or ``name``, then what an escape has read."""
@@ -130,7 +129,7 @@ class Json(Automaton):
 
 @dataclass
 class JsonConfig:
-    """Configuration of the processor; its fields are the keys ``processor.json.FIELD``."""
+    """The keys ``processor.json.FIELD``."""
 
     root: str = option("object", "what the whole output is", choices=("object", "value"))
     depth: int = option(4, "objects and arrays that are open at the same time", minimum=1)
