@@ -39,7 +39,7 @@ def test_the_hypotheses_are_all_outputs_whose_tokens_are_allowed(tmp_path: Path,
     processor = TokenHealing.build(TokenHealingConfig(file_of(tmp_path, PREFIXES)), resources)
     members = [ScriptedModel(rule) for rule in rules]
     options: dict[str, Any] = {"processors": [processor], "normalize_scores": False, "max_len": limit}
-    generator = make_generator(members, words, beam_size=260, **options)
+    generator = make_generator(members, words, beam_size=420, **options)
     for source, (forced, start), found in zip(SOURCES, HEALED, generator.generate(batch_of(SOURCES)), strict=True):
         wanted = {}
         for length in range(len(forced) + 1, limit):

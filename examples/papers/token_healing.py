@@ -1,8 +1,8 @@
 """Token healing: the last token of a prefix is generated again (Lundberg 2023, "The Art of Prompt Design: Prompt
 Boundaries and Token Healing", an article on the library guidance).
 
-A prefix that ends inside a word has tokens t_1 ... t_n, of which the last one is rarely followed by the rest of the word
-in training text. Only the first n - 1 are forced. With text(v), what token v adds to the output, the next token has
+A prefix that ends inside a word has tokens t_1 ... t_n, of which the last one is rarely followed by the rest of the
+word in training text. Only the first n - 1 are forced. With text(v), what token v adds to the output, then
 
     score(v) = log p(v | x, t_1 ... t_(n-1)) if text(v) begins with text(t_n), else -inf
 
