@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seqgen.checkpoints.loading import LoadedModel, checkpoint_loader_of, load_model
+from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.cli.command import log, run
@@ -26,7 +26,7 @@ from seqgen.registry import MODELS
 from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
-fairseq checkpoint or a Hugging Face folder. It also turns a T5 into a Hugging Face folder: path=RUN
+fairseq checkpoint or a Hugging Face folder. It also turns a T5 or a GPT-2 into a Hugging Face folder: path=RUN
 huggingface_dir=FOLDER. The command prints how to decode with the run and how to fine-tune it."""
 
 
@@ -36,8 +36,8 @@ class ConvertCommonConfig:
 
     user_dir: list[str] = option(
         [],
-        "Python files or folders with your own components (models, loaders, ...), imported first; run for the files of "
-        "the run",
+        "Python files or folders with your own components (models, loaders, ...), imported first; the value run "
+        "imports the files that were used in training",
     )
 
 
@@ -194,22 +194,33 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
 
 def _task_arguments(task: Any, folder: Path) -> list[str]:
     """The arguments of the command line that name the text and the tokenizers."""
-    tokenizer = folder / "tokenizer" / "pretrained"
-    if tokenizer.is_dir():
-        arguments = ["task=text_to_text", "task.mixture=MIXTURE.yaml"]
-        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={tokenizer}"]
-    arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
-    arguments += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
-    arguments += [] if task.joined_dictionary else ["task.joined_dictionary=false"]
-    arguments += [] if task.tokenizer == "sentencepiece" else [f"task.tokenizer={task.tokenizer}"]
-    sides = (
-        {"": "tokenizer"} if task.joined_dictionary else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
-    )
+    pretrained = folder / "tokenizer" / "pretrained"
+    if isinstance(task, PromptDecodingConfig):
+        arguments = ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
+        kind, joined = _tokenizer_kind(folder / "tokenizer"), True
+    elif pretrained.is_dir():
+        arguments, kind, joined = ["task=text_to_text", "task.mixture=MIXTURE.yaml"], "pretrained", True
+    else:
+        arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
+        arguments += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
+        kind, joined = task.tokenizer, task.joined_dictionary
+    if kind == "pretrained":
+        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={pretrained}"]
+    sides = {"": "tokenizer"} if joined else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
+    arguments += [] if joined else ["task.joined_dictionary=false"]
+    arguments += [] if kind == "sentencepiece" else [f"task.tokenizer={kind}"]
     for side, name in sides.items():
         arguments.append(f"task.{'tgtdict' if side == 'target_' else 'srcdict'}={folder / name / 'dictionary.json'}")
-        if task.tokenizer == "sentencepiece":
+        if kind == "sentencepiece":
             arguments.append(f"task.{side}spm_model={folder / name / 'sentencepiece.model'}")
     return arguments
+
+
+def _tokenizer_kind(folder: Path) -> str:
+    """The name under which the tokenizer in a folder is registered."""
+    if (folder / "pretrained").is_dir():
+        return "pretrained"
+    return "sentencepiece" if (folder / "sentencepiece.model").is_file() else "whitespace"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,14 @@ from typing import Any
 
 from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loading import (
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    PromptDecodingConfig,
+    PromptDecodingTask,
+    register_checkpoint_loader,
+)
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
@@ -29,6 +36,7 @@ from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.torch_file import plain, read_torch_file
 from seqgen.models.transformer import TransformerConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
 
 # Objects of these packages become inert: options (in some versions) and training meters.
 _PACKAGES = ("omegaconf.", "fairseq.")
@@ -46,7 +54,7 @@ class _Side:
 
 @register_checkpoint_loader("fairseq checkpoint")
 def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
-    """Read a checkpoint of fairseq's convolutional model or transformer.
+    """Read a checkpoint of fairseq's convolutional model, transformer or transformer language model.
 
     Args:
         path: the checkpoint.
@@ -69,6 +77,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
         raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
     weights = convert_weights(content["model"], path, _ties(options.model))
+    if isinstance(options.model, TransformerLMConfig):
+        return _language_model(path, options, reading, weights)
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
     _check_sizes(path, sides, weights)
     source, target = (_tokenizer(side) for side in sides)
@@ -87,9 +97,28 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     )
 
 
+def _language_model(
+    path: Path, options: FairseqOptions, reading: ReadingConfig, weights: dict[str, Tensor]
+) -> LoadedModel:
+    """Make a language model and the task that continues prompts, which begin with end-of-sentence."""
+    config = options.model
+    assert isinstance(config, TransformerLMConfig)
+    if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
+        config.decoder_normalize_before, config.no_decoder_final_norm = True, False
+    side = _find_side(path, "target", options, reading)
+    _check_sizes(path, [side, side], weights)
+    tokenizer = _tokenizer(side)
+    task = PromptDecodingTask(PromptDecodingConfig(begin_with_eos=True), tokenizer, tokenizer)
+    model = _build(task, config, weights, path)
+    model.load_state_dict(weights)
+    return LoadedModel(
+        model, task, TrainConfig(model=config), path, task_values=task.as_values(), notes=_notes(path, [side])
+    )
+
+
 def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
     """Build the model, after checking on the ``meta`` device that the checkpoint has weights of its sizes."""
-    if isinstance(config, TransformerConfig):
+    if not isinstance(config, FConvConfig):
         _check_counts(config, weights, path)
     try:
         check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
@@ -100,18 +129,18 @@ def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Pa
     return model
 
 
-def _check_counts(config: TransformerConfig, weights: dict[str, Tensor], path: Path) -> None:
+def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict[str, Tensor], path: Path) -> None:
     """Refuse more layers than there are weights for, and too large sinusoidal tables, which have no weights."""
     for side in ("encoder", "decoder"):
         layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
-        wanted = getattr(config, f"{side}_layers")
+        wanted = getattr(config, f"{side}_layers", 0)
         if wanted > len(layers):
             raise CheckpointError(
                 f"{path}: its options do not match its weights: {side}_layers is {wanted}, but {side}.layers."
                 f"{len(layers)} is missing; copy it again"
             )
     for side in ("source", "target"):
-        positions = getattr(config, f"max_{side}_positions")
+        positions = getattr(config, f"max_{side}_positions", 0)
         if positions > _MAX_POSITIONS:
             raise CheckpointError(f"{path}: max_{side}_positions is {positions}; at most {_MAX_POSITIONS} can be read")
 
@@ -122,6 +151,8 @@ def _ties(config: Any) -> dict[str, str]:
     if isinstance(config, FConvConfig):
         return {"decoder.fc3.weight": embedding} if config.share_input_output_embed else {}
     ties = {}
+    if isinstance(config, TransformerLMConfig):
+        return {"decoder.output_projection.weight": embedding} if config.share_decoder_input_output_embed else {}
     if config.share_all_embeddings or config.share_decoder_input_output_embed:
         ties["decoder.output_projection.weight"] = embedding
     if config.share_all_embeddings:
@@ -137,8 +168,8 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     dictionary = Path(given) if given else _beside(path, names)
     if dictionary is None:
         raise DataError(
-            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} beside it; copy it there, or give "
-            f"reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
+            f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
     chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
     if chosen == "none":
@@ -188,5 +219,5 @@ def _notes(path: Path, sides: list[_Side]) -> list[str]:
     if all(side.sentencepiece for side in sides):
         return []
     return [
-        f"{path}: there is no SentencePiece model beside it and none is given, so input and output are tokenized text"
+        f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized text"
     ]

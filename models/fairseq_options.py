@@ -17,6 +17,7 @@ from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, nearest
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
 
 _LARGEST = 2**31 - 1
@@ -36,6 +37,13 @@ def _transformer(dim: int, ffn_dim: int, heads: int, **further: Any) -> dict[str
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()} | further
 
 
+def _language_model(dim: int, ffn_dim: int, heads: int, layers: int, **further: Any) -> dict[str, Any]:
+    sizes = {"decoder_embed_dim": dim, "decoder_ffn_embed_dim": ffn_dim}
+    return {**sizes, "decoder_attention_heads": heads, "decoder_layers": layers, **further}
+
+
+_GPT = {"attention_dropout": 0.1, "activation_fn": "gelu"}
+_ADAPTIVE = {"adaptive_input": True, "no_decoder_final_norm": True}
 _PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 
 ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
@@ -58,6 +66,18 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
             1024, 4096, 16, dropout=0.3, attention_dropout=0.1, activation_dropout=0.1, **_PRE_NORM
         ),
     },
+    "transformer_lm": {
+        "transformer_lm": {},
+        "transformer_lm_big": _language_model(1024, 4096, 16, 12),
+        "transformer_lm_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
+        "transformer_lm_baevski_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
+        "transformer_lm_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
+        "transformer_lm_baevski_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
+        "transformer_lm_gpt": _language_model(768, 3072, 12, 12, **_GPT),
+        "transformer_lm_gpt2_small": _language_model(1024, 4096, 16, 24, **_GPT),
+        "transformer_lm_gpt2_medium": _language_model(1280, 5120, 20, 36, **_GPT),
+        "transformer_lm_gpt2_big": _language_model(1600, 6400, 25, 48, **_GPT),
+    },
 }
 """For each model, its architectures with the values that differ from the model's defaults."""
 
@@ -67,6 +87,7 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "unk": (3,),
     "bos": (0,),
     "adaptive_input": (False,),
+    "add_bos_token": (False,),
     "adaptive_softmax_cutoff": (),
     "alignment_heads": (0,),
     "alignment_layer": (-1,),
@@ -90,8 +111,15 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "no_decoder_final_norm": (False,),
     "no_enc_token_positional_embeddings": (False,),
     "no_token_positional_embeddings": (False,),
+    "output_dictionary_size": (-1,),
+    "past_target": (False,),
     "quant_noise_pq": (0,),
     "quant_noise_scalar": (0,),
+    "scale_attn": (False,),
+    "scale_fc": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "self_target": (False,),
     "tie_adaptive_proj": (False,),
     "tie_adaptive_weights": (False,),
     "use_factorized_embedding": (False,),
@@ -146,6 +174,10 @@ _PLAY_NO_PART = frozenset(
     eval_bleu eval_bleu_args eval_bleu_detok eval_bleu_detok_args eval_tokenized_bleu eval_bleu_remove_bpe
     eval_bleu_print_samples
 
+    tokens_per_sample sample_break_mode shorten_method shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz
+    pad_to_bsz future_target character_filters character_embedding_dim char_embedder_highway_layers
+    no_tie_adaptive_proj decoder_final_norm
+
     encoder_embed_path decoder_embed_path relu_dropout adaptive_softmax_dropout adaptive_softmax_factor
     adaptive_input_factor adaptive_input_cutoff checkpoint_activations offload_activations quant_noise_pq_block_size
     base_sublayers base_shuffle export decoder_input_dim decoder_output_dim encoder_factorized_embed_dim
@@ -155,6 +187,13 @@ _PLAY_NO_PART = frozenset(
     """.split()  # noqa: SIM905  # a list of this length is read more easily without quotes
 )
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
+
+
+_OF_THE_TASK = (
+    *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
+    *("self_target", "past_target"),
+)
+"""Options of the task language_modeling that change the model."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +206,7 @@ class FairseqOptions:
         target_lang: likewise for the target.
     """
 
-    model: FConvConfig | TransformerConfig
+    model: FConvConfig | TransformerConfig | TransformerLMConfig
     source_lang: str
     target_lang: str
 
@@ -187,13 +226,16 @@ def read_options(
         CheckpointError: it holds another architecture or task, or an option that is unknown or not supported.
     """
     model, task = _groups(checkpoint, path)
-    name = str(task.get("_name") or task.get("task") or "translation")
-    if name != "translation" and "task" not in ignore:
+    family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
+    wanted = "language_modeling" if family == "transformer_lm" else "translation"
+    name = str(task.get("_name") or task.get("task") or wanted)
+    if name != wanted and "task" not in ignore:
         raise CheckpointError(
-            f"{path} was trained for the task {name!r}; only 'translation' is supported. If {name!r} reads and writes "
+            f"{path} was trained for the task {name!r}; only {wanted!r} is supported. If {name!r} reads and writes "
             "text in the same way, set reading.ignore=[task]"
         )
-    family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
+    if family == "transformer_lm":
+        model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
     config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)
     return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""))
 
@@ -244,17 +286,19 @@ def _architecture(name: str, path: Path) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | TransformerConfig:
-    schema: type[FConvConfig] | type[TransformerConfig] = MODELS.entry(family).config
+def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | TransformerConfig | TransformerLMConfig:
+    schema: type[FConvConfig] | type[TransformerConfig] | type[TransformerLMConfig] = MODELS.entry(family).config
     if family == "transformer":
         _fill_in_transformer(options)
+    elif family == "transformer_lm":
+        _fill_in_language_model(options)
     known = {field.name: field for field in fields(schema)}
     for key, value in sorted(options.items()):
         if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
             raise CheckpointError(
                 f"{path} is damaged: its option {key} is a number above {_LARGEST}, which no model has"
             )
-        if key in _MUST_BE and value is not None and value not in _MUST_BE[key]:
+        if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
             raise CheckpointError(f"{path} was trained with {key}={value!r}, which seqgen does not support")
     unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})
     if unknown:
@@ -284,5 +328,19 @@ def _fill_in_transformer(options: dict[str, Any]) -> None:
     for key in ("embed_dim", "ffn_embed_dim"):
         if f"encoder_{key}" in options:
             options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
+    if "relu_dropout" in options:  # the old name
+        options.setdefault("activation_dropout", options["relu_dropout"])
+
+
+def _fill_in_language_model(options: dict[str, Any]) -> None:
+    """Fill in what depends on other options: by default there are as many positions as a training example has tokens.
+
+    Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or an option of their own for it.
+    """
+    options.setdefault("no_decoder_final_norm", "no_tie_adaptive_proj" in options)
+    if "decoder_final_norm" in options:
+        options["no_decoder_final_norm"] = not options["decoder_final_norm"]
+    if options.get("max_target_positions") is None and options.get("tokens_per_sample") is not None:
+        options["max_target_positions"] = options["tokens_per_sample"]
     if "relu_dropout" in options:  # the old name
         options.setdefault("activation_dropout", options["relu_dropout"])

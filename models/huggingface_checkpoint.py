@@ -27,12 +27,15 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.files import new_folder
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_config import JSONConfig, ModelSize
 from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
 from seqgen.models.huggingface_generation import read_generation, write_generation
 from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
 
-ARCHITECTURES = dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface")
+ARCHITECTURES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface"),
+    "gpt2": "seqgen.models.gpt2_huggingface",
+}
 """For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
 
 LAYER_BYTES = 500
@@ -46,12 +49,27 @@ class Architecture(Protocol):
 
     MODEL: type[EncoderDecoderModel]
 
+    DECODER_ONLY: bool
+    """Whether the source is a prompt, so that lengths of the decoding settings count it."""
+
     def read_config(self, config: JSONConfig) -> Any:
         """The model's configuration that a ``config.json`` describes."""
         ...
 
+    def size(self, cfg: Any, config: JSONConfig) -> ModelSize:
+        """The size that a ``config.json`` describes."""
+        ...
+
+    def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; completes the configuration with values that are in other files or the tokenizer."""
+        ...
+
     def write_config(self, model: Any) -> dict[str, Any]:
         """The values of a model's ``config.json``, without its special ids."""
+        ...
+
+    def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids in ``config.json`` and ``generation_config.json``."""
         ...
 
     def layout(self, cfg: Any) -> Layout:
@@ -112,16 +130,16 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     config = JSONConfig.read(path / "config.json")
     architecture = architecture_of(config)
     cfg = architecture.read_config(config)
-    _check_size(cfg, path)  # and whether there are weights at all
-    tokenizer = load_pretrained_tokenizer(path, cfg.vocab_size)
-    generation, notes = read_generation(path, tokenizer)
+    size = architecture.size(cfg, config)
+    _check_size(size, path)  # and whether there are weights at all
+    tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
+    generation, notes = read_generation(path, tokenizer, architecture.DECODER_ONLY)
     given = [key for key, value in to_dict(reading).items() if value]
     notes += [
         f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
         for key in given
     ]
-    _take_start(cfg, path, tokenizer)
-    task = DecodingTask(None, tokenizer, tokenizer)
+    task = architecture.make_task(cfg, path, tokenizer)
     try:
         with torch.device("meta"):
             model = task.build_model(cfg)
@@ -147,35 +165,20 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         task,
         TrainConfig(model=getattr(model, "cfg", cfg)),
         path,
-        task_values={"_name": "decoding"},
+        task_values=task.as_values(),
         notes=notes,
         generation=generation,
     )
 
 
-def _check_size(cfg: Any, path: Path) -> None:
+def _check_size(described: ModelSize, path: Path) -> None:
     """Refuse a configuration with more layers or weights than the files have bytes for, before anything is built."""
     size = sum(file.stat().st_size for file in weight_files(path))
-    if cfg.num_parameters > size or cfg.total_layers * LAYER_BYTES > size:
+    if described.parameters > size or described.layers * LAYER_BYTES > size:
         raise CheckpointError(
-            f"{path}: the weights do not match its config.json, which describes {cfg.total_layers:,} layers "
-            f"and {cfg.num_parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
+            f"{path}: the weights do not match its config.json, which describes {described.layers:,} layers "
+            f"and {described.parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
         )
-
-
-def _take_start(cfg: Any, path: Path, tokenizer: Tokenizer) -> None:
-    """Set the first decoder input from ``generation_config.json``, or else from ``config.json``.
-
-    In each file, ``bos_token_id`` is used if there is no ``decoder_start_token_id``.
-    """
-    starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
-    if (path / GENERATION_FILE).is_file():
-        generation = JSONConfig.read(path / GENERATION_FILE)
-        names = ("decoder_start_token_id", "bos_token_id")
-        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
-    cfg.decoder_start_token_id = next((start for start in starts if start >= 0), -1)
-    if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
-        cfg.decoder_start_token_id = -1
 
 
 def _saved_dtype(config: JSONConfig) -> torch.dtype:
@@ -193,7 +196,7 @@ def save_pretrained(
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a model of an architecture that this layout has, such as T5.
+        model: a T5, or a transformer_lm with the layers of GPT-2.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
@@ -211,13 +214,10 @@ def save_pretrained(
     if folder.exists():
         raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
-    eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
-    ids = {
-        "pad_token_id": getattr(model, "padding_idx", 0),
-        "eos_token_id": eos,
-        "decoder_start_token_id": model.start_token(eos),
-    }
-    decoding: Mapping[str, Any] = {} if generation is None else write_generation(generation, tokenizer)
+    ids = architecture.special_ids(model, tokenizer)
+    decoding: Mapping[str, Any] = (
+        {} if generation is None else write_generation(generation, tokenizer, architecture.DECODER_ONLY)
+    )
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     with new_folder(folder) as temporary:
         write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
@@ -234,4 +234,4 @@ def _architecture_of_model(model: EncoderDecoderModel) -> Architecture:
         if isinstance(model, module.MODEL):
             architecture: Architecture = module
             return architecture
-    raise ConfigError(f"a {type(model).__name__} cannot be written in Hugging Face's layout; only T5 can")
+    raise ConfigError(f"a {type(model).__name__} cannot be written in Hugging Face's layout; only T5 and GPT-2 can")

@@ -16,6 +16,21 @@ LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
+class ModelSize:
+    """What a configuration describes, to compare with the size of the files before anything is built.
+
+    Attributes:
+        vocab_size: rows of the embedding.
+        layers: layers of all stacks together.
+        parameters: parameters of the weight matrices; norms and biases, which are few, are not counted.
+    """
+
+    vocab_size: int
+    layers: int
+    parameters: int
+
+
+@dataclass(frozen=True)
 class JSONConfig:
     """A ``config.json`` or its like; a value that is ``null`` counts as not given.
 

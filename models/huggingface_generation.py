@@ -70,13 +70,14 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], list[str]]:
+def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Read the decoding settings of a folder.
 
     Args:
         folder: the folder; where it has no ``generation_config.json``, the keys that old versions wrote into
             ``config.json`` are read.
         tokenizer: turns ids into tokens and texts.
+        decoder_only: whether lengths without ``new_tokens`` in their names count the prompt, not the start token.
 
     Returns:
         Values by the names of ``GenerationConfig``'s fields, and notes for the user.
@@ -87,7 +88,8 @@ def read_generation(folder: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any],
     has_file = (folder / FILE).is_file()
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
     reader = _Reader(config, tokenizer)
-    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    lengths = reader.lengths_with_prompt() if decoder_only else reader.lengths()
+    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **lengths, **reader.strategy()}
     values |= reader.tokens() | reader.texts() | reader.ends()
     try:
         from_dict(
@@ -127,6 +129,25 @@ class _Reader:
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
         shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
+
+    def lengths_with_prompt(self) -> dict[str, Any]:
+        """Limits of the length for a decoder-only model; those without ``new_tokens`` in their names count the prompt.
+
+        With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
+        """
+        longest, new = self.config.integer("max_length", 20, minimum=1), self.config.integer("max_new_tokens", 0)
+        values: dict[str, Any] = {"max_len_a": 0.0, "max_len_b": _UNLIMITED}
+        if new or longest == 20:  # which is the default, whether given or not, and means 20 new tokens
+            values["max_len"] = new or 20
+        else:
+            values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
+        values["min_len"] = self.config.integer("min_new_tokens", 0)
+        if not values["min_len"] and (shortest := self.config.integer("min_length", 0)):
+            self.notes.append(
+                f"{self.config.path}: min_length={shortest} counts the prompt, which is not supported, and is ignored; "
+                "set min_new_tokens instead"
+            )
+        return values
 
     def strategy(self) -> dict[str, Any]:
         """The search strategy and its values."""
@@ -248,20 +269,26 @@ class _Reader:
         return self.tokenizer.dictionary.symbol(index)
 
 
-def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:
     """The content of a ``generation_config.json``.
 
     Args:
         cfg: the decoding settings; those without a counterpart in the file are left out.
         tokenizer: turns tokens and texts into ids; without one, settings with tokens or texts are left out.
+        decoder_only: see ``read_generation``.
 
     Returns:
         Values by key.
     """
     tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
     values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
-    values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
-    if cfg.min_len:
+    if decoder_only and cfg.max_len_a == -1:
+        values["max_length"] = cfg.max_len_b + 1
+    else:
+        values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
+    if cfg.min_len and decoder_only:
+        values["min_new_tokens"] = cfg.min_len
+    elif cfg.min_len:
         values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
     if cfg.early_stopping != "false":
         values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping

@@ -36,14 +36,17 @@ class Piece:
     Attributes:
         parameter: name of the model's parameter.
         rows: first row and row after the last; ``None`` for all.
+        transposed: whether the folder has the transposed matrix, ``(in, out)`` instead of ``(out, in)``.
     """
 
     parameter: str
     rows: tuple[int, int] | None = None
+    transposed: bool = False
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The rows of the parameter, as a view."""
-        return parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
+        """The part of the parameter in the folder's shape, as a view."""
+        part = parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
+        return part.t() if self.transposed else part
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
         layout: the names of the weights.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return {name: piece.of(parameters[piece.parameter]).detach() for name, piece in layout.pieces.items()}
+    return {name: piece.of(parameters[piece.parameter]).detach().contiguous() for name, piece in layout.pieces.items()}
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:

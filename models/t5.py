@@ -151,6 +151,10 @@ class T5Decoder(IncrementalDecoder):
         logits: Tensor = self.output_projection(self._scaled(features))
         return logits
 
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
+        return self.output_layer(self.layer_norm(hidden))
+
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The scaled features and the weight of the output projection; see ``Decoder.output_product``."""
         return self._scaled(features), self.output_projection.matrix()

@@ -21,10 +21,10 @@ FEED_FORWARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": _GELU_TANH,
     "silu": F.silu,
     "gated-relu": F.relu,
-    "gated-gelu": _GELU_TANH,  # the tanh approximation, as in T5 1.1, which calls it so
+    "gated-gelu": _GELU_TANH,  # under this name, T5 1.1 uses the tanh approximation
     "gated-silu": F.silu,
 }
-"""Activations of the feed-forward network; with ``gated-``, the activation multiplies a second projection."""
+"""Activations of the feed-forward network; with ``gated-``, the activated projection is multiplied by a second one."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class T5Config:
     )
     tie_word_embeddings: bool = option(True, "use the embedding as the output projection (tied weights)")
     scale_decoder_outputs: bool | None = option(
-        None, "multiply features by d_model ** -0.5 before the output projection; null for true if tied"
+        None, "multiply features by d_model ** -0.5 before the output projection; null to do so if the weights are tied"
     )
     dropout_rate: float = option(0.1, "dropout probability of features and attention weights", minimum=0, maximum=0.99)
     layer_norm_epsilon: float = option(1e-6, "constant added to the mean square in RMS normalization", minimum=0)
@@ -88,7 +88,7 @@ class T5Config:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters in weight matrices; those of norms, which are few, are not counted."""
+        """The number of parameters in weight matrices; the few parameters of norms are not counted."""
         attention = 4 * self.d_model * self.inner_dim
         feed_forward = (3 if self.is_gated else 2) * self.d_model * self.d_ff
         bias = (self.total_layers if self.per_layer_bias else 2) * self.relative_attention_num_buckets * self.num_heads
@@ -103,7 +103,9 @@ class T5Config:
         """
         known = ", ".join(FEED_FORWARDS)
         if self.feed_forward_proj not in FEED_FORWARDS:
-            raise ConfigError(f"model.feed_forward_proj: there is no {self.feed_forward_proj!r}; there are: {known}")
+            raise ConfigError(
+                f"model.feed_forward_proj: there is no {self.feed_forward_proj!r}; choose one of: {known}"
+            )
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or buckets % 2:
             raise ConfigError(f"model.relative_attention_num_buckets={buckets} must be even and at least 4")
@@ -118,28 +120,28 @@ def _shape(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> 
     return T5Config(d_model=d_model, d_ff=d_ff, num_layers=layers, num_heads=heads, **further)
 
 
-def _second(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
+def _v1_1(d_model: int, d_ff: int, layers: int, heads: int, **further: Any) -> T5Config:
     """A model of T5 1.1 or later: gated, with an untied output projection."""
     return _shape(d_model, d_ff, layers, heads, feed_forward_proj="gated-gelu", tie_word_embeddings=False, **further)
 
 
-def _per_layer(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
-    return _second(d_model, d_ff, layers, heads, per_layer_bias=True)
+def _umt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+    return _v1_1(d_model, d_ff, layers, heads, per_layer_bias=True)
 
 
-def _bytes(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
+def _byt5(d_model: int, d_ff: int, layers: int, heads: int) -> T5Config:
     """A model of ByT5, whose encoder is three times as deep as its decoder."""
-    return _second(d_model, d_ff, layers, heads, num_decoder_layers=layers // 3)
+    return _v1_1(d_model, d_ff, layers, heads, num_decoder_layers=layers // 3)
 
 
-_SECOND_SIZES = {
+_V1_1_SIZES = {
     "small": (512, 1024, 8, 6),
     "base": (768, 2048, 12, 12),
     "large": (1024, 2816, 24, 16),
     "xl": (2048, 5120, 24, 32),
     "xxl": (4096, 10240, 24, 64),
 }
-_BYTE_SIZES = {
+_BYT5_SIZES = {
     "small": (1472, 3584, 12, 6),
     "base": (1536, 3968, 18, 12),
     "large": (1536, 3840, 36, 16),
@@ -154,9 +156,9 @@ PRESETS: dict[str, T5Config] = {
     "t5_large": _shape(1024, 4096, 24, 16),
     "t5_3b": _shape(1024, 16384, 24, 32, d_kv=128),
     "t5_11b": _shape(1024, 65536, 24, 128, d_kv=128),
-    **{f"t5_v1_1_{size}": _second(*shape) for size, shape in _SECOND_SIZES.items()},
-    **{f"mt5_{size}": _second(*shape) for size, shape in _SECOND_SIZES.items()},
-    **{f"byt5_{size}": _bytes(*shape) for size, shape in _BYTE_SIZES.items()},
-    **{f"umt5_{size}": _per_layer(*shape) for size, shape in _SECOND_SIZES.items() if size != "large"},
+    **{f"t5_v1_1_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
+    **{f"mt5_{size}": _v1_1(*shape) for size, shape in _V1_1_SIZES.items()},
+    **{f"byt5_{size}": _byt5(*shape) for size, shape in _BYT5_SIZES.items()},
+    **{f"umt5_{size}": _umt5(*shape) for size, shape in _V1_1_SIZES.items() if size != "large"},
 }
 """Published models by name; Flan-T5 has the shapes of T5 1.1."""

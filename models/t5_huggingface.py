@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config import TrainConfig
 from seqgen.config_dicts import from_dict
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_config import JSONConfig, ModelSize
+from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
 from seqgen.models.huggingface_weights import Layout, Piece, weights_of
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
 
 MODEL = T5Model
+DECODER_ONLY = False
 
 _HEAD = "lm_head.weight"
 _TIED = {"t5": True, "mt5": False, "umt5": True}
@@ -72,6 +77,53 @@ def read_config(config: JSONConfig) -> T5Config:
             f"{config.path}: {str(error).removeprefix(f'{config.path}: ').replace('model.', '')}"
         ) from None
     return cfg
+
+
+def size(cfg: T5Config, config: JSONConfig) -> ModelSize:
+    """The size that a folder's configuration describes.
+
+    Args:
+        cfg: what ``read_config`` returned.
+        config: the content of ``config.json``.
+    """
+    return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
+
+
+def make_task(cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+    """The task that decodes; the configuration gets the first decoder input.
+
+    It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used if
+    there is no ``decoder_start_token_id``.
+
+    Args:
+        cfg: the configuration, which is changed.
+        path: the folder.
+        tokenizer: its tokenizer.
+    """
+    starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
+    if (path / GENERATION_FILE).is_file():
+        generation = JSONConfig.read(path / GENERATION_FILE)
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+    cfg.decoder_start_token_id = next((start for start in starts if start >= 0), -1)
+    if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
+        cfg.decoder_start_token_id = -1
+    return DecodingTask(None, tokenizer, tokenizer)
+
+
+def special_ids(model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:
+    """The special ids of the files of a folder.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer; without one, end-of-sentence is 1, as in T5.
+    """
+    eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
+    return {
+        "pad_token_id": model.padding_idx,
+        "eos_token_id": eos,
+        "decoder_start_token_id": model.start_token(eos),
+    }
 
 
 def _scales(config: JSONConfig, kind: str) -> bool | None:

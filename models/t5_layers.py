@@ -68,17 +68,17 @@ class WideLinear(Linear):
         return super().forward(input.to(self.weight.dtype))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def widely(tensor: Tensor) -> Tensor:
+        def in_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return tensor.to(moved.device, torch.float32) if moved.dtype == torch.float16 else moved
 
-        return super()._apply(widely, recurse)
+        return super()._apply(in_float32, recurse)
 
 
 class T5FeedForward(nn.Module):
     """Feed-forward network with two projections and, in later versions, a gate (Shazeer 2020, "GLU variants").
 
-    The projections of the gate and of the gated values are one matrix, the gate's rows first.
+    One matrix projects to the gate and to the gated values; its first rows are those of the gate.
 
     Args:
         cfg: the configuration.
@@ -97,7 +97,7 @@ class T5FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of ``(..., C)``."""
         hidden = self.wi(x)
-        if hidden.dtype == torch.float16:  # the product of gate and values may exceed its range as well
+        if hidden.dtype == torch.float16:  # the product of gate and values may also exceed the range of float16
             hidden = hidden.float()
         if self.is_gated:
             gate, linear = hidden.chunk(2, dim=-1)
@@ -174,11 +174,11 @@ class T5DecoderLayer(nn.Module):
             encoder_out: ``(N or sentences, S, C)``.
             encoder_padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
             incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether the weights over the source are wanted.
+            need_weights: whether to return the attention weights over the source.
             encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
 
         Returns:
-            ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
+            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
         attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias, incremental_state=incremental_state)
         x = x + self.dropout(attended)

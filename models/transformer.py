@@ -246,6 +246,10 @@ class TransformerDecoder(IncrementalDecoder):
         logits: Tensor = self.output_projection(features)
         return logits
 
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
+        return self.output_layer(self.layer_norm(hidden))
+
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The features and the weight of the output projection; see ``Decoder.output_product``."""
         return features, self.output_projection.matrix()
@@ -333,7 +337,7 @@ def _check(cfg: TransformerConfig) -> None:
             raise ConfigError(f"model.{side}_embed_dim={dim} is not a multiple of model.{side}_attention_heads={heads}")
     if cfg.activation_fn not in ACTIVATIONS:
         raise ConfigError(
-            f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+            f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
         )
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ConfigError(

@@ -51,10 +51,23 @@ class TransformerLMConfig:
     )
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
     layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
+    embedding_dropout: float | None = option(
+        None, "dropout probability of embeddings; null for that of features", minimum=0, maximum=0.99
+    )
+    layer_norm_epsilon: float = option(1e-5, "constant added to the variance in layer normalization", minimum=0)
+    scale_attn_weights: bool = option(True, "divide attention scores by the square root of the head dimension")
+    scale_attn_by_inverse_layer_idx: bool = option(
+        False, "divide attention scores by the number of the layer as well, counted from 1"
+    )
+    positions_from_zero: bool = option(
+        False, "the first position embedding is that of the first token (GPT-2), else padding_idx + 1 (fairseq)"
+    )
     max_target_positions: int = option(1024, "maximum length of prompt and output together, in tokens", minimum=1)
 
-    def layer_options(self) -> TransformerLayerOptions:
-        """The options that all layers share."""
+    def layer_options(self, index: int) -> TransformerLayerOptions:
+        """The options of one layer, counted from 0."""
+        head_dim = self.decoder_embed_dim // self.decoder_attention_heads
+        scale = head_dim**-0.5 if self.scale_attn_weights else 1.0
         return TransformerLayerOptions(
             embed_dim=self.decoder_embed_dim,
             ffn_embed_dim=self.decoder_ffn_embed_dim,
@@ -64,6 +77,8 @@ class TransformerLMConfig:
             activation_dropout=self.activation_dropout,
             activation_fn=self.activation_fn,
             normalize_before=self.decoder_normalize_before,
+            layer_norm_epsilon=self.layer_norm_epsilon,
+            attention_scale=scale / (index + 1) if self.scale_attn_by_inverse_layer_idx else scale,
         )
 
 
@@ -72,21 +87,27 @@ class TransformerLMDecoder(LanguageModelDecoder):
 
     Args:
         cfg: the configuration.
-        embed_tokens: embedding of the vocabulary; its ``padding_idx`` is the id of padding.
+        embed_tokens: embedding of the vocabulary.
+        padding_idx: id of padding, after which fairseq's positions are numbered.
     """
 
-    def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding):
+    can_roll_back = True
+    can_merge = True
+
+    def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding, padding_idx: int):
         super().__init__()
         dim = cfg.decoder_embed_dim
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg, embed_tokens)
+        self.embed_positions = _positions(cfg, padding_idx)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
-        self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
-        self.dropout = Dropout(cfg.dropout)
-        layers = [TransformerDecoderLayer(cfg.layer_options(), None) for _ in range(cfg.decoder_layers)]
+        self.layernorm_embedding = (
+            nn.LayerNorm(dim, cfg.layer_norm_epsilon) if cfg.layernorm_embedding else nn.Identity()
+        )
+        self.dropout = Dropout(cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout)
+        layers = [TransformerDecoderLayer(cfg.layer_options(index), None) for index in range(cfg.decoder_layers)]
         self.layers = LayerDropList(cfg.decoder_layerdrop, layers)
         has_final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
-        self.layer_norm = nn.LayerNorm(dim) if has_final_norm else nn.Identity()
+        self.layer_norm = nn.LayerNorm(dim, cfg.layer_norm_epsilon) if has_final_norm else nn.Identity()
         self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=False)
         if cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight
@@ -114,6 +135,10 @@ class TransformerLMDecoder(LanguageModelDecoder):
         """Project features ``(..., C)`` to logits ``(..., V)``."""
         logits: Tensor = self.output_projection(features)
         return logits
+
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
+        return self.output_layer(self.layer_norm(hidden))
 
     def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """The features and the output matrix; see ``Decoder.output_product``."""
@@ -149,7 +174,18 @@ _GPT: dict[str, Any] = {"attention_dropout": 0.1, "activation_fn": "gelu", "shar
     },
 )
 class TransformerLanguageModel(LanguageModel):
-    """The transformer language model."""
+    """The transformer language model.
+
+    Args:
+        cfg: the configuration.
+        decoder: the decoder that it describes.
+    """
+
+    decoder: TransformerLMDecoder
+
+    def __init__(self, cfg: TransformerLMConfig, decoder: TransformerLMDecoder):
+        super().__init__(decoder)
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: TransformerLMConfig, task: Vocabularies) -> Self:
@@ -169,18 +205,21 @@ class TransformerLanguageModel(LanguageModel):
             )
         if cfg.activation_fn not in ACTIVATIONS:
             raise ConfigError(
-                f"model.activation_fn: there is no {cfg.activation_fn!r}; there are: {', '.join(sorted(ACTIVATIONS))}"
+                f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: "
+                f"{', '.join(sorted(ACTIVATIONS))}"
             )
         dictionary = task.target_dictionary
-        embedding = token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
-        return cls(TransformerLMDecoder(cfg, embedding))
+        padding_idx = dictionary.pad()
+        # padding is masked by length: it may be end-of-sentence (GPT-2), whose embedding is trained
+        frozen = None if padding_idx == dictionary.eos() else padding_idx
+        embedding = token_embedding(len(dictionary), dim, frozen, std=dim**-0.5)
+        return cls(cfg, TransformerLMDecoder(cfg, embedding, padding_idx))
 
 
-def _positions(cfg: TransformerLMConfig, embed_tokens: nn.Embedding) -> Positions:
-    """Position embeddings, numbered from ``padding_idx + 1`` as fairseq's."""
-    padding_idx, dim = embed_tokens.padding_idx, cfg.decoder_embed_dim
-    assert padding_idx is not None
-    num_rows = cfg.max_target_positions + padding_idx + 1
+def _positions(cfg: TransformerLMConfig, padding_idx: int) -> Positions:
+    """Position embeddings, numbered from 0 or, as in fairseq, from ``padding_idx + 1``."""
+    before, dim = -1 if cfg.positions_from_zero else padding_idx, cfg.decoder_embed_dim
+    num_rows = cfg.max_target_positions + before + 1
     if cfg.decoder_learned_pos:
-        return LearnedPositions(num_rows, dim, padding_idx, std=dim**-0.5)
-    return SinusoidalPositions(num_rows, dim, padding_idx)
+        return LearnedPositions(num_rows, dim, before, std=dim**-0.5)
+    return SinusoidalPositions(num_rows, dim, before)

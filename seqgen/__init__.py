@@ -11,7 +11,7 @@ if __name__ != "seqgen":
 
 __version__ = "0.1.0"
 
-# In a checkout that is not installed, models/, tasks/ and cli/ stand beside this folder rather than in it.
+# In a checkout that is not installed, models/, tasks/ and cli/ are next to this folder, not in it.
 _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file():
     __path__.append(str(_root))

@@ -154,7 +154,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
     if field not in known:
         prefix = key.removesuffix(field)
         raise ConfigError(
-            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, known)}; there are: "
+            f"unknown key {key!r} of {registry.kind} {name}{nearest(field, known)}; the keys are: "
             f"{', '.join(prefix + item for item in sorted(known)) or 'none'}"
         )
     annotation = typing.get_type_hints(type(config))[field]

@@ -28,7 +28,7 @@ from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 from seqgen.renamed import former_names
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 R = TypeVar("R")
 

@@ -48,18 +48,18 @@ class CommonConfig:
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
-        "anything else; run for the files that the run was trained with",
+        "anything else; the value run imports the files that were used in training",
     )
 
 
 @dataclass
 class TrainCommonConfig(CommonConfig):
-    """The ``common`` group of training: the keys of every command, and further ones."""
+    """The ``common`` group of ``seqgen-train``: the keys of every command, and those that only training has."""
 
     seed: int = option(1, "seed of initial weights, data order, dropout and everything else that is random", minimum=0)
     bf16: bool = option(False, "compute in bfloat16 (autocast); weights stay in float32")
     fp16: bool = option(False, "compute in float16 (autocast) with loss scaling; weights stay in float32")
-    log_interval: int = option(50, "write a progress line and a log record every so many updates", minimum=1)
+    log_interval: int = option(50, "number of updates between two progress lines and log records", minimum=1)
     log_format: str = option(
         "auto",
         "how progress is shown; auto shows a bar on a terminal, else lines",
@@ -88,9 +88,11 @@ class DatasetConfig:
     )
     train_subset: str = option("train", "split used for training")
     valid_subset: str = option("valid", "split used for validation")
-    validate_interval: int = option(1, "validate every so many epochs; 0 for never", minimum=0)
+    validate_interval: int = option(
+        1, "number of epochs between two validations; 0 for no validation at the end of epochs", minimum=0
+    )
     validate_interval_updates: int = option(
-        0, "validate every so many updates; 0 for only at the end of epochs", minimum=0
+        0, "number of updates between two validations; 0 for only at the end of epochs", minimum=0
     )
     validate_decode: int = option(
         0, "number of validation sentences to decode and score (BLEU, ...); -1 for all, 0 for none", minimum=-1
@@ -140,9 +142,11 @@ class OptimizationConfig:
 class CheckpointConfig:
     """When checkpoints are saved, and which ones are kept."""
 
-    save_interval: int = option(1, "save a checkpoint every so many epochs; 0 for only at the end", minimum=0)
+    save_interval: int = option(
+        1, "number of epochs between two checkpoints; 0 for only at the end of training", minimum=0
+    )
     save_interval_updates: int = option(
-        0, "save a checkpoint every so many updates; 0 for only at the end of epochs", minimum=0
+        0, "number of updates between two checkpoints; 0 for only at the end of epochs", minimum=0
     )
     keep_last_epochs: int = option(
         0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
@@ -170,7 +174,7 @@ class DistributedConfig:
     )
 
 
-SINGLE_COMPONENTS = ("search", "combination", "utility")
+SINGLE_COMPONENTS = ("search", "combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
 
@@ -180,15 +184,19 @@ class GenerationConfig:
 
     semantics: str = option(
         "",
-        "toolkit whose rules finish and rank hypotheses; empty for huggingface with models in Hugging Face's layout, "
-        "fairseq with all others",
+        "toolkit whose rules decide when hypotheses are finished and how they are ranked; empty for huggingface with "
+        "models in Hugging Face's layout, else fairseq",
         choices=("", "fairseq", "huggingface"),
     )
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
     nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
 
     # output length
-    max_len_a: float = option(0.0, "maximum output length is max_len_a * source length + max_len_b", minimum=0)
+    max_len_a: float = option(
+        0.0,
+        "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
+        minimum=-1,
+    )
     max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0)
     max_len: int = option(
         0,
@@ -199,8 +207,8 @@ class GenerationConfig:
     match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",
-        "when a sentence with beam finished hypotheses is done: at once (true); when the best active hypothesis would "
-        "score no better if it ended now (false); when it cannot score better at any length (never); "
+        "when the search of a sentence stops, once it has beam finished hypotheses: at once (true); when the best "
+        "active hypothesis would not score better if it ended now (false) or at any length (never); "
         "semantics=huggingface only",
         choices=("false", "true", "never"),
     )
@@ -261,16 +269,18 @@ class GenerationConfig:
 
     # decoding strategy
     search: str = option(
-        "", "search strategy, by name; empty for the one that the older keys below select, by default beam search"
+        "",
+        "search strategy, by name; empty for the one selected by diverse_beam_groups, diversity_rate, constraints or "
+        "sampling, else beam search",
     )
     diverse_beam_groups: int = option(
         -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
     )
     diverse_beam_strength: float = option(
-        0.5, "diverse beam search: penalty for a token per earlier group that chose it at this step", minimum=0
+        0.5, "diverse beam search: penalty on a token for each earlier group that chose it at this step", minimum=0
     )
     diversity_rate: float = option(
-        -1.0, "diverse siblings: penalty for a candidate, times its rank among those of its beam; -1 for off"
+        -1.0, "diverse siblings: penalty per rank of a candidate among the continuations of its beam; -1 for off"
     )
     constraints: str = option(
         "",
@@ -312,12 +322,14 @@ class GenerationConfig:
     draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
     prompt_lookup: int = option(
         0,
-        "n-gram drafter: maximum length of an n-gram to find in the source; its continuation is the draft; 0 for off",
+        "n-gram drafter: maximum length of the output's last n-gram that is searched in the source; the tokens that "
+        "follow it there are the draft; 0 for off",
         minimum=0,
     )
     mbr: str = option(
         "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
     )
+    rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
     prefix_trie: str = option("", "file with the allowed outputs, one per line")
     replace_unknown: str = option(
         "",
@@ -329,13 +341,15 @@ class GenerationConfig:
 
     # ensembles
     combination: str = option(
-        "", "name of a registered combination of the members' scores; empty for the one of ensemble_average"
+        "", "name of a registered combination of the members' scores; empty for the average that ensemble_average names"
     )
     ensemble_average: str = option(
         "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
     )
     members: list[str] = option(
-        [], "source of each model: input, empty, or fieldN of an input line with tabs; empty for input everywhere"
+        [],
+        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
+        "or the name of a registered source; by default, all models read the input line",
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
@@ -358,9 +372,9 @@ class GenerationConfig:
     def component_values(self, group: str, name: str) -> dict[str, Any]:
         """The values that the user set for one component's own keys.
 
-        Only one search, combination and utility is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD`` and ``utility.FIELD``. The keys of other components contain the component's name:
-        ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and ``observer.NAME.FIELD``.
+        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
 
         Args:
             group: the prefix of the keys, such as ``"processor"``.
@@ -375,7 +389,7 @@ class GenerationConfig:
 
 @dataclass
 class DebugConfig:
-    """Switches of the optimizations of decoding. Switching one off changes outputs only by rounding, and is slower."""
+    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
 
     use_cache: bool = option(
         True,
@@ -430,12 +444,12 @@ class GenerateDatasetConfig:
 class ReadingConfig:
     """Files and settings that another toolkit's checkpoint needs, if they are not found with the checkpoint."""
 
-    dictionary: str = option("", "dict.txt shared by both languages; empty for the files beside the checkpoint")
+    dictionary: str = option("", "dict.txt shared by both languages; empty for the files in the checkpoint's folder")
     source_dictionary: str = option("", "dict.txt of the source language")
     target_dictionary: str = option("", "dict.txt of the target language")
     sentencepiece: str = option(
         "",
-        "SentencePiece model of both languages; empty for a model beside the checkpoint; none for tokenized text",
+        "SentencePiece model of both languages; empty for one in the checkpoint's folder; none if text is tokenized",
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
@@ -443,7 +457,8 @@ class ReadingConfig:
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )
     ignore: list[str] = option(
-        [], "options of the checkpoint to ignore: unknown to seqgen, but without effect on the model's computation"
+        [],
+        "options of the checkpoint to ignore: unknown to seqgen, while you know that they do not change the model",
     )
 
 

@@ -37,10 +37,10 @@ class Decoder(nn.Module):
         Args:
             prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the model's start token.
             encoder_out: what the encoder returned, one row for each row of ``prev_output_tokens``.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not wanted or not available.
+            Logits ``(N, T, V)``, and attention ``(N, T, S)``; ``None`` if not requested or not available.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, need_attention=need_attention)
         return DecoderOut(self.output_layer(features), attention)
@@ -53,7 +53,7 @@ class Decoder(nn.Module):
         Args:
             prev_output_tokens: ``(N, T)`` int64.
             encoder_out: what the encoder returned.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
             Features ``(N, T, C)`` and attention ``(N, T, S)`` or ``None``.
@@ -65,6 +65,19 @@ class Decoder(nn.Module):
 
         Args:
             features: ``(..., C)``.
+
+        Returns:
+            Logits ``(..., V)``.
+        """
+        raise NotImplementedError
+
+    def early_exit(self, hidden: Tensor) -> Tensor:
+        """Predict from the output of one of ``layers`` as if that layer were the last one.
+
+        A decoder implements it if it has a ``ModuleList`` ``layers``, each of which returns its output first.
+
+        Args:
+            hidden: ``(..., C)`` output of a layer.
 
         Returns:
             Logits ``(..., V)``.
@@ -90,7 +103,7 @@ class Decoder(nn.Module):
 
         Args:
             logits: ``(..., V)``.
-            log_probs: whether log-probabilities (nats) are wanted rather than probabilities.
+            log_probs: whether to return log-probabilities (nats) instead of probabilities.
 
         Returns:
             ``(..., V)``, float64 for float64 logits and float32 otherwise.
@@ -210,10 +223,10 @@ class IncrementalDecoder(StatefulModule, Decoder):
                 the columns that it has seen are not read again.
             encoder_out: what the encoder returned.
             incremental_state: the state, updated in place; ``None`` for the parallel pass.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, new positions, V)``, and attention ``(N, new positions, S)`` where wanted.
+            Logits ``(N, new positions, V)``, and attention, ``(N, new positions, S)`` or ``None``.
         """
         features, attention = self.extract_features(prev_output_tokens, encoder_out, incremental_state, need_attention)
         return DecoderOut(self.output_layer(features), attention)

@@ -55,7 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Show a value in a message.
+    """Format a value for a message.
 
     Args:
         value: any value; it may be huge if it comes from a damaged file.

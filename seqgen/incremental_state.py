@@ -23,7 +23,7 @@ from seqgen.errors import DecodingError
 from seqgen.flags import Flagged, Flags
 from seqgen.renamed import former_names, keep_former_members
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""

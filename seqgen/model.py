@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
-from seqgen.structures import DecoderOut
+from seqgen.structures import DecoderOut, Source
 
 
 class Vocabularies(Protocol):
@@ -43,6 +44,10 @@ class EncoderDecoderModel(nn.Module, Flagged):
     supports_packing: bool = False
     """Whether several examples may share a row: ``forward`` of the encoder and ``extract_features`` of the decoder then
     have an argument ``segments`` (see ``seqgen.structures.Segments``), and examples do not attend to each other."""
+
+    continues_source: bool = False
+    """Whether the output continues the source, which is then a prompt: the prompt counts as generated text for
+    processors such as the repetition penalty."""
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()
@@ -79,10 +84,10 @@ class EncoderDecoderModel(nn.Module, Flagged):
             src_tokens: ``(N, S)`` int64.
             src_lengths: ``(N,)`` int64.
             prev_output_tokens: ``(N, T)`` int64, after the start token.
-            need_attention: whether the attention weights are wanted.
+            need_attention: whether to return the attention weights.
 
         Returns:
-            Logits ``(N, T, V)``, and attention ``(N, T, S)`` where wanted.
+            Logits ``(N, T, V)``, and attention, ``(N, T, S)`` or ``None``.
         """
         encoder_out = self.encoder(src_tokens, src_lengths)
         out: DecoderOut = self.decoder(prev_output_tokens, encoder_out, need_attention=need_attention)
@@ -118,6 +123,19 @@ class EncoderDecoderModel(nn.Module, Flagged):
             ``(N,)`` int64; ``None`` if only ``max_positions`` limits targets.
         """
         return None
+
+    def empty_source(self, source: Source) -> Source:
+        """The source without any text, for members that read nothing: by default the last token, end-of-sentence.
+
+        Args:
+            source: ``(sentences, S)``.
+
+        Returns:
+            ``(sentences, 1)``.
+        """
+        last = source.src_tokens.size(1) if self.left_pad_source else source.src_lengths
+        columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
+        return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Convert weights that an older version saved, in place, before they are loaded.

@@ -163,7 +163,7 @@ class Registry:
                 f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; give "
                 f"common.user_dir={file} or common.user_dir=run, or import that file in Python"
             )
-        return f"there is no {self.kind} {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+        return f"there is no {self.kind} {name!r}{nearest(name, known)}; choose one of: {', '.join(known)}"
 
     def names(self) -> list[str]:
         """All names and presets, sorted; imports every declared module."""
@@ -227,6 +227,8 @@ COMBINATIONS = Registry("combination", "combination")
 STOPPING_RULES = Registry("stopping rule", "stopping")
 OBSERVERS = Registry("observer", "observer")
 UTILITIES = Registry("utility", "utility")
+RERANKERS = Registry("reranker", "reranker")
+MEMBER_SOURCES = Registry("member source", "source")
 
 GROUPS: dict[str, Registry] = {
     registry.group: registry for registry in (TASKS, MODELS, CRITERIA, OPTIMIZERS, LR_SCHEDULERS)
@@ -236,9 +238,11 @@ DECODING_COMPONENTS: dict[str, tuple[Registry, str]] = {
     "search": (SEARCHES, "search"),
     "combination": (COMBINATIONS, "combination"),
     "utility": (UTILITIES, "mbr"),
+    "reranker": (RERANKERS, "rerank"),
     "processor": (LOGITS_PROCESSORS, "processors"),
     "stopping": (STOPPING_RULES, "stopping_rules"),
     "observer": (OBSERVERS, "observers"),
+    "source": (MEMBER_SOURCES, "members"),
 }
 """By the prefix of the components' own keys: the registry, and the key of ``generation`` that selects components."""
 
@@ -253,6 +257,8 @@ register_combination = COMBINATIONS.register
 register_stopping_rule = STOPPING_RULES.register
 register_observer = OBSERVERS.register
 register_utility = UTILITIES.register
+register_reranker = RERANKERS.register
+register_member_source = MEMBER_SOURCES.register
 
 # the built-in components, except those that models/ and tasks/ declare themselves
 CRITERIA.declare("", "seqgen.training.criteria")

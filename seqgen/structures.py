@@ -131,7 +131,7 @@ class DecoderOut(NamedTuple):
 
     Attributes:
         logits: ``(N, T, V)`` unnormalized scores of the next token at each of the computed positions.
-        attention: ``(N, T, S)`` weights over the source that sum to one; ``None`` if not wanted.
+        attention: ``(N, T, S)`` weights over the source that sum to one; ``None`` if not requested.
     """
 
     logits: Tensor
@@ -179,6 +179,8 @@ class Batch:
         member_sources: one source for each member of an ensemble, if members encode the source differently.
         segments: the example of each token, if several examples share a row; ``ids`` then has all examples.
         texts: the text of each source line; ``None`` if sentences were not given as text.
+        target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
+            if all targets end at their first padding token.
     """
 
     ids: Tensor
@@ -189,6 +191,7 @@ class Batch:
     member_sources: list[Source] | None = None
     segments: Segments | None = None
     texts: Sequence[str] | None = None
+    target_lengths: Tensor | None = None
 
     @property
     def num_sentences(self) -> int:
@@ -209,8 +212,8 @@ class Hypothesis:
         tokens: ``(T,)`` int64 ids, end-of-sentence included.
         score: the score that ranks hypotheses: the sum of ``positional_scores`` divided by the length penalty.
         positional_scores: ``(T,)`` float32, each token's log-probability in nats, penalties and temperature included.
-        attention: ``(T, S)`` weights over the source; ``None`` if not wanted.
-        alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not wanted.
+        attention: ``(T, S)`` weights over the source; ``None`` if not requested.
+        alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +39,9 @@ class Task:
     Attributes:
         datasets: the loaded datasets by split.
     """
+
+    reads_empty_lines: bool = False
+    """Whether an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
@@ -148,6 +152,17 @@ class Task:
         """
         return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
 
+    def prompt(self, src_tokens: Tensor) -> Tensor:
+        """The tokens that the output of a source continues: those of a prompt; by default none.
+
+        Args:
+            src_tokens: ``(S,)`` int64, what ``encode_source`` returned.
+
+        Returns:
+            ``(P,)`` int64 target tokens.
+        """
+        return src_tokens[:0]
+
     def encode_target(self, text: str) -> Tensor:
         """Turn a target line into ids.
 
@@ -218,13 +233,17 @@ class Task:
         Returns:
             The batch; see ``seqgen.data.collate.collate``.
         """
-        return collate(
+        words = self.target_dictionary
+        batch = collate(
             examples,
             source_pad=self.source_dictionary.pad(),
-            target_pad=self.target_dictionary.pad(),
-            start_token=model.start_token(self.target_dictionary.eos()),
+            target_pad=words.pad(),
+            start_token=model.start_token(words.eos()),
             left_pad_source=model.left_pad_source,
         )
+        if words.pad() != words.eos() or batch.target is None:
+            return batch
+        return replace(batch, target_lengths=torch.tensor([0 if row is None else len(row) for _, _, row in examples]))
 
     def train_step(self, batch: Batch, model: EncoderDecoderModel, criterion: Any) -> Any:
         """Compute the loss of a training batch; the trainer calls ``backward``.
@@ -286,3 +305,24 @@ class Task:
         from seqgen.metrics import signatures
 
         return signatures() if type(self).metrics is Task.metrics else {}
+
+
+class PromptTask(Task):
+    """The base class of tasks of language models: a source is a prompt, which the output continues."""
+
+    reads_empty_lines = True
+
+    def encode_source(self, text: str) -> Tensor:
+        """Turn a prompt into ids.
+
+        Args:
+            text: one line, which may be empty.
+
+        Returns:
+            ``(1 + P,)`` int64: end-of-sentence, which precedes every line in training, and the tokens of the prompt.
+        """
+        return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
+
+    def prompt(self, src_tokens: Tensor) -> Tensor:
+        """The prompt's tokens, without end-of-sentence."""
+        return src_tokens[1:]

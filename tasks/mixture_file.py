@@ -210,7 +210,7 @@ def _read_source(name: Any, values: Any, where: str) -> tuple[str, SourceConfig,
     for key in values:
         if key not in fields:
             raise ConfigError(
-                f"{where}: unknown key {key!r}{nearest(str(key), fields)}; there are: {', '.join(fields)}"
+                f"{where}: unknown key {key!r}{nearest(str(key), fields)}; the keys are: {', '.join(fields)}"
             )
     return name, from_dict(SourceConfig, values, where), where
 

@@ -125,18 +125,18 @@ def names(numbers: list[int], language: str) -> list[str]:
     Returns:
         The name of each number.
     """
-    name = _speaker(language)
-    return [name(number).replace(",", "") for number in numbers]
+    name_of = _naming_function(language)
+    return [name_of(number).replace(",", "") for number in numbers]
 
 
-def _speaker(language: str) -> Callable[[int], str]:
+def _naming_function(language: str) -> Callable[[int], str]:
     """The function of num2words that names a number in a language.
 
-    The library searches for the parts of a number among the names of all powers of ten up to 10^600, from the largest
-    down. A copy that has only the names that can occur is ten times faster.
+    To split a number, the library tries the names of all powers of ten, from 10^600 down. The function of a converter
+    that has only the names of numbers up to ``10 * LIMIT`` is ten times faster.
     """
     converter = copy.copy(CONVERTER_CLASSES[language])
     if getattr(converter, "cards", None):
         converter.cards = {value: name for value, name in converter.cards.items() if value <= LIMIT * 10}
-    speak: Callable[[int], str] = converter.to_cardinal
-    return speak
+    name_of: Callable[[int], str] = converter.to_cardinal
+    return name_of

@@ -15,7 +15,7 @@ from seqgen.renamed import former_names
 from seqgen.task import Task
 from seqgen.tasks.text_files import cache_folder
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 @dataclass

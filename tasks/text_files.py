@@ -21,7 +21,7 @@ def check_split(split: str) -> None:
         ConfigError: the name is not one of ``SPLITS``.
     """
     if split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}; there are: {', '.join(SPLITS)}")
+        raise ConfigError(f"there is no split {split!r}; choose one of: {', '.join(SPLITS)}")
 
 
 def cache_folder(cfg: Any, folder: Path) -> Path:

@@ -98,7 +98,7 @@ class TextToTextTask(RawTextTask):
         """The task restricted to one source; see ``Task.part``."""
         names = [source.name for source in self.sources]
         if name not in names:
-            raise ConfigError(f"there is no source {name!r}{nearest(name, names)}; there are: {', '.join(names)}")
+            raise ConfigError(f"there is no source {name!r}{nearest(name, names)}; choose one of: {', '.join(names)}")
         part = copy.copy(self)
         part.sources, part.datasets = [self.sources[names.index(name)]], {}
         return part

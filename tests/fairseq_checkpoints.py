@@ -15,6 +15,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
 from seqgen.registry import MODELS
 
 WORDS = 20
@@ -39,6 +40,17 @@ TRANSFORMER = TransformerConfig(
     max_source_positions=40,
     max_target_positions=40,
 )
+LANGUAGE_MODEL = TransformerLMConfig(
+    decoder_embed_dim=8,
+    decoder_ffn_embed_dim=12,
+    decoder_layers=2,
+    decoder_attention_heads=2,
+    max_target_positions=40,
+)
+AnyConfig = FConvConfig | TransformerConfig | TransformerLMConfig
+OURS = ("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+"""Keys of a language model that fairseq does not have, besides ``positions_from_zero``."""
+
 # what every fairseq-train adds, whatever the model
 COMMON = {
     **{"seed": 1, "lr": [0.25], "optimizer": "adam", "criterion": "cross_entropy", "adam_betas": "(0.9, 0.98)"},
@@ -60,7 +72,7 @@ class _Task:
 
 
 def random_model(
-    config: FConvConfig | TransformerConfig, source: Dictionary | None = None, target: Dictionary | None = None
+    config: AnyConfig, source: Dictionary | None = None, target: Dictionary | None = None
 ) -> EncoderDecoderModel:
     """A model in evaluation mode whose parameters are random everywhere."""
     torch.manual_seed(3)
@@ -90,9 +102,12 @@ def fairseq_weights(model: EncoderDecoderModel) -> dict[str, Tensor]:
     return weights
 
 
-def options_of(config: FConvConfig | TransformerConfig) -> dict[str, Any]:
-    name = "fconv" if isinstance(config, FConvConfig) else "transformer"
-    return {**COMMON, **LANGUAGES, "arch": name, **asdict(config)}
+def options_of(config: AnyConfig) -> dict[str, Any]:
+    own = {key: value for key, value in asdict(config).items() if key not in (*OURS, "positions_from_zero")}
+    if isinstance(config, TransformerLMConfig):
+        task = {"task": "language_modeling", "sample_break_mode": "none", "tokens_per_sample": 40}
+        return {**COMMON, **task, "arch": "transformer_lm", "self_target": False, "output_dictionary_size": -1, **own}
+    return {**COMMON, **LANGUAGES, "arch": "fconv" if isinstance(config, FConvConfig) else "transformer", **own}
 
 
 def in_args(options: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +117,8 @@ def in_args(options: dict[str, Any]) -> dict[str, Any]:
 
 def in_dict(options: dict[str, Any]) -> dict[str, Any]:
     """The options as version 0.12 saves them."""
-    task = {"_name": options["task"], **{key: options[key] for key in ("source_lang", "target_lang")}}
+    of_task = ("source_lang", "target_lang", "tokens_per_sample", "self_target", "output_dictionary_size")
+    task = {"_name": options["task"], **{key: options[key] for key in of_task if key in options}}
     model = argparse.Namespace(**{**options, "_name": options["arch"]})
     return {"args": None, "cfg": {"model": model, "task": task, "common": {"seed": 1}}}
 

@@ -25,10 +25,13 @@ CLASSES = {
         "seqgen.generation.processors.automaton:Automaton",
         "seqgen.generation.ensemble.combinations:Combination",
         "seqgen.generation.ensemble.member:MemberSpec",
+        "seqgen.text.member_sources:MemberSource",
         "seqgen.generation.stopping:StoppingRule",
         "seqgen.generation.observers:Observer",
         "seqgen.generation.setup:Streamer",
         "seqgen.text.mbr:Utility",
+        "seqgen.text.mbr:NgramUtility",
+        "seqgen.text.rerank:Reranker",
     ),
     "Models": (
         "seqgen.encoder:Encoder",

@@ -196,6 +196,7 @@ ZOO: dict[str, Specimen] = {
             decoder_layers=2,
             decoder_attention_heads=2,
             decoder_learned_pos=True,
+            positions_from_zero=True,
             activation_fn="gelu_accurate",
             layernorm_embedding=True,
             no_scale_embedding=True,

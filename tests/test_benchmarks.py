@@ -69,7 +69,7 @@ def test_all_of_benchmark_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert row["tokens_per_second"] == pytest.approx(row["sentences"] * row["length"] / sum(row["seconds"][0]))
     limit = rows[1]
     assert limit["ratios"]["same format"] == pytest.approx(rows[0]["tokens_per_second"] / limit["tokens_per_second"])
-    assert "t5_tiny, 4 sentences by 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
+    assert "t5_tiny, 4 sentences in batches of 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
 
 
 def test_all_of_benchmark_b(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_now_is_compared_with_before_in_each_round() -> None:
         Measured(WORK, "seqgen (before)", "float32", seconds=[[3.0], [4.0], [0.5]]),
     ]
     line = report.now_to_before(measured).split("\n")[1]
-    assert line.startswith("  1.000 (1.50 1.00 0.50) float32: m, 2 sentences by 1")
+    assert line.startswith("  1.000 (1.50 1.00 0.50) float32: m, 2 sentences in batches of 1")
     assert report.now_to_before(measured[:2]) == ""
 
 

@@ -180,7 +180,7 @@ def test_what_a_run_cannot_be_decoded_by_is_not_saved(runs: Path, tmp_path: Path
     shutil.copytree(runs / "fconv", run)
     before = (run / "config.yaml").read_text()
     for cfg, message in (
-        (GenerationConfig(nbest=9), "nbest=9 hypotheses are more than"),
+        (GenerationConfig(nbest=9), "nbest=9 is more than"),
         (GenerationConfig(early_stopping="never"), "belongs to Hugging Face's rules"),
         (GenerationConfig(beam=0), "below its minimum"),
     ):

@@ -63,7 +63,7 @@ def test_what_cut_an_output_off_is_reported_by_line(run: Path) -> None:
     assert notes == [["the output was cut off after generation.max_time=1e-09"]] * 2
     assert "lines 1, 2: the output was cut off after generation.max_time=1e-09\n" in outcome.err
     long = generate(run, "generation.min_len=9")
-    assert "lines 1, 2: the output has the longest length that is allowed, 10 tokens, and may be cut off\n" in long.err
+    assert "lines 1, 2: the output has the maximum length of 10 tokens and may be cut off\n" in long.err
 
 
 def test_a_tab_without_constraints_is_reported_by_line(run: Path) -> None:

@@ -163,7 +163,7 @@ def test_registry_refuses_a_second_owner_of_a_name_or_configuration() -> None:
     assert registry.config("first_big") == FirstConfig(9)
     registry.config("first_big").size = 5
     assert registry.config("first_big") == FirstConfig(9)  # changing the copy does not change the preset
-    with pytest.raises(ConfigError, match=r"did you mean 'first_big'.*there are: first, first_big"):
+    with pytest.raises(ConfigError, match=r"did you mean 'first_big'.*choose one of: first, first_big"):
         registry.entry("frist_big")
 
 

@@ -44,7 +44,7 @@ def test_batches_are_as_large_as_they_may_be(pairs: list[tuple[int, int]], max_t
 
 
 def test_worked_example() -> None:
-    """Target length first; sources from short to long and from long to short by turns."""
+    """Target length first; sources alternately from short to long and from long to short."""
     lengths = array([(7, 3), (5, 4), (2, 3), (3, 4), (4, 3), (6, 5), (8, 4), (4, 5), (3, 5)])
     order = sort_by_length(lengths)
     assert [tuple(row) for row in lengths[order].tolist()] in (

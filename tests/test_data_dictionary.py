@@ -121,7 +121,7 @@ def test_from_counts_orders_by_frequency_then_token() -> None:
 )
 def test_damaged_json(tmp_path: Path, content: str) -> None:
     (tmp_path / "dictionary.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(DataError, match=r"dictionary\.json is not a vocabulary, or damaged"):
+    with pytest.raises(DataError, match=r"dictionary\.json is not a vocabulary, or is damaged"):
         Dictionary.load(tmp_path / "dictionary.json")
 
 

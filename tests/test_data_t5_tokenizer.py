@@ -350,7 +350,7 @@ def test_damaged_fast_file(write: Callable[..., Path], content: str) -> None:
 def test_files_that_are_not_json(write: Callable[..., Path], name: str) -> None:
     folder = write(SETTINGS["slow"])
     (folder / f"{name}.json").write_bytes(b"\xff{")
-    with pytest.raises(DataError, match=rf"{name}\.json is not JSON, or damaged \(.*\); copy it again"):
+    with pytest.raises(DataError, match=rf"{name}\.json is not JSON, or is damaged \(.*\); copy it again"):
         load_pretrained_tokenizer(folder)
 
 
@@ -360,7 +360,7 @@ def test_damaged_model(write: Callable[..., Path], name: str, damage: str) -> No
     folder = write(SETTINGS[name])
     model = folder / "spiece.model"
     model.write_bytes({"cut": model.read_bytes()[:-7], "empty": b"", "other": b"{}" * 50}[damage])
-    with pytest.raises(DataError, match=r"spiece\.model is not a SentencePiece model, or damaged"):
+    with pytest.raises(DataError, match=r"spiece\.model is not a SentencePiece model, or is damaged"):
         load_pretrained_tokenizer(folder)
 
 

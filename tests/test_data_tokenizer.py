@@ -146,7 +146,7 @@ def test_damaged_folder(tmp_path: Path) -> None:
     save_tokenizer(SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=24)), folder)
     model = folder / "sentencepiece.model"
     model.write_bytes(model.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"sentencepiece\.model is not a SentencePiece model, or damaged"):
+    with pytest.raises(DataError, match=r"sentencepiece\.model is not a SentencePiece model, or is damaged"):
         load_tokenizer(folder)
     model.unlink()
     with pytest.raises(DataError, match=r"there is no SentencePiece model .*sentencepiece\.model"):

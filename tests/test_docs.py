@@ -61,6 +61,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/text-to-text.md").read_text(), re.MULTILINE | re.DOTALL)
     (folder / "mixture.yaml").write_text(yaml)
     (folder / "DATA" / "reviews.tsv").write_text("text\tsize\n" + "".join(f"{x}\t{len(x.split())}\n" for x in lines))

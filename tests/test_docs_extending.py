@@ -21,6 +21,7 @@ from examples.extending.combination import PowerMean
 from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
+from examples.extending.reranker import LengthRatio
 from examples.extending.search_strategy import ThresholdSearch
 from examples.extending.stateful_processor import FrequencyPenalty
 from examples.extending.stopping_rule import LoopRule
@@ -242,6 +243,13 @@ def test_utility(runs: Path) -> None:
         order = by_expected_utility(expected_utilities(texts, WordF1(ignore_case=False)))
         assert after["hypotheses"][0]["text"] == texts[order[0]]
     assert shown(by_object(runs, mbr=WordF1(), **settings)) != shown(by_object(runs, **settings))
+
+
+def test_reranker(runs: Path) -> None:
+    keys = ("generation.beam=5", "generation.rerank=length_ratio", "reranker.weight=9.0")
+    found = outputs(by_command(runs, "reranker", *keys))
+    assert found == shown(by_object(runs, rerank=LengthRatio(weight=9.0), beam=5))
+    assert found != shown(by_object(runs, beam=5))
 
 
 def test_observer(runs: Path, tmp_path: Path) -> None:

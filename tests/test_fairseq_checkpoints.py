@@ -312,7 +312,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         (TRANSFORMER, {"encoder_layers_to_keep": "0,2"}, ["encoder_layers_to_keep='0,2'"]),
         (TRANSFORMER, {"decoder_output_dim": 4}, ["decoder_output_dim"]),
         (TRANSFORMER, {"alignment_heads": 1}, ["alignment_heads=1"]),
-        (TRANSFORMER, {"activation_fn": "swish"}, ["activation_fn=swish"]),
+        (TRANSFORMER, {"activation_fn": "relu_squared"}, ["activation_fn=relu_squared"]),
         (TRANSFORMER, {"relative_attention": True}, ["relative_attention", "reading.ignore=[relative_attention]"]),
         (TRANSFORMER, {"encoder_layers": "six"}, ["encoder_layers='six'"]),
         (TRANSFORMER, {"eos": 0}, ["eos=0"]),

@@ -1,4 +1,4 @@
-"""Every key of the ``generation`` group beside every search strategy.
+"""Every key of the ``generation`` group, together with every search strategy.
 
 It changes something, or is refused, or is listed here with the reason why it may change nothing.
 """
@@ -98,22 +98,23 @@ BESIDE: dict[str, dict[str, Any]] = {
     "exponential_decay_start": {"exponential_decay_factor": 3.0},
     "replace_unknown": {"unkpen": -9.0},
 }
-"""What is given beside a key so that it can change something here: what it is about must occur."""
+"""Further keys that a key needs so that it can change an output here."""
 
 SPEED = ("max_tokens", "batch_size", "buffer_size")
-"""How fast, and nothing else: outputs must stay."""
+"""Keys that change only the speed: outputs must be equal."""
 
 ELSEWHERE = {
     "semantics": "it is in every case here",
     "search": "it is what the strategies here are chosen by",
     "stopping_rules": "names of the user's own classes (test_generation_stopping.py)",
     "processors": "names of the user's own classes (test_generation_processors_setup.py)",
-    "draft": "must not change outputs, but their speed (test_generation_speculative.py)",
-    "prompt_lookup": "must not change outputs, but their speed (test_generation_speculative.py)",
+    "draft": "changes the speed, not the outputs (test_generation_speculative.py)",
+    "prompt_lookup": "changes the speed, not the outputs (test_generation_speculative.py)",
     "observers": "names of the user's own classes; they never change an output",
     "combination": "names of registered classes (test_generation_combinations.py)",
     "members": "what each model of an ensemble reads (test_translator_members.py)",
     "components": "keys of components, each tested where it is defined",
+    "rerank": "names of the user's own classes (test_rerank.py)",
     "remove_invalid": "acts on damaged scores, which no sound model gives (test_generation_processors.py)",
     "prefix_trie": "needs a file (test_translator_notes.py)",
 }
@@ -121,10 +122,10 @@ ELSEWHERE = {
 
 HARMLESS: dict[str, tuple[str, ...]] = {
     "beam": ("beam 1", "diverse_siblings", "exact"),  # a wider search may find the same
-    "renormalize": ("sampling", "greedy", "beam 1", "contrastive"),  # what they search sums to one anyway
+    "renormalize": ("sampling", "greedy", "beam 1", "contrastive"),  # their probabilities sum to one without it
     "sampling": ("beam_sampling", "stochastic_beam"),  # says once more that something is drawn
 }
-"""Keys that may change nothing beside a strategy."""
+"""For each key, the strategies whose outputs it may leave unchanged."""
 
 
 def outputs(cfg: dict[str, Any]) -> list[Any]:

@@ -200,7 +200,7 @@ def test_biases_of_one_text_add_up() -> None:
         ({"bad_words": ["az"]}, "generation.bad_words: 'az' has words or characters that are not in the target"),
         ({"sequence_bias": ["ab"]}, "generation.sequence_bias: 'ab' is not TEXT=BIAS"),
         ({"sequence_bias": ["ab=much"]}, "generation.sequence_bias: 'ab=much' is not TEXT=BIAS"),
-        ({"sequence_bias": ["ab=-inf"]}, "is a value of generation.bad_words"),
+        ({"sequence_bias": ["ab=-inf"]}, "add it to generation.bad_words"),
         ({"sequence_bias": ["=1"]}, "generation.sequence_bias: '=1' is not TEXT=BIAS"),
         ({"processors": ["no_such"]}, "there is no logits processor 'no_such'"),
     ],
@@ -281,7 +281,7 @@ class Louder(LogitsProcessor):
 
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
 def test_processors_are_added_to_what_the_other_parameters_ask_for(semantics: str) -> None:
-    """In the constructor and beside a configuration."""
+    """In the constructor, and together with a configuration."""
     vocabulary = dictionary(5)
     model = ScriptedModel(random_rule(9, 3))
     asked = {"min_len": 3, "unk_penalty": 1.5, "no_repeat_ngram_size": 2, "tokens_to_suppress": ["w1"]}
@@ -326,7 +326,7 @@ REFUSED = [
     ({"contrastive_topk": 3, "search": "beam"}, "belongs to contrastive search"),
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
-    ({"mbr": "chrf", "beam": 1}, "compares hypotheses, and there is one"),
+    ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),
     ({"early_stopping": "true"}, "belongs to Hugging Face's rules"),
     ({"forced_last": "a"}, "belongs to Hugging Face's rules"),
@@ -348,8 +348,8 @@ REFUSED = [
         ({"early_stopping": "true", "semantics": "huggingface", **search}, "determines when enough competing")
         for search in ({"beam": 1}, {"search": "greedy"}, {"search": "exact"}, {"search": "stochastic_beam"})
     ),
-    ({"nbest": 6}, "generation.nbest=6 hypotheses are more than generation.beam keeps"),
-    ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 hypotheses are more than the one"),
+    ({"nbest": 6}, "generation.nbest=6 is more than generation.beam"),
+    ({"nbest": 2, "search": "greedy"}, "generation.nbest=2 is more than 1"),
     ({"temperature": 2.0, "semantics": "huggingface"}, "has an effect on sampling alone by Hugging Face's rules"),
 ]
 

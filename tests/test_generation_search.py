@@ -226,7 +226,7 @@ def test_match_source_len() -> None:
 
 
 def test_outputs_fit_the_model() -> None:
-    """The model's own table of positions ends an output that max_len_b would let go on."""
+    """The model's maximum number of positions ends an output that max_len_b would allow to continue."""
     rule = table_rule({(A,) * n: {A: 0.9, EOS: 0.1} for n in range(9)}, vocab=6)
     for hypotheses in generator([ScriptedModel(rule, longest=5)], 2, beam_size=1).generate(batch_of(SOURCES)):
         assert [h.tokens.tolist() for h in hypotheses] == [[A, A, A, A, EOS]]

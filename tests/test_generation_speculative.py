@@ -13,6 +13,8 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.component import FEATURES
+from seqgen.generation.context import StepContext
 from seqgen.generation.processors.repetition import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
@@ -152,13 +154,13 @@ def test_a_guess_is_accepted_with_probability_p_over_q() -> None:
         residuals.append(residual)
         return replacement
 
-    def judged(uniforms: Tensor) -> Tensor:
+    def verified(uniforms: Tensor) -> Tensor:
         row = SimpleNamespace(uniforms=lambda purpose, step: uniforms, draw=draw)
         return SpeculativeSession.verified(row, p.log(), guesses, q.log(), 0)  # type: ignore[arg-type]
 
     below, above = ratio * (1 - 1e-6), ratio * (1 + 1e-6)
-    assert torch.equal(judged(below.clamp(max=1 - 1e-9)), guesses)
-    assert torch.equal(judged(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
+    assert torch.equal(verified(below.clamp(max=1 - 1e-9)), guesses)
+    assert torch.equal(verified(above.clamp(max=1 - 1e-9)), guesses.where(ratio > 1, replacement))
     for residual in residuals:
         torch.testing.assert_close(residual.exp(), (p - q).clamp(min=0), rtol=0, atol=1e-12)
 
@@ -379,3 +381,21 @@ def test_configuration() -> None:
     assert isinstance(looked_up.setup.search.drafter, PromptLookup)
     plain = SequenceGenerator.from_config([model], words, GenerationConfig())
     assert not isinstance(plain.setup.search, SpeculativeSearch)
+
+
+def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -> None:
+    """The draft model's features are not those of the decoded model; n-gram drafts are not processed."""
+
+    class Reading(RepetitionPenalty):
+        needs = frozenset({FEATURES})
+
+        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+            assert context.outputs.features is not None
+            return lprobs - context.outputs.features.abs().mean(1, keepdim=True).expand_as(lprobs)
+
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
+    options = {"processors": [Reading(1.0)]}
+    alone = decode([model], batch, **options)
+    assert_same(decode([model], batch, SpeculativeSearch(PromptLookup(2), 4), **options), alone)
+    with pytest.raises(ConfigError, match="Reading needs hidden features of the decoded model"):
+        decode([model], batch, SpeculativeSearch(ModelDrafter(model), 4), **options)

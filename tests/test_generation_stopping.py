@@ -189,7 +189,7 @@ def test_what_cannot_be_a_rule() -> None:
         stopping_from_config(GenerationConfig(), words, rules=["twise"])
     with pytest.raises(ConfigError, match="an empty text would end every output"):
         stopping_from_config(GenerationConfig(stop_strings=["a", ""]), words)
-    with pytest.raises(ConfigError, match="needs the tokenizer"):
+    with pytest.raises(ConfigError, match="needs the target tokenizer"):
         stopping_from_config(GenerationConfig(stop_strings=["a"]), words)
 
 

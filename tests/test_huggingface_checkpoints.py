@@ -196,7 +196,7 @@ def test_activations_are_the_originals(projection: str, further: dict[str, Any])
 
 @pytest.mark.slow
 def test_loading_streams(tmp_path: Path) -> None:
-    """Beside the model there is never more in memory than a shard: less than the model once more."""
+    """Apart from the model, at most one shard is in memory, which is less than a second copy of the model."""
     script = """
 import resource, sys, torch, seqgen.models
 from seqgen.checkpoints.loading import load_model

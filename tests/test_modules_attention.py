@@ -199,7 +199,7 @@ def test_keys_of_the_encoder_stay_one_per_sentence() -> None:
 
 
 def test_padding_of_merged_keys() -> None:
-    """Rows keep the padding that they have, on whichever side; what one batch lacks is padding at the source's end."""
+    """Rows keep their padding on either side; the shorter batch is padded at the end of the source."""
     left = torch.tensor([[True, True, False], [False, False, False]])
     longer = torch.tensor([[True, False, False, False, False]])
 

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02, "int8": 0.05}
 
-needs_int8 = pytest.mark.skipif(not dtypes._has_int8_units(), reason="no instructions for int8 here")
+needs_int8 = pytest.mark.skipif(not dtypes._has_int8_instructions(), reason="no instructions for int8 here")
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _no_grad() -> object:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of a decode step by step stay near those of float32, in units of their spread."""
-    if dtype == "int8" and not dtypes._has_int8_units():
+    if dtype == "int8" and not dtypes._has_int8_instructions():
         pytest.skip("no instructions for int8 here")
     monkeypatch.setattr(linear, "_LARGE", 1)
     monkeypatch.setattr(Projection, "packs", False)
@@ -55,7 +55,7 @@ def test_every_built_in_model_converts(name: str, dtype: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["fconv_tiny", "fconv_shared", "transformer_shared"])
 def test_a_copy_converts_alone(name: str) -> None:
-    """The original goes on as it was, and tied weights stay tied."""
+    """Converting a copy does not change the original, and tied weights stay tied."""
     model = build(name, torch.float32)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     twin = to_dtype(copy.deepcopy(model), "bfloat16")
@@ -95,13 +95,13 @@ def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
 
 def test_refusals_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Linear(4, 4)
-    with pytest.raises(ConfigError, match="no dtype 'int4'; there are: float32, bfloat16, float16, int8"):
+    with pytest.raises(ConfigError, match="no dtype 'int4'; choose one of: float32, bfloat16, float16, int8"):
         to_dtype(layer, "int4")
     assert note_on("float32", CPU) is None
     assert "slower" in str(note_on("float16", CPU))
     assert note_on("bfloat16", torch.device("cuda")) is None
     monkeypatch.setattr(dtypes, "_supports", lambda question: False)
-    assert "will not pay" in str(note_on("bfloat16", CPU))
+    assert "has no instructions for it" in str(note_on("bfloat16", CPU))
     with pytest.raises(ConfigError, match="VNNI"):
         to_dtype(layer, "int8")
     monkeypatch.setattr(dtypes, "_supports", lambda question: True)

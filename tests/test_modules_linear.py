@@ -25,7 +25,7 @@ def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packs(layer: Projection) -> bool:
-    """Whether the layer uses a packed weight; told by its product, which names itself."""
+    """Whether the layer uses a prepacked weight, which the name of its product function shows."""
     return layer.product().__name__ == "packed_multiply"
 
 
@@ -88,7 +88,7 @@ def set_data(layer: Linear) -> None:
 
 
 def set_data_twice(layer: Linear) -> None:
-    """The second time the numbers may come to stand where the first ones stood."""
+    """The second tensor may be allocated at the address of the first one."""
     set_data(layer)
     set_data(layer)
 

@@ -48,7 +48,7 @@ def test_limits() -> None:
     assert positions.of_source(9, long)[0, -1].item() == 9  # padding does not count
     late = positions.of_target(8, 2, torch.tensor([2, 3]))
     assert late.squeeze(-1).tolist() == [[8, 9], [7, 8]]
-    # a sentence that is done may go on as dead weight beside one that has joined: its positions mean nothing
+    # a finished sentence may stay in the batch with one that has joined: its positions are not used
     assert positions.of_target(8, 2, torch.tensor([1, 3])).squeeze(-1).tolist() == [[9, 9], [7, 8]]
     with pytest.raises(ValueError, match="too small"):
         LearnedPositions(2, 4, 1, std=1.0)

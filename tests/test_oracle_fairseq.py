@@ -1,6 +1,6 @@
 """What fairseq decodes with two real checkpoints, reproduced: tokens equal, scores within 1e-5.
 
-The checkpoints, what fairseq made of them, and how exact it is are described beside them, in the shared folder.
+The folder of the checkpoints describes them, fairseq's outputs, and the precision of these outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seqgen.structures import Batch, Hypothesis
 SHARED = Path(os.environ.get("SEQGEN_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 ORACLES = SHARED / "oracles" / "fairseq"
 RUNS: dict[str, Any] = json.loads((ORACLES / "settings.json").read_text())["runs"] if ORACLES.is_dir() else {}
-# g shows a defect, in which an ended hypothesis goes on; g2 is the same without it
+# g has a defect: a finished hypothesis continues; g2 has the same settings without the defect
 SETTINGS = sorted(name for name in RUNS if ".g_" not in name)
 
 pytestmark = [

@@ -56,10 +56,10 @@ def constraints(phrases: Phrases) -> list[Any]:
 def wanted(
     model: Any, source: Sequence[int], phrases: Phrases, max_new_tokens: int = 12, **options: Any
 ) -> tuple[list[Pair], bool]:
-    """The original's hypotheses that have all phrases, and whether it holds others.
+    """The original's hypotheses that have all phrases, and whether it has finished others.
 
-    Asked for several, it returns some that lack a phrase as soon as fewer than that go on at the end. So it is asked
-    for one, and the hypotheses that it holds are looked at.
+    If several hypotheses are requested and fewer are active at the end, it also returns some that lack a phrase.
+    Therefore one is requested, and the finished hypotheses are read from the scorer.
     """
     scorer, held = transformers.ConstrainedBeamSearchScorer, []
     finalize = scorer.finalize

@@ -21,7 +21,7 @@ sharp = functools.cache(sharp_model)
 
 
 def outputs(seed: int, count: int) -> list[list[int]]:
-    """Some outputs of unequal lengths, many of which begin alike."""
+    """Some outputs of unequal lengths, many of which have the same beginning."""
     draw = random.Random(seed)
     return [[*(draw.choice([4, 5, 6, 9]) for _ in range(draw.randint(1, 6))), EOS] for _ in range(count)]
 
@@ -30,9 +30,9 @@ def outputs(seed: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("beam", [2, 4])
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_a_trie_is_the_originals_function(early_stopping: bool, beam: int, count: int) -> None:
-    """Where fewer than ``beam`` outputs are left, the original's finished ones go on as ghosts with a score of -1e9.
+    """If fewer than ``beam`` outputs are allowed, the original continues finished hypotheses with a score of -1e9.
 
-    They end a second time and fill places, so that it may stop at once when it is to stop early; here nothing is lost.
+    They end a second time and occupy slots, so that the original may stop too early; seqgen returns all hypotheses.
     """
     for seed in range(3):
         model = sharp("t5", seed)

@@ -120,7 +120,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @needs_transformers5
 def test_folders_that_transformers5_saves(live: Path, tmp_path: Path) -> None:
-    """And what is written from them, which transformers 5 and this version read alike."""
+    """They are read and written again; transformers 5 and this version read the result equally."""
     wanted = computed(live, "logits.json")
     assert len(wanted) == 22
     written = {}

@@ -191,9 +191,9 @@ LONG = ["the dog sees a ball"] * 50
 @pytest.mark.parametrize(
     ("lines", "name", "settings", "message"),
     [
-        (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: it is not JSON"),
-        (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: it is JSON but not an object"),
-        (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; there are: body"),
+        (['{"text": "a dog"}', '{"text": '], "a.jsonl", {}, r"a\.jsonl, line 2: the line is not JSON"),
+        (["[1]"], "a.jsonl", {}, r"a\.jsonl, line 1: the line is JSON but not an object"),
+        (['{"body": "a dog"}'], "a.jsonl", {}, r"a\.jsonl, line 1: there is no field 'text'; the line has: body"),
         (['{"text": null}'], "a.jsonl", {}, r"line 1: the field 'text' is not text"),
         (['{"text": "a"}', '{"text": " "}'], "a.jsonl", {}, r"line 2: the document has no tokens;.*on_empty"),
         (["", "  "], "a.txt", {}, r"train: a\.txt has no tokens"),
@@ -265,5 +265,5 @@ def test_errors_of_the_command_are_one_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "bad.jsonl", ['{"text": "the dog"}', "no JSON"])
     outcome = command("train", f"run_dir={tmp_path / 'run'}", f"task.train={path}", *DENOISING)
     assert outcome.code == 2
-    assert "bad.jsonl, line 2: it is not JSON" in outcome.err
+    assert "bad.jsonl, line 2: the line is not JSON" in outcome.err
     assert "Traceback" not in outcome.err

@@ -173,7 +173,7 @@ def changed(data: Path, **values: Any) -> dict[str, Any]:
         ({"of": "count", "input": "{word}"}, r"sources\.count\.input: .*'word'.*the fields are: text, count"),
         ({"of": "pairs", "target": "{third}"}, r"sources\.pairs\.target: .*'third'.*are: first, second, long"),
         ({"input": "{source"}, r"sources\.de\.input: the template '\{source' cannot be read"),
-        ({"inputs": "x"}, r"sources\.de: unknown key 'inputs' \(did you mean 'input'\?\); there are: train"),
+        ({"inputs": "x"}, r"sources\.de: unknown key 'inputs' \(did you mean 'input'\?\); the keys are: train"),
         ({"rate": 1.0}, r"sources\.de\.rate=1\.0 is for task\.mixing=rates"),
         ({"target_lang": ""}, r"sources\.de: parallel text needs both"),
         ({"columns": ["a"]}, r"sources\.de: columns are for TSV"),
@@ -241,14 +241,14 @@ GOOD = '{"first": "a", "second": "b", "long": "c"}\n'
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"first": "a", "second": "b", "long": "c"}\nno JSON\n', r"a\.jsonl, line 2: it is not JSON"),
-        ("a.jsonl", "no JSON\n", r"a\.jsonl, line 1: it is not JSON"),
+        ("a.jsonl", '{"first": "a", "second": "b", "long": "c"}\nno JSON\n', r"a\.jsonl, line 2: the line is not JSON"),
+        ("a.jsonl", "no JSON\n", r"a\.jsonl, line 1: the line is not JSON"),
         (
             "a.jsonl",
             '{"first": "a", "second": "b", "long": "c"}\n{"first": "a"}\n',
             r"line 2: there is no field 'second'",
         ),
-        ("a.tsv", "first\tsecond\tlong\na\tb\tc\na\tb\n", r"a\.tsv, line 3: there are 2 columns instead of 3"),
+        ("a.tsv", "first\tsecond\tlong\na\tb\tc\na\tb\n", r"a\.tsv, line 3: the line has 2 columns instead of 3"),
         ("a.tsv", "first\tsecond\tlong\n", r"a\.tsv has no lines after its header"),
         ("a.tsv", "", r"a\.tsv is empty"),
     ],
@@ -334,7 +334,7 @@ def test_training_on_several_tasks_at_once(data: Path, tmp_path: Path) -> None:
     assert len(subset.out.splitlines()) == 60, subset.err
     wrong = command("generate", f"path={once}", *SHORT, "input=-", "dataset.gen_source=counts", stdin=b"a\n")
     assert wrong.code == 2
-    assert "there is no source 'counts' (did you mean 'count'?); there are: de, count, pairs" in wrong.err
+    assert "there is no source 'counts' (did you mean 'count'?); choose one of: de, count, pairs" in wrong.err
     several = command("generate", f"path={once}", *SHORT, "input=-", "dataset.gen_source=pairs", stdin=b"a\n")
     assert several.code == 2
     assert "has 2 fields" in several.err

@@ -156,12 +156,12 @@ def test_bad_files(tmp_path: Path, data: Path) -> None:
     (data / "valid.de.gz").write_bytes(gzip.compress(b"\n".join([b"x"] * 11 + [b"\xe4\n"])))
     with pytest.raises(DataError, match=r"valid\.de\.gz, line 12: byte 1 \(0xe4\) is not valid UTF-8"):
         task.dataset("valid")
-    with pytest.raises(ConfigError, match="there is no split 'dev'; there are: train, valid, test"):
+    with pytest.raises(ConfigError, match="there is no split 'dev'; choose one of: train, valid, test"):
         task.dataset("dev")
     with pytest.raises(DataError, match=r"valid\.de\.gz, line 12"):
         TranslationTask.setup_task(config(data, train=str(data / "valid")), tmp_path / "other")
     (data / "spm.model").write_bytes(b"garbage")
-    with pytest.raises(DataError, match=r"spm\.model is not a SentencePiece model, or damaged"):
+    with pytest.raises(DataError, match=r"spm\.model is not a SentencePiece model, or is damaged"):
         TranslationTask.setup_task(config(data, spm_model=str(data / "spm.model")), tmp_path / "other")
 
 

@@ -1,4 +1,4 @@
-"""Training runs: accumulation, stopping, validation, and going on exactly where a run was interrupted."""
+"""Training runs: accumulation, stopping, validation, and resuming exactly where a run was interrupted."""
 
 from __future__ import annotations
 

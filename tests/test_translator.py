@@ -136,7 +136,7 @@ def test_prefixes_that_do_not_fit() -> None:
     assert found.text == "w1 w2 w3"
     assert found.notes == [
         "of 5 prefix tokens only the first 3 fit into the longest output",
-        "the output has the longest length that is allowed, 4 tokens, and may be cut off",
+        "the output has the maximum length of 4 tokens and may be cut off",
     ]
     (found,) = translator.translate(["w1"], prefixes=["w1 nothere"])
     assert "nothere" in found.notes[0]

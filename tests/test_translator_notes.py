@@ -81,7 +81,7 @@ def test_a_search_that_the_time_ends_after_its_first_output(semantics: str) -> N
 @SEMANTICS
 def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     translator = Translator(text_model(), beam=2, semantics=semantics, max_len_b=3, min_len=3, bad_words=["w1"])
-    said = "the output has the longest length that is allowed, 4 tokens, and may be cut off"
+    said = "the output has the maximum length of 4 tokens and may be cut off"
     assert [translation.notes for translation in translator.translate(TEXTS)] == [[said]] * len(TEXTS)
     (tmp_path / "trie").write_text("w1 w2\n")
     short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], prefix_trie=f"{tmp_path}/trie")
@@ -89,7 +89,7 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     same = translator.translate(TEXTS, min_len=1, match_source_len=True, max_len_b=200)
     assert [translation.notes for translation in same] == [[]] * len(TEXTS), "that length was asked for"
     short = translator.translate(TEXTS[:1], min_len=1, match_source_len=True, max_len_b=200, max_len=2)
-    assert "longest length that is allowed, 2 tokens" in short[0].notes[0]
+    assert "maximum length of 2 tokens" in short[0].notes[0]
 
 
 def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:
@@ -135,7 +135,7 @@ def test_what_an_empty_line_should_have_had() -> None:
 def test_constraints_that_the_time_left_unmet() -> None:
     (found,) = Translator(text_model(), beam=3, constraints="ordered").translate(["w1\tw2 w3 w4"], max_time=1e-9)
     assert found.text == ""
-    assert "within generation.max_time" in found.notes[0]
+    assert "and generation.max_time has all phrases" in found.notes[0]
 
 
 def test_settings_without_effect_on_scores_are_refused() -> None:

@@ -51,7 +51,7 @@ class Backwards(ScriptedDecoder):
 
 
 def copying(unknown: set[int]) -> Rule:
-    """Writes the source backwards, some words of it as unknown ones."""
+    """Generates the source in reverse order, with the unknown token for some words."""
 
     def rule(source: tuple[int, ...], history: tuple[int, ...]) -> torch.Tensor:
         words = source[-2::-1]

@@ -69,7 +69,7 @@ def write(folder: Path, values: dict[str, Any], head: str, seed: int, **saving: 
     """Let transformers 5 read a published layout, save it, and compute with what it saved.
 
     Args:
-        folder: where to; the published layout is written beside it.
+        folder: the folder to save to; the published layout is written to a folder next to it.
         values: see ``MODELS``.
         head: one of ``HEADS``.
         seed: seed of the weights.

@@ -25,10 +25,10 @@ class Converter(TransformersConverter):
 
 
 class CTranslate2(Worker):
-    """CTranslate2 with a model from a Hugging Face folder, converted to a folder beside it.
+    """CTranslate2 with a model from a Hugging Face folder, which is converted to a folder next to it.
 
     Args:
-        arguments: those of ``worker.parser``.
+        arguments: the parsed arguments of ``worker.parser``.
     """
 
     version = f"ctranslate2 {ctranslate2.__version__}"
@@ -40,7 +40,7 @@ class CTranslate2(Worker):
             Converter(str(folder)).convert(str(converted))
         supported = ctranslate2.get_supported_compute_types(arguments.device)
         if arguments.format not in supported:
-            raise ValueError(f"CTranslate2 does not compute in {arguments.format} here")
+            raise ValueError(f"CTranslate2 does not support {arguments.format} on this machine")
         self.translator = ctranslate2.Translator(
             str(converted),
             device=arguments.device,

@@ -1,4 +1,4 @@
-"""Hugging Face's ``generate`` as a worker; needs torch and transformers."""
+"""A worker process that decodes with Hugging Face's ``generate``; it needs torch and transformers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import transformers
 from benchmarks.decoding.memory import CudaMemory
 from benchmarks.decoding.worker import Request, Worker, serve
 
-FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class HuggingFace(Worker):
-    """transformers with a model from a folder.
+    """Decodes with a T5 model that transformers loads from a folder.
 
     Args:
-        arguments: those of ``worker.parser``.
+        arguments: the parsed arguments of ``worker.parser``.
     """
 
     version = f"transformers {transformers.__version__}"
 
     def __init__(self, arguments: argparse.Namespace):
-        if arguments.format not in FORMATS:
-            raise ValueError(f"transformers does not compute in {arguments.format}")
+        if arguments.format not in DTYPES:
+            raise ValueError(f"this worker does not support {arguments.format}; choose one of: {', '.join(DTYPES)}")
         torch.set_num_threads(arguments.threads)
         transformers.logging.set_verbosity_error()
         self.device = arguments.device
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
         model = transformers.T5ForConditionalGeneration.from_pretrained(arguments.models[0])
-        self.model = model.to(self.device, FORMATS[arguments.format]).eval()
+        self.model = model.to(self.device, DTYPES[arguments.format]).eval()
 
     @torch.inference_mode()
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
@@ -39,7 +39,7 @@ class HuggingFace(Worker):
         pad = self.model.config.pad_token_id
         width = max(map(len, sources))
         tokens = torch.tensor([[*source, *[pad] * (width - len(source))] for source in sources], device=self.device)
-        written = self.model.generate(
+        generated = self.model.generate(
             tokens,
             attention_mask=(tokens != pad).long(),
             num_beams=request["beam"],
@@ -49,7 +49,7 @@ class HuggingFace(Worker):
             length_penalty=1.0,
             early_stopping=False,
         )
-        outputs: list[list[int]] = written[:, 1:].tolist()
+        outputs: list[list[int]] = generated[:, 1:].tolist()
         return outputs
 
 

@@ -16,23 +16,23 @@ from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.modules.linear import Product, Projection, packed_product
 from seqgen.modules.matrix_product import has_onednn
 
-FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class MatrixProducts(Worker):
     """The matrix products of the linear layers of a folder's model; see ``decode``.
 
     Args:
-        arguments: those of ``worker.parser``.
+        arguments: the parsed arguments of ``worker.parser``.
     """
 
     version = f"torch {torch.__version__}"
 
     def __init__(self, arguments: argparse.Namespace):
-        if arguments.format not in FORMATS:
-            raise ValueError(f"matrix products of PyTorch do not compute in {arguments.format}")
+        if arguments.format not in DTYPES:
+            raise ValueError(f"this worker does not support {arguments.format}; choose one of: {', '.join(DTYPES)}")
         torch.set_num_threads(arguments.threads)
-        self.device, self.dtype = arguments.device, FORMATS[arguments.format]
+        self.device, self.dtype = arguments.device, DTYPES[arguments.format]
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
         cfg = json.loads((Path(arguments.models[0]) / "config.json").read_text())

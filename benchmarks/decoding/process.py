@@ -1,4 +1,4 @@
-"""Workers from the side of the measuring process."""
+"""How the measuring process starts workers, sends them requests and reads their answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WorkerError(Exception):
     """A worker did not start, or a request failed."""
 
 
-class Answering(Protocol):
-    """A worker, in this process or another one.
+class WorkerHandle(Protocol):
+    """A started worker, in this process or another one.
 
     Attributes:
         failed: whether a request has failed; the worker is then not used again.
@@ -38,8 +38,8 @@ class Answering(Protocol):
         ...
 
 
-class WorkerInside:
-    """A worker in this process, for profilers.
+class InProcessWorker:
+    """A worker that runs in this process, so that a profiler sees its work.
 
     Args:
         make: makes the worker.
@@ -52,7 +52,7 @@ class WorkerInside:
         self.failed = False
         try:
             self.worker = make()
-        except Exception as error:  # as in a process of its own
+        except Exception as error:  # ``WorkerProcess`` reports every failure to start in this way, too
             raise WorkerError(f"{type(error).__name__}: {error}") from None
 
     def answer(self, request: Request) -> Answer:
@@ -71,7 +71,7 @@ class WorkerProcess:
         module: the worker's module in this package.
         arguments: see ``worker.parser``.
         threads: number of threads of the matrix libraries.
-        root: the checkout whose worker runs, with the seqgen of that checkout.
+        root: the checkout from which the worker and seqgen are imported.
 
     Raises:
         WorkerError: the worker does not start.
@@ -79,7 +79,7 @@ class WorkerProcess:
 
     def __init__(self, python: str, module: str, arguments: Sequence[str], threads: int, root: Path = ROOT):
         self.failed = False
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is closed with the worker
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # ``close`` closes it
         command = [python, "-m", f"benchmarks.decoding.{module}", *arguments, "--threads", str(threads)]
         try:
             self.process = subprocess.Popen(
@@ -109,25 +109,25 @@ class WorkerProcess:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerError(self._last_words()) from None
+            raise WorkerError(self._exit_message()) from None
         return self._read()
 
     def _read(self) -> Answer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise WorkerError(self._last_words())
+            raise WorkerError(self._exit_message())
         answer: Answer = json.loads(line)
         if "error" in answer:
             raise WorkerError(answer["error"])
         return answer
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-        return f"it ended with exit code {self.process.returncode}: {said}"
+        last_line = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+        return f"the worker ended with exit code {self.process.returncode}: {last_line}"
 
     def close(self) -> None:
         """End the process."""
@@ -137,7 +137,7 @@ class WorkerProcess:
 
 
 def environment(threads: int, root: Path = ROOT) -> dict[str, str]:
-    """Environment variables of a measured process: number of threads, no network, the checkout at ``root``."""
+    """The environment variables of a worker: threads, no network, and imports from ``root``."""
     further = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     # with PYTHONSAFEPATH, `python -m` does not import from the current folder, which may be another checkout
     checkout = {"PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"}

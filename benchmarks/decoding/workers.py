@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.process import ROOT, Answering, WorkerError, WorkerInside, WorkerProcess
+from benchmarks.decoding.process import ROOT, InProcessWorker, WorkerError, WorkerHandle, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import BEFORE, SEQGEN, Toolkit
@@ -49,7 +49,7 @@ class Workers:
         name: str,
         vocabulary: int = 0,
         root: Path = ROOT,
-    ) -> Answering:
+    ) -> WorkerHandle:
         """Start a worker.
 
         Args:
@@ -64,10 +64,10 @@ class Workers:
             WorkerError: the worker does not start.
         """
         given = [*models, "--format", name, "--device", self.options.device, "--vocabulary", str(vocabulary)]
-        worker: Answering
+        worker: WorkerHandle
         if self.options.inside and module in INSIDE:
             given += ["--threads", str(self.options.threads)]
-            worker = WorkerInside(partial(INSIDE[module], parser().parse_args(given)))
+            worker = InProcessWorker(partial(INSIDE[module], parser().parse_args(given)))
         else:
             worker = WorkerProcess(python, module, given, self.options.threads, root)
         self.stack.callback(worker.close)
@@ -102,7 +102,7 @@ class Workers:
         ]
         return [replace(toolkit, decodes=False) for toolkit in [*toolkits, *with_attention]]
 
-    def attempt(self, name: str, start: Callable[[str], Answering], formats: Sequence[str]) -> list[Toolkit]:
+    def attempt(self, name: str, start: Callable[[str], WorkerHandle], formats: Sequence[str]) -> list[Toolkit]:
         """A toolkit in each dtype in which its worker starts; the others are skipped with a message."""
         toolkits = []
         for dtype in formats:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.decoding.models import natural_lengths, random_sources
-from benchmarks.decoding.process import Answering, WorkerError
+from benchmarks.decoding.process import WorkerError, WorkerHandle
 from benchmarks.decoding.worker import Answer, Request
 
 SEQGEN = "seqgen"
@@ -57,13 +57,13 @@ class Toolkit:
         name: name of the toolkit or its variant.
         format: dtype.
         worker: the process that has loaded the model.
-        options: further entries of its requests.
-        decodes: whether its outputs are compared.
+        options: entries that are added to each request to this toolkit.
+        decodes: whether it decodes, so that its outputs are compared; false if it only runs matrix products.
     """
 
     name: str
     format: str
-    worker: Answering
+    worker: WorkerHandle
     options: dict[str, Any] = field(default_factory=dict)
     decodes: bool = True
 
@@ -81,7 +81,8 @@ class Measured:
         peak_bytes: peak memory of the process including weights, for each round.
         used_bytes: peak memory minus the memory before the workload, for each round.
         same: fraction of sentences whose best output equals that of seqgen in float32.
-        drift: mean score of a token in seqgen's float32 outputs minus that in these outputs, both scored in float32.
+        drift: mean log-probability per token of the reference outputs (seqgen in float32), minus that of these
+            outputs; seqgen computes both in float32.
         elsewhere: tokens per second measured on another machine; ``None`` for figures of this run.
     """
 
@@ -140,7 +141,7 @@ class Measured:
 
 
 TIE = 1e-4
-"""Outputs whose mean log-probabilities of a token differ by at most this are a tie."""
+"""Two outputs tie if their mean log-probabilities per token differ by at most this many nats."""
 
 
 @dataclass
@@ -152,9 +153,10 @@ class Comparison:
 
     Attributes:
         workloads: the workloads, all for one model.
-        toolkits: the toolkits; the first is seqgen in float32, with whose outputs those of the others are compared.
+        toolkits: the toolkits; the first is the reference, seqgen in float32.
         vocabulary: vocabulary size.
-        disagreements: messages on float32 outputs that differ by more than ties.
+        disagreements: messages about outputs of a wrong length, and about float32 outputs whose scores differ from
+            those of the reference by more than ``TIE``.
     """
 
     workloads: Sequence[Workload]
@@ -195,7 +197,7 @@ class Comparison:
         return [one for measured in results.values() for one in measured if one.seconds]
 
     def ask(self, kit: Toolkit, request: Request) -> Answer | None:
-        """Send a request to a toolkit. One that fails is not used again; the first one must not fail."""
+        """Send a request to a toolkit. A toolkit that fails is not used again; a failure of the reference is raised."""
         if kit.worker.failed:
             return None
         try:
@@ -223,7 +225,7 @@ class Comparison:
         if one.format == "float32" and (worst := max(map(abs, losses))) > TIE:
             self.disagreements.append(
                 f"{one.toolkit} does not agree with seqgen in float32: {describe(one.workload)}: {one.same:.1%} of the "
-                f"outputs are the same, and scores per token differ by up to {worst:.1e}, more than a tie"
+                f"outputs are the same, and scores per token differ by up to {worst:.1e}, more than {TIE:.0e}"
             )
             print(self.disagreements[-1], file=sys.stderr)
 
@@ -241,5 +243,5 @@ def describe(workload: Workload) -> str:
     """A workload in words."""
     search = f"beam {workload.beam}" if workload.beam > 1 else "greedy"
     source = f"source {workload.source}, " if workload.source else ""
-    batches = f"{workload.sentences} sentences by {workload.batch}"
+    batches = f"{workload.sentences} sentences in batches of {workload.batch}"
     return f"{workload.model}, {batches}, {search}, {source}{workload.length} tokens"

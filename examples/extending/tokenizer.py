@@ -1,6 +1,6 @@
-"""A tokenizer: words in lower case, with a mark before each word that had a capital letter.
+"""A tokenizer of lower-cased words. The token ``<capital>`` precedes each word that began with a capital letter.
 
-The task makes the tokenizer; the task of this file is translation with this tokenizer:
+A task makes its tokenizer. The task of this file, ``cased_translation``, is translation with this tokenizer:
 ``seqgen-train common.user_dir=examples/extending/tokenizer.py task=cased_translation model=transformer_tiny
 task.source_lang=en task.target_lang=de task.train=DATA/train task.valid=DATA/val run_dir=runs/cased``
 """
@@ -34,22 +34,22 @@ class CasedWordTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text."""
         tokens = [self.dictionary.symbol(index) for index in ids]
-        capital = [False, *(token == CAPITAL for token in tokens)]
-        pairs = zip(tokens, capital, strict=False)
-        return " ".join(word.capitalize() if upper else word for word, upper in pairs if word != CAPITAL)
+        after_mark = [False, *(token == CAPITAL for token in tokens)]  # for each token: whether it follows a mark
+        pairs = zip(tokens, after_mark, strict=False)
+        return " ".join(word.capitalize() if marked else word for word, marked in pairs if word != CAPITAL)
 
     def fingerprint(self) -> str:
         """A hash that changes whenever ``encode`` would give other ids."""
         return f"cased_words:{self.dictionary.fingerprint()}"
 
     def save(self, folder: Path) -> None:
-        """Write what ``load`` reads, and the registered name, by which the class is found again."""
+        """Write the dictionary, and the registered name, which selects the class when the tokenizer is loaded."""
         write_settings(folder, {"tokenizer": "cased_words"})
         self.dictionary.save(folder / "dictionary.json")
 
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
-        """Read what ``save`` wrote."""
+        """Read a tokenizer that ``save`` has written."""
         return cls(Dictionary.load(folder / "dictionary.json"))
 
 

@@ -13,7 +13,7 @@ from seqgen.errors import CheckpointError
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
-    """The newest checkpoints ``epoch_N`` and ``update_N`` of a run; of two with the same update, one counts.
+    """The newest checkpoints ``epoch_N`` and ``update_N`` of a run, at most one for each update.
 
     Args:
         run: the run folder.
@@ -37,7 +37,7 @@ def last_checkpoints(run: Path, count: int) -> list[Path]:
 
 
 def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Average the weights of checkpoints. Each is read once, and the sum is in float64.
+    """Average the weights of checkpoints in float64. Each checkpoint is read once.
 
     Args:
         checkpoints: folders of checkpoints of one architecture; see ``run_checkpoints.resolve``.
@@ -52,9 +52,9 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
     if not checkpoints:
         raise CheckpointError("there is no checkpoint to average; give at least one")
     first = read_weights(checkpoints[0])
-    owners: dict[int, str] = {}  # the first name of each tensor: names that share a tensor also share its average
-    owner = {name: owners.setdefault(id(tensor), name) for name, tensor in first.items()}
-    sums = {name: first[name].double() for name in owners.values() if first[name].is_floating_point()}
+    first_names: dict[int, str] = {}  # the first name of each tensor; tied weights are averaged once, under this name
+    averaged_as = {name: first_names.setdefault(id(tensor), name) for name, tensor in first.items()}
+    sums = {name: first[name].double() for name in first_names.values() if first[name].is_floating_point()}
     for path in checkpoints[1:]:
         other = read_weights(path)
         different = {name for name in first.keys() | other.keys() if _shape(first, name) != _shape(other, name)}
@@ -66,7 +66,7 @@ def average(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
         for name, total in sums.items():
             total += other[name]
     means = {name: (total / len(checkpoints)).to(first[name].dtype) for name, total in sums.items()}
-    return {name: means.get(owner[name], tensor) for name, tensor in first.items()}
+    return {name: means.get(averaged_as[name], tensor) for name, tensor in first.items()}
 
 
 def write_average(run: Path, weights: dict[str, Tensor], name: str = "average") -> Path:

@@ -19,11 +19,12 @@ from typing import Any, Self, TypeAlias
 
 import torch
 import yaml
+from torch import Tensor
 
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
-from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import load_tokenizer
@@ -38,7 +39,7 @@ from seqgen.registry import TASKS, register_task
 from seqgen.renamed import former_names
 from seqgen.task import Task
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -102,6 +103,42 @@ class DecodingTask(Task):
     def load_dataset(self, split: str) -> PairDataset:
         """There is none; see ``source_lines``."""
         raise DataError("task=decoding has no training data; choose another task, such as task=translation")
+
+    def as_values(self) -> dict[str, Any]:
+        """The task of a run that is made from the model: its name and values; see ``LoadedModel.task_values``."""
+        return {"_name": "decoding"}
+
+
+@dataclass
+class PromptDecodingConfig:
+    """How prompts are encoded."""
+
+    begin_with_eos: bool = option(
+        False, "whether every prompt begins with end-of-sentence (fairseq); an empty prompt always does"
+    )
+
+
+@register_task("prompt_decoding", config=PromptDecodingConfig)
+class PromptDecodingTask(DecodingTask):
+    """The task of a decoder-only model without data: its source is a prompt."""
+
+    cfg: PromptDecodingConfig
+
+    def encode_source(self, text: str) -> Tensor:
+        """Turn a prompt into ids.
+
+        Args:
+            text: one line, which may be empty.
+
+        Returns:
+            ``(P,)`` int64, without end-of-sentence at the end.
+        """
+        ids, eos = self.source_tokenizer.encode(text), self.source_dictionary.eos()
+        return torch.tensor([eos, *ids] if self.cfg.begin_with_eos or not ids else ids)
+
+    def as_values(self) -> dict[str, Any]:
+        """See ``DecodingTask.as_values``."""
+        return {"_name": "prompt_decoding", **to_dict(self.cfg)}
 
 
 @dataclass(frozen=True)

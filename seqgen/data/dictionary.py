@@ -249,7 +249,7 @@ class Dictionary:
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError, DataError) as error:
-            raise DataError(f"{path} is not a vocabulary, or damaged: {error}") from None
+            raise DataError(f"{path} is not a vocabulary, or is damaged: {error}") from None
 
     def save(self, path: Path | str) -> None:
         """Write the vocabulary.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from seqgen.errors import DataError
 from seqgen.renamed import former_names
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""Records: the formats of lines with one or several fields, and their encoding through a template."""
+"""Records: formats of lines that contain one or more fields, and encoders that combine the fields by a template."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TsvFormat:
         """See ``RecordFormat``."""
         values = line.removesuffix("\r").split("\t")
         if len(values) != len(self.columns):
-            raise ValueError(f"there are {len(values)} columns instead of {len(self.columns)}; correct the line")
+            raise ValueError(f"the line has {len(values)} columns instead of {len(self.columns)}; correct it")
         return dict(zip(self.columns, values, strict=True))
 
 
@@ -82,7 +82,7 @@ class JsonFormat:
         record = read_object(line)
         for field in self.fields:
             if field not in record:
-                raise ValueError(f"there is no field {field!r}; there are: {', '.join(record) or 'none'}")
+                raise ValueError(f"there is no field {field!r}; the line has: {', '.join(record) or 'none'}")
             if not isinstance(record[field], str):
                 raise ValueError(f"the field {field!r} is not text, a number, true or false; correct the line")
         return {field: record[field] for field in self.fields}
@@ -104,9 +104,9 @@ def read_object(line: str) -> dict[str, Any]:
         record = parse_json(line, parse_int=str, parse_float=str, parse_constant=str)
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ValueError(f"it is not JSON ({reason}); each line must be one JSON object") from None
+        raise ValueError(f"the line is not JSON ({reason}); each line must be one JSON object") from None
     if not isinstance(record, dict):
-        raise ValueError('it is JSON but not an object; each line must be an object such as {"text": "..."}')
+        raise ValueError('the line is JSON but not an object; each line must be an object such as {"text": "..."}')
     return {key: str(value).lower() if isinstance(value, bool) else value for key, value in record.items()}
 
 
@@ -165,7 +165,7 @@ def read_rendered(
 
 @dataclass
 class RecordEncoder(TokenEncoder):
-    """Encodes lines of records: a template makes a text, a tokenizer makes ids, without end-of-sentence.
+    """Encodes lines of records: a template combines the fields into a text, which becomes ids without end-of-sentence.
 
     Attributes:
         tokenizer: the tokenizer.
@@ -187,16 +187,16 @@ class RecordEncoder(TokenEncoder):
 
 @dataclass
 class DocumentEncoder(RecordEncoder):
-    """Encodes documents. Blank lines of plain text are ignored.
+    """Encodes documents. Blank lines of plain text are always skipped.
 
     Attributes:
-        skip_empty: whether other documents without tokens are ignored too; if not, they are an error.
+        skip_empty: whether all documents without tokens are skipped; if false, they are an error.
     """
 
     skip_empty: bool = False
 
     def fingerprint(self) -> str:
-        """As of ``RecordEncoder``, and whether empty documents are skipped."""
+        """The fingerprint of ``RecordEncoder``, and whether empty documents are skipped."""
         return f"document:{self.skip_empty}:{super().fingerprint()}"
 
     def encode_lines(self, lines: Sequence[str]) -> list[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from seqgen.renamed import former_names
 from seqgen.switches import TWO_STAGE_CANDIDATES
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 _BLOCK = 64
 """Vocabulary entries per block; the first stage looks at the maximum of each block only.

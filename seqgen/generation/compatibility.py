@@ -114,10 +114,15 @@ NEEDS = (
         "and generation.prompt_lookup both draft; choose one",
     ),
     Need(
-        ("mbr",),
+        ("rerank",),
+        lambda cfg: not cfg.mbr,
+        "and generation.mbr both rank the hypotheses; choose one",
+    ),
+    Need(
+        ("mbr", "rerank"),
         lambda cfg: cfg.beam > 1 and not writes_one(cfg),
-        "compares hypotheses, and there is one; give generation.beam of 2 or more, and no greedy or contrastive "
-        "search, which generate one whatever the beam",
+        "compares hypotheses, but only one is generated; set generation.beam to 2 or more, and do not use greedy or "
+        "contrastive search, which ignore the beam",
     ),
     Need(
         ("beam",),
@@ -168,12 +173,12 @@ NEEDS = (
     Need(
         ("nbest",),
         lambda cfg: cfg.nbest <= cfg.beam,
-        "hypotheses are more than generation.beam keeps; decrease it, or increase generation.beam",
+        "is more than generation.beam; decrease it, or increase generation.beam",
     ),
     Need(
         ("nbest",),
         lambda cfg: cfg.search != "greedy",
-        "hypotheses are more than the one that greedy search generates; choose another search",
+        "is more than 1, but greedy search generates one hypothesis; choose another search",
     ),
 )
 """All requirements, in the order in which they are checked."""

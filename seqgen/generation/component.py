@@ -47,7 +47,10 @@ ATTENTION = "attention"
 MEMBER_LOGITS = "member_logits"
 """A need: the logits of each member before they are combined."""
 
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
+LAYER_LOGITS = "layer_logits"
+"""A need: the logits that the output layer gives to the output of each decoder layer."""
+
+NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, LAYER_LOGITS})
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,17 @@ class Resources:
         encode: turns a text of the target language into ids, without end-of-sentence; ``None`` without a tokenizer.
         decode: turns ids into text; ``None`` without a tokenizer.
         extra_end_tokens: ids that end an output besides end-of-sentence.
+        device: device of the models.
+        models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
+            with them; empty where sentences are not decoded as text, and for components of the search.
     """
 
     dictionary: Dictionary
     encode: Callable[[str], Sequence[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
     extra_end_tokens: Sequence[int] = ()
+    device: torch.device = torch.device("cpu")
+    models: Sequence[Any] = ()
 
     def token(self, token: str) -> int:
         """The id of a token.
@@ -132,8 +140,8 @@ class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION`` and ``MEMBER_LOGITS``.
-    The session computes only those that some component in use declares."""
+    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS`` and
+    ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, ...)`` while a batch is decoded."""

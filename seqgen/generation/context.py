@@ -51,6 +51,26 @@ class Sentences:
 
 
 @dataclass(frozen=True)
+class LayerLogits:
+    """The logits of each decoder layer as if it were the last one, computed when they are read.
+
+    Attributes:
+        layers: ``(rows, C)`` output of each layer at the newest position.
+        early_exit: turns the output of a layer into logits ``(rows, V)``.
+    """
+
+    layers: Sequence[Tensor]
+    early_exit: Callable[[Tensor], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, layer: int) -> Tensor:
+        """The logits ``(rows, V)`` after a layer, counted from 0; those of the last layer are the model's own."""
+        return self.early_exit(self.layers[layer])
+
+
+@dataclass(frozen=True)
 class StepOutputs:
     """What the members computed in this step, as far as components need it.
 
@@ -58,13 +78,15 @@ class StepOutputs:
 
     Attributes:
         features: ``(rows, C)`` last hidden features of the first member's decoder.
-        attention: ``(rows, S)`` attention over the source, combined over the members that read the source alike.
+        attention: ``(rows, S)`` attention over the source, combined over the members that read the same source.
         member_logits: ``(rows, V)`` logits of each member, temperature applied.
+        layer_logits: logits of each decoder layer, temperature applied; ensembles do not have it.
     """
 
     features: Tensor | None = None
     attention: Tensor | None = None
     member_logits: list[Tensor] | None = None
+    layer_logits: LayerLogits | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,7 @@ class StepContext:
         first_end: the smallest of ``max_lengths``, a Python int: before this step, nothing is read from the device.
         read_tokens: returns ``(rows, 1 + step)`` int64, the start token and the generated tokens of each row.
         counts_start: whether the start token counts as generated (Hugging Face's rules) or not (fairseq's).
+        continues_source: whether the source is a prompt, which counts as generated.
         scores: ``(rows,)`` cumulative scores.
         parents: ``(live, candidates)`` int64, the beam that each candidate continues; for stopping rules only.
         outputs: features, attention and logits that components need.
@@ -99,6 +122,7 @@ class StepContext:
     first_end: int
     read_tokens: Callable[[], Tensor] = field(repr=False)
     counts_start: bool = False
+    continues_source: bool = False
     scores: Tensor | None = None
     parents: Tensor | None = None
     outputs: StepOutputs = field(default_factory=StepOutputs)
@@ -118,9 +142,30 @@ class StepContext:
     def generated(self) -> Tensor:
         """The tokens that count as generated: ``(rows, step)`` int64, or ``(rows, 1 + step)`` with the start token.
 
-        The start token counts under Hugging Face's rules and does not count under fairseq's.
+        The start token counts under Hugging Face's rules and does not count under fairseq's. For a decoder-only model
+        the prompt replaces the start token: ``(rows, P + step)``, of which ``generated_padding`` does not count.
         """
+        if self.continues_source and self.src_tokens is not None:
+            return torch.cat([self.src_tokens, self.tokens], dim=1)
         return self._tokens if self.counts_start else self._tokens[:, 1:]
+
+    @cached_property
+    def generated_padding(self) -> Tensor | None:
+        """Which tokens of ``generated`` do not count, ``(rows, P + step)`` bool; ``None`` if all count.
+
+        They are the padding of prompts on the left and, unless the start token counts, an end-of-sentence with which a
+        prompt begins, as in fairseq.
+        """
+        source, padding = self.src_tokens, self.src_padding
+        if not self.continues_source or source is None:
+            return None
+        hidden = torch.zeros_like(source, dtype=torch.bool) if padding is None else padding
+        if not self.counts_start:
+            first = (~hidden).cumsum(1) == 1
+            hidden = hidden | (first & ~hidden & (source == self.eos))
+        elif padding is None:
+            return None
+        return torch.nn.functional.pad(hidden, (0, self.step))
 
     @cached_property
     def steps(self) -> Tensor:

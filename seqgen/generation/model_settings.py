@@ -26,7 +26,8 @@ OF_THE_COMMAND = frozenset(
 
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
-    *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "draft_tokens", "prompt_lookup"),
+    *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "rerank"),
+    *("draft_tokens", "prompt_lookup"),
 }
 """Keys that do not change the log-probabilities of tokens."""
 

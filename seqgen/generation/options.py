@@ -1,4 +1,4 @@
-"""From a configuration to a ``DecodingSetup``: which components decode, with which values."""
+"""Builds a ``DecodingSetup`` from a configuration."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def setup_from_config(
     beam = search.rows(cfg.beam)
     if cfg.nbest > beam:
         raise ConfigError(
-            f"generation.nbest={cfg.nbest} hypotheses are more than the search strategy {cfg.search} gives, which is "
-            f"{beam}; lower it, or take another strategy"
+            f"generation.nbest={cfg.nbest}: the search strategy {cfg.search} returns at most {beam} per sentence; "
+            "lower generation.nbest, or choose another strategy"
         )
     members = members_from_config(models, cfg)
     ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
@@ -126,9 +126,9 @@ def search_name(cfg: GenerationConfig, rules: Rules) -> str:
 
 
 def _check_search_keys(cfg: GenerationConfig, search: Search) -> None:
-    """Refuse flat keys that would configure a strategy, where the strategy is an object.
+    """Refuse keys of the ``generation`` group that configure a strategy if the strategy is given as an object.
 
-    ``constraints`` also says how input lines are read, so that a strategy that takes constraints needs it.
+    ``constraints`` is allowed for a strategy that takes constraints, because it also determines how lines are read.
 
     Raises:
         ConfigError: the first such key.
@@ -177,11 +177,11 @@ def members_from_config(
 
     Args:
         models: the models; a ``MemberSpec`` is returned as it is.
-        cfg: has ``members``; empty where all models read the input line.
+        cfg: its ``members`` has one source for each model; if it is empty, all models read the input line.
 
     Raises:
         ConfigError: the number of entries is not the number of models, an entry is not a source, or a ``MemberSpec``
-            has another one.
+            has a different source.
     """
     if not cfg.members:
         return list(models)
@@ -190,10 +190,11 @@ def members_from_config(
             f"generation.members has {len(cfg.members)} entries for {len(models)} models; give one for each of them"
         )
     for model, source in zip(models, cfg.members, strict=True):
-        field_of(source)  # raises where it is no source
+        field_of(source)  # raises ``ConfigError`` if this is not a source
         if isinstance(model, MemberSpec) and input_of(model) != source:
             raise ConfigError(
-                f"generation.members gives the source {source} to a MemberSpec whose source is {model.source}; give one"
+                f"generation.members gives the source {source} to a MemberSpec whose source is {model.source}; give "
+                "the source in one place only"
             )
     return [
         model if isinstance(model, MemberSpec) else MemberSpec(model, source)
@@ -216,7 +217,7 @@ def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderMod
     """The strategy, wrapped in speculative search if the configuration asks for drafts.
 
     Raises:
-        ConfigError: a draft model is named, and none is given.
+        ConfigError: the configuration names a draft model, but ``draft`` is ``None``.
     """
     if draft is not None:
         return SpeculativeSearch(ModelDrafter(draft), cfg.draft_tokens, search)
@@ -231,6 +232,6 @@ def _with_drafts(search: Search, cfg: GenerationConfig, draft: EncoderDecoderMod
 
 
 def _max_len_b(cfg: GenerationConfig) -> int:
-    """``max_len_b``, raised to ``max_len`` if the user gives only ``max_len``: a default must not be a lower limit."""
+    """``max_len_b``, raised to ``max_len`` if the user sets only ``max_len``, so that its default is not the limit."""
     given = (cfg.max_len_a, cfg.max_len_b) != (GenerationConfig.max_len_a, GenerationConfig.max_len_b)
     return cfg.max_len_b if given or not cfg.max_len else max(cfg.max_len, cfg.max_len_b)

@@ -54,7 +54,7 @@ FLAT_KEYS: dict[str, tuple[str, Callable[[GenerationConfig], dict[str, Any]]]] =
     "eta_cutoff": ("eta", lambda cfg: {"epsilon": cfg.eta_cutoff}),
     "renormalize": ("renormalize", lambda cfg: {}),
 }
-"""For each key of the ``generation`` group that is short for a processor: its name and configuration values."""
+"""Keys of the ``generation`` group that select a processor: the processor's name and its configuration values."""
 
 NEUTRAL = {**vars(GenerationConfig()), "min_len": 0}
 """Values of these keys with which no processor is made."""
@@ -94,7 +94,8 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
         with naming(f"processor.{name}"):
             flat = defaults.get(entry.name, {})
             registered.append(build(LOGITS_PROCESSORS, name, LogitsProcessor, cfg, resources, **flat))
-    processors = rules.order(make, cfg, registered, resources.dictionary.pad())
+    words = resources.dictionary
+    processors = rules.order(make, cfg, registered, None if words.pad() == words.eos() else words.pad())
     if not draws(cfg):
         return [*processors, *make(("renormalize",))]
     temperature = () if rules.divides_by_temperature_first else ("temperature",)
@@ -102,7 +103,7 @@ def processors_from_config(cfg: GenerationConfig, rules: Rules, resources: Resou
 
 
 def _defaults(cfg: GenerationConfig, rules: Rules, resources: Resources) -> dict[str, dict[str, Any]]:
-    """Values of processors, by name, whose defaults depend on the rules and on the strategy."""
+    """Configuration values whose defaults depend on the rules or on the strategy, by name of the processor."""
     # if the beams of a sentence compete, a warper must keep one token besides all end tokens
     competing = cfg.beam > 1 and cfg.search not in ("", "sampling")
     keep = {"keep": 2 + len(resources.extra_end_tokens) if competing else 1}

@@ -84,6 +84,8 @@ class SequenceScorer:
             ConfigError: the batch has no targets.
         """
         target, _ = _targets(sample)
+        if lengths is None and sample.target_lengths is not None:
+            lengths = sample.target_lengths.tolist()
         lprobs, weights = [], []
         with self.ensemble.evaluating():
             sources = self.ensemble.sources(sample)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from torch import Tensor
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
-from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo, Component
-from seqgen.generation.context import Sentences, StepContext, StepOutputs
-from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, Component
+from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
+from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
 from seqgen.generation.processors.base import apply_all
@@ -89,6 +89,8 @@ class Session:
         self.needs = setup.needs
         if FEATURES in self.needs:
             check_features([specs[0].model], setup.needing(FEATURES))
+        if LAYER_LOGITS in self.needs:
+            check_layers([spec.model for spec in specs], setup.needing(LAYER_LOGITS))
         last_steps = setup.limits.last_steps(sources[0].src_lengths)
         for spec, source in zip(specs, sources, strict=True):
             if (longest := spec.model.max_target_lengths(source.src_lengths)) is not None:
@@ -214,13 +216,31 @@ class Session:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
             attention = self.setup.ensemble.combine_attention(weights)
         kept = [own.clone() for own in logits] if MEMBER_LOGITS in self.needs else None
-        return logits, StepOutputs(outputs[0].features, attention, kept)
+        exits = self._layer_logits(outputs[0]) if LAYER_LOGITS in self.needs else None
+        return logits, StepOutputs(outputs[0].features, attention, kept, exits)
+
+    def _layer_logits(self, output: MemberOutput) -> LayerLogits:
+        """The logits of each layer; a session that does not record layers cannot compute them."""
+        if output.layers is None:
+            what = self.setup.needing(LAYER_LOGITS)
+            raise ConfigError(
+                f"{what} needs the logits of each layer, which {type(self.search).__name__} does not compute; leave "
+                f"out {what} or choose another search"
+            )
+        decoder: Any = self.setup.ensemble.members[0].model.decoder
+
+        def early_exit(hidden: Tensor) -> Tensor:
+            logits: Tensor = decoder.early_exit(hidden)
+            return logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.setup.temperature
+
+        return LayerLogits(output.layers, early_exit)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
         """Run each member on the newest token of each row."""
         tokens, features = self._decoder_input(), FEATURES in self.needs
+        layers = {"need_layers": True} if LAYER_LOGITS in self.needs else {}  # other classes of members do not have it
         return [
-            member.next_output(tokens, need_attention, features and number == 0)
+            member.next_output(tokens, need_attention, features and number == 0, **layers)
             for number, member in enumerate(self.members)
         ]
 
@@ -260,6 +280,7 @@ class Session:
             first_end=self.first_end,
             read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
             counts_start=setup.rules.counts_start,
+            continues_source=setup.ensemble.members[0].model.continues_source,
         )
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:

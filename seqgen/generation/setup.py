@@ -1,4 +1,4 @@
-"""What a generator passes to its sessions: how to decode (``DecodingSetup``), and what (``DecodingRequest``)."""
+"""The arguments of a session: components and options (``DecodingSetup``), and the batch (``DecodingRequest``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Streamer(Protocol):
         """Receive the next tokens of a sentence.
 
         Args:
-            sentence: number of the sentence in the batch's ``ids``.
+            sentence: the sentence's number, one of the batch's ``ids``.
             tokens: ids of the tokens.
         """
         ...
@@ -47,7 +47,8 @@ class Limits:
     """The length limits of outputs.
 
     Attributes:
-        max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence.
+        max_len_a: an output has at most ``max_len_a * source length + max_len_b`` tokens before end-of-sentence;
+            -1 limits prompt and output together.
         max_len_b: see ``max_len_a``.
         max_len: maximum number of tokens of any output, end-of-sentence included.
         match_source_len: whether each output has exactly the length of its source.
@@ -69,7 +70,7 @@ class Limits:
         """
         if self.match_source_len:
             return (src_lengths - 1).clamp(max=self.max_len - 1)
-        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(max=self.max_len - 1)
+        return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(min=0, max=self.max_len - 1)
 
 
 @keep_former_members
@@ -154,7 +155,7 @@ class DecodingSetup:
 
     @property
     def adds_logits(self) -> bool:
-        """Whether the log-softmax can be skipped: the search adds up logits, less their log-sum-exp."""
+        """Whether the log-softmax can be skipped: the search then adds logits and subtracts their log-sum-exp."""
         model = self.ensemble.members[0].model
         return (
             self.debug.skip_log_softmax
@@ -210,5 +211,5 @@ def _adjusts_logits(model: EncoderDecoderModel) -> bool:
 
 def longest_output(ensemble: Ensemble, max_len: int) -> int:
     """The output length that all models support, at most ``max_len`` unless that is 0."""
-    writable = min(model.max_positions()[1] for model in ensemble.models)
-    return min(max_len, writable) if max_len else writable
+    supported = min(model.max_positions()[1] for model in ensemble.models)
+    return min(max_len, supported) if max_len else supported

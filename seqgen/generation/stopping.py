@@ -21,7 +21,7 @@ from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
 from seqgen.renamed import former_names, renamed_parameters
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 class StoppingRule(Component):
@@ -48,7 +48,7 @@ Rule: TypeAlias = StoppingRule | Callable[[Tensor, StepContext], Tensor] | str
 
 
 class EndTokens(StoppingRule):
-    """An output ends with any of some tokens.
+    """Ends an output whose newest token is one of the given tokens.
 
     Args:
         tokens: their ids.
@@ -83,7 +83,7 @@ class TimeLimit(StoppingRule):
         self.seconds, self.clock = seconds, clock
         self.since = clock()
         self.expired = False
-        """Whether the time was over at the last call."""
+        """Whether the time limit was exceeded at the last call."""
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``; the time starts here."""
@@ -100,7 +100,7 @@ class TimeLimit(StoppingRule):
 class StopStrings(StoppingRule):
     """Ends an output as soon as its text contains one of the given texts.
 
-    An occurrence counts if it reaches into the newest token, wherever it begins: ``stop`` occurs in ``st|op`` and in
+    Only occurrences that overlap the newest token count. With ``|`` between tokens, ``stop`` occurs in ``st|op`` and in
     ``la|stopper``. Special tokens are not part of the text, so that they do not interrupt an occurrence.
 
     Args:
@@ -129,10 +129,10 @@ class StopStrings(StoppingRule):
         return found.to(tokens.device)
 
     def may_complete(self, token: int) -> bool:
-        """Whether a token can be the last one of an occurrence. Few can; the rows of the others are not decoded."""
+        """Whether an occurrence can end in this token. Rows that end with other tokens, most rows, are not decoded."""
         if token not in self._may_complete:
             piece = self._text([token])
-            # a part of a UTF-8 character has no text of its own
+            # a token that is part of a UTF-8 character cannot be decoded alone
             unclear = not piece or "\ufffd" in piece
             self._may_complete[token] = unclear or any(_overlaps(piece, text) for text in self.texts)
         return self._may_complete[token]
@@ -143,10 +143,10 @@ class StopStrings(StoppingRule):
         Args:
             tail: the newest tokens, as many as the longest text can have.
         """
-        without, text = self._text(tail[:-1]), self._text(tail)
-        old = next((i for i, pair in enumerate(zip(without, text, strict=False)) if pair[0] != pair[1]), len(without))
+        before, text = self._text(tail[:-1]), self._text(tail)
+        common = next((i for i, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), len(before))
         # an occurrence of "stop" that reaches beyond "...st" begins at most 3 characters before the end of "...st"
-        return any(text.find(wanted, max(0, old - len(wanted) + 1)) >= 0 for wanted in self.texts)
+        return any(text.find(wanted, max(0, common - len(wanted) + 1)) >= 0 for wanted in self.texts)
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.decode([*self.before, *ids])[self._hidden :]
@@ -164,22 +164,22 @@ class Custom(StoppingRule):
 
     def __call__(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``StoppingRule``."""
-        verdict = self.function(tokens, context)
-        if not isinstance(verdict, Tensor) or verdict.dtype != torch.bool or verdict.shape != tokens.shape[:1]:
+        ended = self.function(tokens, context)
+        if not isinstance(ended, Tensor) or ended.dtype != torch.bool or ended.shape != tokens.shape[:1]:
             name = getattr(self.function, "__name__", type(self.function).__name__)
             raise DecodingError(
                 f"the stopping rule {name} must return a bool tensor with one entry for each of {tokens.size(0)} rows"
             )
-        return verdict
+        return ended
 
 
 def stopping_from_config(
     cfg: GenerationConfig, dictionary: Dictionary, tokenizer: Tokenizer | None = None, rules: Sequence[Rule] = ()
 ) -> list[StoppingRule]:
-    """The stopping rules that a configuration asks for, and further ones.
+    """The stopping rules that a configuration asks for, followed by those in ``rules``.
 
     Args:
-        cfg: the configuration; ``end_symbols`` are left to the generator, see ``end_tokens_from_config``.
+        cfg: the configuration; its ``end_symbols`` are not read here, see ``end_tokens_from_config``.
         dictionary: the target vocabulary.
         tokenizer: that of the target language; needed for ``stop_strings``.
         rules: rules, functions, or names of registered rules.
@@ -192,7 +192,7 @@ def stopping_from_config(
         if "" in cfg.stop_strings:
             raise ConfigError("generation.stop_strings: an empty text would end every output at once; remove it")
         if tokenizer is None:
-            raise ConfigError("generation.stop_strings needs the tokenizer of the target language; give end_symbols")
+            raise ConfigError("generation.stop_strings needs the target tokenizer; use generation.end_symbols instead")
         found.append(StopStrings(cfg.stop_strings, tokenizer.decode, tokenizer.encode("abc")))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
@@ -207,5 +207,5 @@ def _made(rule: Rule, cfg: GenerationConfig, resources: Resources) -> StoppingRu
 
 
 def _overlaps(piece: str, text: str) -> bool:
-    """Whether ``text`` can end inside ``piece``: ``piece`` contains it, or begins with an end of it."""
+    """Whether ``text`` can end inside ``piece``: ``piece`` contains it, or begins with one of its suffixes."""
     return text in piece or any(text.endswith(piece[:size]) for size in range(1, min(len(piece), len(text)) + 1))

@@ -12,16 +12,18 @@ from torch import Tensor
 from seqgen.modules.dropout import Dropout
 
 _SMALL = 64 * 64
-"""Up to this many scores of a head, two plain matrix products are faster on a CPU than the fused kernel.
+"""Number of scores per head up to which two plain matrix products are faster on a CPU than the fused kernel.
 
-Measured at 4,000 positions and 4 heads of 32, forward and backward: 5 against 12 ms for 20 positions a row, 13 against
-12 for 50, 17 against 19 for 100, 52 against 33 for 400. A decoding step (16 rows of 8 heads, 5 queries, 32 keys): 0.13
-against 0.36 ms.
+Milliseconds, plain / fused. Forward and backward with 4,000 positions in all and 4 heads of size 32: rows of 20
+positions 5 / 12, of 50 positions 13 / 12, of 100 positions 17 / 19, of 400 positions 52 / 33. A decoding step with 16
+rows, 8 heads, 5 queries and 32 keys: 0.13 / 0.36.
 """
 
 _FEW = 16
-"""Up to this many queries, they are faster for any number of keys: 5 queries of 32 rows of 8 heads take 3.6 ms for 160
-keys (fused: 7.0) and 65 ms for 1,500 (fused: 77)."""
+"""Number of queries up to which plain products are faster for any number of keys.
+
+Milliseconds, plain / fused, with 5 queries, 32 rows and 8 heads: 160 keys 3.6 / 7.0, 1,500 keys 65 / 77.
+"""
 
 
 def attend(
@@ -46,10 +48,10 @@ def attend(
         is_causal: whether query ``i`` attends only to keys up to ``i``; ``mask`` must then be ``None``.
         scale: factor of the scores; by default ``D ** -0.5``.
         dropout: applied to the weights.
-        need_weights: whether the weights are wanted.
+        need_weights: whether to return the weights.
 
     Returns:
-        The averages ``(B, H, Q, D)``, and the weights ``(B, H, Q, K)`` before dropout where wanted.
+        The averages ``(B, H, Q, D)``, and the weights before dropout, ``(B, H, Q, K)`` or ``None``.
     """
     drops = dropout is not None and dropout.training and dropout.p > 0
     on_cpu = query.device.type == "cpu"
@@ -100,9 +102,8 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 def empty_keys(like: Tensor, rows: int, heads: int, keys: int, dim: int) -> Tensor:
     """Uninitialized memory for keys.
 
-    On a CPU, the position is the last dimension in memory, which is fastest for few queries: with cold caches, 5
-    queries in 256 rows take 2.6 ms rather than 3.1 for scores, softmax and average of 200 keys, and in bfloat16 1.9
-    rather than 3.1.
+    On a CPU, the position is the last dimension in memory, which is fastest for few queries. With cold caches, 256
+    rows, 5 queries and 200 keys, attention takes 2.6 ms instead of 3.1 in float32, and 1.9 instead of 3.1 in bfloat16.
 
     Args:
         like: a tensor of the wanted dtype and device.
@@ -134,10 +135,11 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 def fold_beams(x: Tensor, key_rows: int) -> Tensor:
     """Put the queries of all beams of a sentence into one row, so that they attend to one copy of its keys.
 
-    Rows 0 and 1 of two beams of sentence 0, each with queries ``a b``, become one row of queries ``a0 b0 a1 b1``.
+    Example: a sentence has two beams, rows 0 and 1, each with the queries ``a b``. They become one row with the queries
+    ``a0 b0 a1 b1``.
 
     Args:
-        x: ``(rows, Q, H, D)``, where ``rows`` is a multiple ``r`` of ``key_rows``, sentence-major.
+        x: ``(rows, Q, H, D)``, sentence-major, where ``rows = r * key_rows``.
         key_rows: rows of the keys.
 
     Returns:

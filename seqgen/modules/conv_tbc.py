@@ -75,7 +75,7 @@ def weight_norm_conv(conv: ConvTBC, dropout: float = 0.0) -> ConvTBC:
     """Weight-normalize a convolution that is followed by a gated linear unit, and initialize it.
 
     The initial variance is four times that of a linear layer, because the gate halves the standard deviation (Gehring
-    et al. 2017, appendix A).
+    et al. 2017).
 
     Args:
         conv: the convolution, changed in place.

@@ -35,16 +35,16 @@ def to_dtype(model: M, name: str) -> M:
         ConfigError: there is no such dtype, or the device does not support it.
     """
     if name not in DTYPES:
-        raise ConfigError(f"generation.dtype: there is no dtype {name!r}; there are: {', '.join(DTYPES)}")
+        raise ConfigError(f"generation.dtype: there is no dtype {name!r}; choose one of: {', '.join(DTYPES)}")
     integers = name == "int8"
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if integers and not (on_cpu and _has_int8_units()):
+    if integers and not (on_cpu and _has_int8_instructions()):
         raise ConfigError(
-            "generation.dtype=int8 needs a CPU with instructions for it (VNNI); take float32, or bfloat16 on a GPU"
+            "generation.dtype=int8 needs a CPU with instructions for it (VNNI); use float32, or bfloat16 on a GPU"
         )
     dtype = torch.float32 if integers else getattr(torch, name)
     for module in model.modules():
-        # Only on a CPU may a layer norm's parameters have another dtype than its input.
+        # Only on a CPU, the parameters of a layer norm may have another dtype than its input.
         wide = isinstance(module, parametrize.ParametrizationList) or (on_cpu and isinstance(module, nn.LayerNorm))
         _convert(module, torch.float32 if wide else dtype)
         if isinstance(module, Projection):
@@ -53,21 +53,21 @@ def to_dtype(model: M, name: str) -> M:
 
 
 def note_on(name: str, device: torch.device) -> str | None:
-    """Warn of a dtype that is slow on a device.
+    """Warn about a dtype that is slow on a device.
 
     Args:
         name: one of ``DTYPES``.
         device: where the model is.
 
     Returns:
-        One sentence for the user; ``None`` where the dtype is not known to be slow.
+        One sentence for the user; ``None`` if the dtype is not known to be slow.
     """
     if device.type != "cpu":
         return None
     if name == "float16":
-        return "generation.dtype=float16 is slower than float32 on a CPU; take bfloat16 or int8"
-    if name == "bfloat16" and not _has_bfloat16_units():
-        return "generation.dtype=bfloat16 will not pay: this processor has no units for it (AMX or AVX-512 BF16)"
+        return "generation.dtype=float16 is slower than float32 on a CPU; use bfloat16 or int8"
+    if name == "bfloat16" and not _has_bfloat16_instructions():
+        return "generation.dtype=bfloat16 is slow on this CPU, which has no instructions for it (AMX or AVX-512 BF16)"
     return None
 
 
@@ -76,11 +76,11 @@ def _convert(module: nn.Module, dtype: torch.dtype) -> None:
     module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, recurse=False)  # type: ignore[no-untyped-call]
 
 
-def _has_bfloat16_units() -> bool:
+def _has_bfloat16_instructions() -> bool:
     return _supports("_is_amx_tile_supported") or _supports("_is_avx512_bf16_supported")
 
 
-def _has_int8_units() -> bool:
+def _has_int8_instructions() -> bool:
     kernels = torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")  # type: ignore[no-untyped-call]
     return bool(kernels) and (_supports("_is_amx_tile_supported") or _supports("_is_vnni_supported"))
 

@@ -1,4 +1,4 @@
-"""Linear layers that are fast also for few rows, as in decoding."""
+"""Linear layers that are also fast for few input rows, as in decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
 
 _LARGE = 256 * 256
-"""Matrices with at least this many weights are prepacked; for smaller ones the kernel's overhead (15 µs) is larger."""
+"""Number of weights from which matrices are prepacked; below it, the kernel's overhead of 15 µs outweighs the gain."""
 
 _ROWS = 160
 """The number of input rows that weights are prepacked for; such a layout is fast for fewer rows as well."""
@@ -27,10 +27,10 @@ _ROWS = 160
 class Projection(CachedWeight):
     """A module that multiplies by its weight, and keeps the weight prepacked during evaluation.
 
-    On a CPU, the prepacked weight has oneDNN's blocked layout, which takes the weight's memory once more. Measured on 2
-    cores of an AMD EPYC 9004 (rows x matrix, microseconds, prepacked against ``F.linear``): 1 x 512 x 512 90 against
-    160, 5 x 512 x 2048 190 against 560, 5 x 512 x 32128 2,900 against 15,000, 160 x 512 x 32128 27,000 against 57,000,
-    4000 x 512 x 2048 40,000 against 52,000.
+    On a CPU, the prepacked weight is a copy in oneDNN's blocked layout, so that the memory of the weight doubles.
+    Microseconds on 2 cores of an AMD EPYC 9004, prepacked / ``F.linear``, for rows x in_features x out_features:
+    1 x 512 x 512: 90 / 160; 5 x 512 x 2048: 190 / 560; 5 x 512 x 32128: 2,900 / 15,000; 160 x 512 x 32128: 27,000 /
+    57,000; 4000 x 512 x 2048: 40,000 / 52,000.
     """
 
     packs = True
@@ -64,7 +64,7 @@ class Projection(CachedWeight):
             or not (self.packs or self.int8)
             or not PREPACKED_WEIGHTS
             or x.device.type != "cpu"
-            or _is_traced()
+            or _must_not_prepack()
         ):
             return linear(x, self.matrix(), self.bias)
         return self.kept("product", self.product)(x, self.bias)
@@ -152,8 +152,7 @@ def _largest(rows: Tensor) -> Tensor:
 def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0) -> Linear:
     """A weight-normalized linear layer (Salimans and Kingma 2016).
 
-    It is initialized so that the output has the variance of the input before dropout (Gehring et al. 2017, section
-    3.5).
+    It is initialized so that the output has the same variance as the input had before dropout (Gehring et al. 2017).
 
     Args:
         in_features: features of the input.
@@ -167,13 +166,13 @@ def weight_norm_linear(in_features: int, out_features: int, dropout: float = 0.0
     return linear
 
 
-def _is_traced() -> bool:
-    """Whether gradients are recorded, autocast changes dtypes or a compiler traces: weights are then not prepacked."""
+def _must_not_prepack() -> bool:
+    """Whether gradients are recorded, autocast changes dtypes, or a compiler traces the model."""
     return torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 def _packable() -> tuple[torch.dtype, ...]:
-    """The dtypes in which this processor multiplies by prepacked weights."""
+    """The dtypes in which this CPU multiplies by prepacked weights."""
     if not has_onednn():
         return ()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():

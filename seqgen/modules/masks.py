@@ -15,7 +15,7 @@ from seqgen.modules.segments import segment_mask
 from seqgen.renamed import former_names, keep_former_members
 from seqgen.structures import Segments
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 @keep_former_members

@@ -1,4 +1,4 @@
-"""The attention of the convolutional model (Gehring et al. 2017, section 3.3)."""
+"""The attention of the convolutional model (Gehring et al. 2017)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seqgen.modules.linear import weight_norm_linear
 
 
 class MultiStepAttention(nn.Module):
-    """Attention of one decoder layer, with one head and unscaled scores (Gehring et al. 2017, equations 1 and 2).
+    """Attention of one decoder layer, with one head and unscaled scores (Gehring et al. 2017).
 
     The query is the layer's output, projected, plus the embedding of the previous token. The keys are the encoder's
     features; the values are features plus source embeddings.
@@ -44,10 +44,10 @@ class MultiStepAttention(nn.Module):
             keys: ``(N or sentences, S, embed_dim)``.
             values: ``(N or sentences, S, embed_dim)``.
             padding_mask: ``(N or sentences, S)`` bool, true at padding; ``None`` if there is no padding.
-            need_weights: whether the weights are wanted.
+            need_weights: whether to return the weights.
 
         Returns:
-            ``(N, T, hidden_size)``, and the weights ``(N, T, S)`` where wanted.
+            ``(N, T, hidden_size)``, and the weights, ``(N, T, S)`` or ``None``.
         """
         rows, length, _ = x.shape
         query = scaled_sum(self.in_projection(x), target_embedding)
@@ -64,5 +64,5 @@ class MultiStepAttention(nn.Module):
 
 
 def scaled_sum(x: Tensor, y: Tensor) -> Tensor:
-    """``(x + y) * sqrt(0.5)``, which has the variance of ``x`` and ``y`` if these are equal; section 3.4."""
+    """``(x + y) * sqrt(0.5)``: its variance is that of ``x`` and ``y`` if these are independent and have equal ones."""
     return (x + y).mul_(math.sqrt(0.5))

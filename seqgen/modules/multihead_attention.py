@@ -101,10 +101,10 @@ class MultiheadAttention(StatefulModule):
             is_causal: whether each position of self-attention attends only to those up to itself; ``attn_mask`` is then
                 ``None``.
             incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether the weights are wanted.
+            need_weights: whether to return the weights.
 
         Returns:
-            ``(N, T, embed_dim)``, and the weights averaged over heads ``(N, T, K)`` where wanted.
+            ``(N, T, embed_dim)``, and the weights averaged over heads, ``(N, T, K)`` or ``None``.
 
         Raises:
             ValueError: both ``attn_mask`` and ``is_causal`` are given, or ``encoder_out`` is missing at the first step.

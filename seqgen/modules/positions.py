@@ -20,7 +20,7 @@ class Positions(nn.Module):
     Args:
         num_rows: rows of the table.
         embedding_dim: dimension of the embeddings.
-        padding_idx: number of padding positions.
+        padding_idx: number of padding positions; -1 if the first token has number 0 and padding has no row.
 
     Raises:
         ValueError: the table has no row for a token.
@@ -132,7 +132,8 @@ class LearnedPositions(Positions):
         super().__init__(num_rows, embedding_dim, padding_idx)
         self.weight = nn.Parameter(torch.empty(num_rows, embedding_dim))
         nn.init.normal_(self.weight, std=std)
-        nn.init.zeros_(self.weight[padding_idx])
+        if padding_idx >= 0:
+            nn.init.zeros_(self.weight[padding_idx])
 
 
 class SinusoidalPositions(Positions):
@@ -158,5 +159,6 @@ def _sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
     angles = torch.arange(num_rows, dtype=torch.float32).unsqueeze(1) * frequencies
     table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, embedding_dim % 2))
-    table[padding_idx] = 0
+    if padding_idx >= 0:
+        table[padding_idx] = 0
     return table

@@ -18,6 +18,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_accurate": partial(F.gelu, approximate="tanh"),  # fairseq's name of GPT-2's activation
+    "gelu_fast": partial(F.gelu, approximate="tanh"),  # its former name
+    "swish": F.silu,
+    "tanh": F.tanh,
 }
 
 
@@ -34,6 +37,8 @@ class TransformerLayerOptions:
         activation_dropout: probability of dropping a feature after the activation.
         activation_fn: name of the activation, a key of ``ACTIVATIONS``.
         normalize_before: whether layer normalization is applied before each sublayer (pre-norm) rather than after it.
+        layer_norm_epsilon: constant added to the variance in layer normalization.
+        attention_scale: factor of the scores of self-attention; ``None`` for ``head_dim ** -0.5``.
     """
 
     embed_dim: int
@@ -44,6 +49,8 @@ class TransformerLayerOptions:
     activation_dropout: float = 0.0
     activation_fn: str = "relu"
     normalize_before: bool = False
+    layer_norm_epsilon: float = 1e-5
+    attention_scale: float | None = None
 
 
 class _Layer(nn.Module):
@@ -53,12 +60,15 @@ class _Layer(nn.Module):
         super().__init__()
         self.normalize_before = options.normalize_before
         self.self_attn = MultiheadAttention(
-            options.embed_dim, options.attention_heads, dropout=options.attention_dropout
+            options.embed_dim,
+            options.attention_heads,
+            dropout=options.attention_dropout,
+            scale=options.attention_scale,
         )
-        self.self_attn_layer_norm = nn.LayerNorm(options.embed_dim)
+        self.self_attn_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
         self.fc1 = _glorot_linear(options.embed_dim, options.ffn_embed_dim)
         self.fc2 = _glorot_linear(options.ffn_embed_dim, options.embed_dim)
-        self.final_layer_norm = nn.LayerNorm(options.embed_dim)
+        self.final_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
         self.activation = ACTIVATIONS[options.activation_fn]
         self.dropout = Dropout(options.dropout)
         self.activation_dropout = Dropout(options.activation_dropout)
@@ -118,7 +128,7 @@ class TransformerDecoderLayer(_Layer):
         self.encoder_attn = MultiheadAttention(
             options.embed_dim, options.attention_heads, encoder_dim=encoder_dim, dropout=options.attention_dropout
         )
-        self.encoder_attn_layer_norm = nn.LayerNorm(options.embed_dim)
+        self.encoder_attn_layer_norm = nn.LayerNorm(options.embed_dim, options.layer_norm_epsilon)
 
     def forward(
         self,
@@ -142,10 +152,10 @@ class TransformerDecoderLayer(_Layer):
             encoder_attn_mask: mask of encoder-decoder attention, see ``MultiheadAttention``.
             is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
             incremental_state: the decoding state; ``None`` for the parallel pass.
-            need_weights: whether the weights over the source are wanted.
+            need_weights: whether to return the attention weights over the source.
 
         Returns:
-            ``(N, T, C)``, and the weights averaged over heads ``(N, T, S)`` where wanted.
+            ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
         attended, _ = self.self_attn(
             self._before(self.self_attn_layer_norm, x),

@@ -12,10 +12,12 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.stopping import StoppingRule
 from seqgen.text.mbr import Utility
+from seqgen.text.rerank import Reranker
 
 OBJECTS: dict[str, tuple[type, str]] = {
     "members": (MemberSpec, "members"),
     "mbr": (Utility, "utility"),
+    "rerank": (Reranker, "reranker"),
     "search": (Search, "search_strategy"),
     "combination": (Combination, "combination"),
     "processors": (LogitsProcessor, "processors"),

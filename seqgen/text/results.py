@@ -12,7 +12,7 @@ from seqgen.structures import Hypothesis
 def on_one_line(text: str) -> str:
     """Replace each newline by a space, so that line n of an output file is the output of line n.
 
-    Other characters are kept, even if some programs break lines there (``\\r``, U+2028): only ``\\n`` ends a line.
+    Only ``\\n`` ends a line. Characters at which some programs break lines, such as ``\\r`` and U+2028, are kept.
     """
     return text.replace("\n", " ")
 
@@ -23,8 +23,9 @@ class TextHypothesis:
 
     Attributes:
         text: the decoded tokens, newlines included.
-        hypothesis: tokens and scores, and if requested attention and alignment, without the columns of padding.
+        hypothesis: tokens and scores; if requested, also attention and alignment, without the columns of padding.
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
+        rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.
         member_scores: for each model ``(T,)`` its log-probabilities of the tokens, in nats, if requested.
         hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
@@ -34,6 +35,7 @@ class TextHypothesis:
     text: str
     hypothesis: Hypothesis
     utility: float | None = None
+    rerank_score: float | None = None
     model_score: float | None = None
     member_scores: list[Tensor] | None = None
     hidden: list[Tensor] | None = None

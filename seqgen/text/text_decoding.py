@@ -22,8 +22,11 @@ from seqgen.memory import out_of_memory
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
+from seqgen.text.continuation import continuation
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
+from seqgen.text.member_sources import sources_from_config
+from seqgen.text.rerank import Reranker, reranker_from_config
 from seqgen.text.results import TextHypothesis, Translation
 from seqgen.text.text_model import TextModel
 from seqgen.text.unknown_words import UnknownWords
@@ -55,7 +58,7 @@ class TextDecoding:
     """Decodes lines with one model or an ensemble; ``Translator.prepare`` makes it.
 
     Args:
-        members: the models, over one target vocabulary.
+        members: the models, which share one target vocabulary.
         cfg: the decoding settings.
         generator: made from the same models and ``cfg``.
         details: which optional fields of hypotheses are computed.
@@ -64,9 +67,10 @@ class TextDecoding:
         notes: notes for the user about the settings.
         draft: the model that drafts for the generator; it encodes the source with its own tokenizer.
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
+        reranker: ranks hypotheses by its scores; by default the one that ``cfg.rerank`` names.
 
     Raises:
-        ConfigError: ``cfg.mbr`` is not registered, or is used with a beam of 1.
+        ConfigError: ``cfg.mbr`` or ``cfg.rerank`` is not registered, or is used with a beam of 1.
     """
 
     def __init__(
@@ -79,22 +83,28 @@ class TextDecoding:
         notes: Sequence[str] = (),
         draft: TextModel | None = None,
         utility: Utility | None = None,
+        reranker: Reranker | None = None,
     ):
         self.members, self.cfg, self.generator = list(members), cfg, generator
         self.details, self.streamer, self.notes = details, streamer, list(notes)
         self.task = self.members[0].task
         self.models = [member.model for member in self.members]
         self.source_models = [*self.members, *([] if draft is None else [draft])]
-        self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps)
         self.device = next(self.models[0].parameters()).device
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        resources = Resources(target.dictionary, target.encode)
+        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device, models=self.members)
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
-        if self.utility is not None and generator.beam_size == 1:
+        sources = sources_from_config(cfg, resources)
+        self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources, len(self.members))
+        self.reranker = reranker or (reranker_from_config(cfg, resources) if cfg.rerank else None)
+        if self._ranks and generator.beam_size == 1:
+            what = "minimum Bayes risk" if self.utility is not None else "reranking"
+            raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
+        if self.utility is not None and self.reranker is not None:
             raise ConfigError(
-                "minimum Bayes risk compares hypotheses, and there is one; give generation.beam=2 or more"
+                "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
         ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
@@ -113,8 +123,8 @@ class TextDecoding:
         Args:
             lines: the lines; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
-            buffer_size: how many lines are read before they are decoded together, batched by length; 0 for
-                ``buffer_size`` of the configuration, or else ``BUFFER_SIZE``.
+            buffer_size: number of lines that are read, batched by length and decoded together; 0 for
+                ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
             first_number: number of the first line. The ids of translations and the random numbers depend on it.
 
         Yields:
@@ -125,7 +135,7 @@ class TextDecoding:
         """
         streamer = self.streamer if isinstance(self.streamer, WordStreamer) else None
         if streamer is not None:
-            streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
+            streamer.bind(self._decode_ids)
         try:
             numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
@@ -154,6 +164,8 @@ class TextDecoding:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
+            elif isinstance(self.streamer, WordStreamer):
+                self.streamer.begin(line.translation.id, self.task.prompt(line.sources[0]).tolist())
         readable = [line for line in lines if line.sources]
         if self._can_batch_continuously(readable):
             self._decode_continuously(readable)
@@ -173,7 +185,7 @@ class TextDecoding:
             self._finalize(line, hypotheses, width)
 
     def _can_batch_continuously(self, lines: list[InputLine]) -> bool:
-        """Whether waiting lines may join a running batch, as no component, task or argument needs whole batches."""
+        """Whether continuous batching is possible: no component, task or argument needs whole batches."""
         own_step = type(self.task).inference_step is not Task.inference_step
         return self.generator.can_merge and not own_step and not self._inference_arguments(lines)
 
@@ -250,30 +262,41 @@ class TextDecoding:
         """
         translation, nbest = line.translation, self.cfg.nbest
         if not hypotheses:
-            limit = "longest length or less, and found within generation.max_time," if self.cfg.max_time else ""
-            lacking = f"no output of the {limit or 'longest length or less'} has all phrases"
-            why = lacking if line.phrases else "every output was forbidden"
+            in_time = " and generation.max_time" if self.cfg.max_time else ""
+            missing = f"no output within the maximum length{in_time} has all phrases"
+            why = missing if line.phrases else "every output was forbidden"
             translation.notes.append(f"{why}, so that the output is empty")
         elif len(hypotheses) < nbest:
             why = "were found in time" if hypotheses[0].timed_out else "are possible"
             translation.notes.append(f"only {len(hypotheses)} of {nbest} hypotheses {why}")
         wanted = [
             attend_to_source(hypothesis, width, len(line.sources[0]), self.models[0].left_pad_source)
-            for hypothesis in (hypotheses[:nbest] if self.utility is None else hypotheses)
+            for hypothesis in (hypotheses if self._ranks else hypotheses[:nbest])
         ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
-        if self.utility is not None:
-            utilities = expected_utilities([item.text for item in found], self.utility)
-            found = [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
-        translation.hypotheses[:] = found[:nbest]
+        translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
 
+    @property
+    def _ranks(self) -> bool:
+        """Whether hypotheses are ranked once more after the search."""
+        return self.utility is not None or self.reranker is not None
+
+    def _ranked(self, translation: Translation, found: list[TextHypothesis]) -> list[TextHypothesis]:
+        """The hypotheses of a line by minimum Bayes risk or by the reranker, best first."""
+        if self.utility is not None:
+            utilities = expected_utilities([item.text for item in found], self.utility)
+            return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
+        if self.reranker is not None and found:
+            scores = list(self.reranker(translation, found))
+            return [replace(found[index], rerank_score=float(scores[index])) for index in by_expected_utility(scores)]
+        return found
+
     def _note_cuts(self, line: InputLine) -> None:
-        """Note the first hypothesis of a line that a limit truncated, or may have truncated."""
-        source = len(line.sources[0])
-        longest = int(self.generator.last_steps(torch.tensor([source]))[0])
-        if self.cfg.match_source_len and longest == source - 1:
+        """Add a note on the first hypothesis of a line that a limit has truncated, or may have truncated."""
+        longest = self.input_encoder.longest_output(line.sources)
+        if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
             if cut := self._cut(item, longest):
@@ -285,17 +308,17 @@ class TextDecoding:
 
         Args:
             item: the output.
-            longest: the largest number of tokens, end-of-sentence not counted.
+            longest: maximum output length in tokens, without end-of-sentence.
 
         Returns:
-            The end of a sentence whose subject is the output; empty if no limit changed it.
+            Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
         """
         cfg, size = self.cfg, len(item.tokens)
         whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
         if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
-            return f"has the longest length that is allowed, {size} tokens, and may be cut off{rest}"
+            return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:
@@ -305,12 +328,21 @@ class TextDecoding:
     def _text(self, line: InputLine, hypothesis: Hypothesis) -> str:
         unknown = self.task.target_dictionary.unk()
         if self.unknown_words is None or unknown not in hypothesis.tokens:
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         if hypothesis.alignment is None:
             line.translation.notes.append("unknown words are not replaced: the model returns no attention weights")
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         source = line.translation.source
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
+
+    def _decoded(self, line: InputLine, hypothesis: Hypothesis) -> str:
+        prompt = self.task.prompt(line.sources[0])
+        if len(prompt) == 0:
+            return self.task.decode(hypothesis.tokens)
+        return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
+
+    def _decode_ids(self, ids: Sequence[int]) -> str:
+        return self.task.decode(torch.tensor(ids))
 
     def _rescore(self, lines: list[InputLine]) -> None:
         """Run the models over the hypotheses of a batch, and fill their optional fields."""

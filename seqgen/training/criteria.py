@@ -166,8 +166,12 @@ class TargetPositions:
     def __init__(self, batch: Batch, pad: int):
         if batch.target is None or batch.prev_output_tokens is None:
             raise ValueError("a criterion needs a batch with a target; this batch has only a source")
-        target = batch.target.flatten()
-        self.kept = (target != pad).nonzero().squeeze(1)
+        target, lengths = batch.target.flatten(), batch.target_lengths
+        if lengths is None:
+            real = target != pad
+        else:
+            real = (torch.arange(batch.target.size(1), device=target.device) < lengths.unsqueeze(1)).flatten()
+        self.kept = real.nonzero().squeeze(1)
         self.target = target if self.kept.numel() == target.numel() else target[self.kept]
         self.source, self.previous, self.segments = batch.source, batch.prev_output_tokens, batch.segments
 

@@ -18,7 +18,7 @@ from seqgen.errors import ResourceError
 from seqgen.memory import out_of_memory
 from seqgen.renamed import former_names
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 T = TypeVar("T")
 _BUCKET = 1 << 24

@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-_BRIEF = ("loss", "tokens_per_second")  # shown beside the bar
+_BRIEF = ("loss", "tokens_per_second")  # shown next to the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
 

@@ -36,7 +36,7 @@ from seqgen.training.trainer import Trainer
 from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 class TrainingRun:

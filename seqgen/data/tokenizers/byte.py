@@ -27,8 +27,9 @@ class ByteTokenizer(SlowTokenizer):
     def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
         special = SpecialTokens.read(files)
         special.fill(lstrip=True, rstrip=True)
-        own = (special.named.get(key) for key in ("pad_token", "eos_token", "unk_token"))
-        first = {i: token for i, token in enumerate(own) if isinstance(token, AddedToken)}
+        # special tokens that the files give with flags replace the tokens of ``FIRST``
+        given_first = (special.named.get(key) for key in ("pad_token", "eos_token", "unk_token"))
+        first = {i: token for i, token in enumerate(given_first) if isinstance(token, AddedToken)}
         special.added = {**first, **special.added}
         count = special.number("extra_ids", 125)
         if count and special.additional is None:

@@ -1,4 +1,4 @@
-"""T5's fast tokenizer: a pipeline of the ``tokenizers`` library."""
+"""Tokenizers that are a pipeline of the ``tokenizers`` library: their base class, and T5's fast tokenizer."""
 
 from __future__ import annotations
 
@@ -16,39 +16,27 @@ from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
 from seqgen.errors import shown
 
 
-class FastT5Tokenizer(PretrainedTokenizer):
-    """T5's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
+class FastTokenizer(PretrainedTokenizer):
+    """A pipeline of the ``tokenizers`` library; ``transformers`` calls these tokenizers fast.
 
     Args:
-        files: its files.
+        files: the files.
+        special: the special and added tokens.
+        pipeline: a ``tokenizers.Tokenizer``, to which the tokens of ``special`` are added.
         vocab_size: see ``load_pretrained_tokenizer``.
 
     Raises:
-        DataError: a file is missing or damaged.
+        DataError: the added tokens cannot be used.
     """
 
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
-        special = SpecialTokens.read(files)
-        extra_ids = special.number("extra_ids", 100)
-        special.add_t5_sentinels()
-        prefix = special.config.get("add_prefix_space")
-        # version 5 of transformers, which writes the key backend, always reads tokenizer.json
-        complete = prefix is None or special.config.get("backend") == "tokenizers"
-        if complete and FAST_FILE in files:
-            self._pipeline = read_pipeline(files)
-        else:  # then transformers converts spiece.model, with the special tokens of the Python tokenizer
-            prefix = prefix or "add_prefix_space" not in special.config
-            legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
-            origin = f"{files.origin}/{MODEL_FILE}"
-            self._pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, origin)
-            special.fill(special=True)
-        special.fill()
-        self._pipeline.no_truncation()
-        self._pipeline.no_padding()
-        self._pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
+    def __init__(self, files: TokenizerFiles, special: SpecialTokens, pipeline: Any, vocab_size: int | None = None):
+        self._pipeline = pipeline
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
         with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
-            add_missing(self._pipeline, special)
-        tokens = {index: token for token, index in self._pipeline.get_vocab(with_added_tokens=True).items()}
+            add_missing(pipeline, special)
+        tokens = {index: token for token, index in pipeline.get_vocab(with_added_tokens=True).items()}
         super().__init__(files, special, tokens, vocab_size)
 
     def encode(self, text: str) -> list[int]:
@@ -71,8 +59,38 @@ class FastT5Tokenizer(PretrainedTokenizer):
         encoding = self._encode(text)
         unk = self.dictionary.unk()
         offsets = [span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == unk]
-        lacking = [text[start:end].strip() for start, end in offsets]
-        return [word for word in lacking if word and word != self.dictionary.symbol(unk)]
+        unknown = [text[start:end].strip() for start, end in offsets]
+        return [word for word in unknown if word and word != self.dictionary.symbol(unk)]
+
+
+class FastT5Tokenizer(FastTokenizer):
+    """T5's fast tokenizer, read from ``tokenizer.json`` or converted from ``spiece.model``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        extra_ids = special.number("extra_ids", 100)
+        special.add_t5_sentinels()
+        prefix = special.config.get("add_prefix_space")
+        # as in transformers: if add_prefix_space is set, only version 5, which sets backend, reads tokenizer.json
+        reads_fast_file = prefix is None or special.config.get("backend") == "tokenizers"
+        if reads_fast_file and FAST_FILE in files:
+            pipeline = read_pipeline(files)
+        else:  # transformers converts spiece.model, and adds the special tokens of its slow tokenizer
+            prefix = prefix or "add_prefix_space" not in special.config
+            legacy = special.config.get("legacy") is None or bool(special.config["legacy"])
+            origin = f"{files.origin}/{MODEL_FILE}"
+            pipeline = to_pipeline(files.need(MODEL_FILE), extra_ids, prefix, legacy, origin)
+            special.fill(special=True)
+        special.fill()
+        super().__init__(files, special, pipeline, vocab_size)
 
 
 def read_pipeline(files: TokenizerFiles) -> Any:
@@ -88,12 +106,12 @@ def read_pipeline(files: TokenizerFiles) -> Any:
         DataError: the file is missing or damaged, or its steps can make a text too long.
     """
     check_growth(files.json(FAST_FILE), f"{files.origin}/{FAST_FILE}")
-    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or damaged"):
+    with pipeline_errors(f"{files.origin}/{FAST_FILE} is not a tokenizer, or is damaged"):
         return Pipeline.from_str(files.need(FAST_FILE).decode())
 
 
 def add_missing(pipeline: Any, special: SpecialTokens) -> None:
-    """Add the added and special tokens that a pipeline does not have, or has with other flags.
+    """Complete a pipeline with added and special tokens that it does not have, or has with other flags.
 
     Args:
         pipeline: the pipeline, which is changed.

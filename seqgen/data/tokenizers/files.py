@@ -17,7 +17,9 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 FAST_FILE = "tokenizer.json"
 MODEL_FILE = "spiece.model"
-FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE)
+VOCAB_FILE = "vocab.json"
+MERGES_FILE = "merges.txt"
+FILES = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE, FAST_FILE, MODEL_FILE, VOCAB_FILE, MERGES_FILE)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def parse_object(content: bytes, origin: str) -> dict[str, Any]:
     try:
         parsed = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{origin} is not JSON, or damaged ({error}); copy it again") from None
+        raise DataError(f"{origin} is not JSON, or is damaged ({error}); copy it again") from None
     if not isinstance(parsed, dict):
         raise DataError(f"{origin} does not contain a JSON object; copy it again")
     return parsed

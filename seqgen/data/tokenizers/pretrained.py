@@ -14,8 +14,10 @@ from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer,
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
     FAST_FILE,
+    MERGES_FILE,
     MODEL_FILE,
     SPECIAL_TOKENS_FILE,
+    VOCAB_FILE,
     TokenizerFiles,
     parse_object,
     read_file,
@@ -25,15 +27,16 @@ from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenize
 from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS, SpecialTokens
 from seqgen.errors import DataError, nearest
 
-SLOW, FAST, BYTES = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer"
+SLOW, FAST, BYTES, GPT2 = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer", "GPT2TokenizerFast"
 CLASSES = {
     SLOW: "seqgen.data.tokenizers.t5:SlowT5Tokenizer",
     FAST: "seqgen.data.tokenizers.fast:FastT5Tokenizer",
     BYTES: "seqgen.data.tokenizers.byte:ByteTokenizer",
+    GPT2: "seqgen.data.tokenizers.gpt2:GPT2Tokenizer",
 }
 """The module and class of each kind of tokenizer, by its class name in ``tokenizer_config.json``."""
 
-ALIASES = {"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST}
+ALIASES = {"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2}
 """Other class names of the same tokenizers."""
 
 CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
@@ -145,10 +148,10 @@ def distinct_names(tokens: Mapping[int, str], size: int) -> list[str]:
 
 
 def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> PretrainedTokenizer:
-    """Read a tokenizer in Hugging Face's layout: T5's, mT5's, umT5's or ByT5's.
+    """Read a tokenizer in Hugging Face's layout: T5's, mT5's, umT5's, ByT5's or GPT-2's.
 
     ``tokenizer_config.json`` names the class. If it does not, the class is the one that ``transformers`` chooses:
-    ByT5's if ``config.json`` names ByT5's tokenizer, otherwise T5's fast one.
+    ByT5's if ``config.json`` names ByT5's tokenizer, GPT-2's if it is that of a GPT-2, otherwise T5's fast one.
 
     Args:
         folder: the folder.
@@ -165,7 +168,8 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
     model = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
     config = files.json(CONFIG_FILE)
     if config.get("tokenizer_class") is None:
-        config["tokenizer_class"] = BYTES if model.get("tokenizer_class") == BYTES else FAST
+        by_model = GPT2 if model.get("model_type") == "gpt2" else FAST
+        config["tokenizer_class"] = BYTES if model.get("tokenizer_class") == BYTES else by_model
         files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
     rows = model.get("vocab_size")
     if vocab_size is None and type(rows) is int and rows <= MAX_IDS:
@@ -195,8 +199,11 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
             f"{files.origin}/{CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen cannot read; "
             f"it reads {', '.join(known)}"
         )
-    if name != BYTES and MODEL_FILE not in files and FAST_FILE not in files:
-        raise DataError(f"{files.origin} has neither {MODEL_FILE} nor {FAST_FILE}; copy the one that it was saved with")
+    needed = {BYTES: (), GPT2: (VOCAB_FILE, MERGES_FILE)}.get(name, (MODEL_FILE,))
+    if FAST_FILE not in files and not all(file in files for file in needed):
+        raise DataError(
+            f"{files.origin} has neither {' and '.join(needed)} nor {FAST_FILE}; copy the one that it was saved with"
+        )
     if name == SLOW and (MODEL_FILE not in files or (config.get("backend") == "tokenizers" and FAST_FILE in files)):
         name = FAST  # there is only tokenizer.json, or version 5 of transformers saved a fast tokenizer under this name
     module, _, component = CLASSES[name].partition(":")
@@ -222,7 +229,7 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     else:
         raise DataError(
             f"a {type(tokenizer).__name__} cannot be written in Hugging Face's layout, which is for SentencePiece "
-            "models with their own ids and for ByT5's tokenizer"
+            "models with their own ids, for ByT5's and for GPT-2's tokenizer"
         )
     files.write(folder)
 
@@ -240,8 +247,8 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
 def t5_files(model: bytes, *, extra_ids: int = 100, legacy: bool = False) -> TokenizerFiles:
     """The files of a new T5 tokenizer.
 
-    Its sentinels do not remove the spaces beside them. So ``a <extra_id_0> b`` has the ids that span corruption makes
-    of an encoded text, in which the space is the beginning of the piece ``▁b``.
+    Its sentinels do not remove the spaces before and after them. So ``a <extra_id_0> b`` has the ids that span
+    corruption makes of an encoded text, in which the space is the beginning of the piece ``▁b``.
 
     Args:
         model: a SentencePiece model with the pieces ``<pad>``, ``</s>`` and ``<unk>``.

@@ -17,7 +17,7 @@ from seqgen.errors import DataError
 UNIGRAM = 1
 """Number of the unigram algorithm in SentencePiece's file format."""
 CONTROL, USER_DEFINED = 3, 4
-"""Numbers of two kinds of pieces in it."""
+"""Numbers of two kinds of pieces in SentencePiece's file format."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
         nonlocal at
         value = shift = 0
         while True:
-            if at >= len(message) or shift > 63:  # a number has ten bytes at most
+            if at >= len(message) or shift > 63:  # a varint has at most ten bytes
                 raise ValueError("the message is truncated")
             byte = message[at]
             value, at, shift = value | (byte & 127) << shift, at + 1, shift + 7
@@ -117,7 +117,7 @@ def read_model_file(model: bytes, origin: str) -> Model:
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         pieces = []
     if not pieces:
-        raise DataError(f"{origin} is not a SentencePiece model, or damaged")
+        raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
     return Model(pieces, algorithm, unk, charsmap)
 
 
@@ -135,7 +135,7 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
         The pipeline.
 
     Raises:
-        DataError: ``model`` is not a SentencePiece model, or not of the unigram kind.
+        DataError: ``model`` is not a SentencePiece model, or not a unigram model.
     """
     source = read_model_file(model, origin)
     if source.algorithm != UNIGRAM:
@@ -143,7 +143,7 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
-    with pipeline_errors(f"{origin} is not a SentencePiece model, or damaged"):
+    with pipeline_errors(f"{origin} is not a SentencePiece model, or is damaged"):
         pipeline = Pipeline(models.Unigram(vocabulary, unk_id=source.unk, byte_fallback=False))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))

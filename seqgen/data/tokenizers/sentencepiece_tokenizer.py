@@ -190,7 +190,7 @@ def load_processor(model: bytes, origin: str) -> Any:
     except (RuntimeError, OSError, ValueError):
         processor = None
     if processor is None or processor.vocab_size() == 0:
-        raise DataError(f"{origin} is not a SentencePiece model, or damaged")
+        raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
     return processor
 
 

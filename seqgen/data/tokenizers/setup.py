@@ -41,7 +41,9 @@ class TokenizerConfig:
     extra_ids: int = option(
         100, "number of sentinels, with ids after those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
     )
-    pretrained_tokenizer: str = option("", "folder with a T5, mT5, umT5 or ByT5 tokenizer (tokenizer=pretrained)")
+    pretrained_tokenizer: str = option(
+        "", "folder with a T5, mT5, umT5, ByT5 or GPT-2 tokenizer (tokenizer=pretrained)"
+    )
     spm_model: str = option("", "SentencePiece model to use; empty to train one")
     source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
     target_spm_model: str = option("", "SentencePiece model of the target (joined_dictionary=false)")
@@ -144,7 +146,7 @@ def _prepare(
     cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
 ) -> Tokenizer:
     if not folder.is_dir():
-        check_not_frozen(folder)  # before training, which may take long
+        check_not_frozen(folder)  # before training, which may take a long time
         save_tokenizer(_make(cfg, model, dictionary, lines), folder)
     return load_tokenizer(folder)
 

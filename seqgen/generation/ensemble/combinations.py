@@ -30,8 +30,8 @@ class Combination(Component):
     """Whether the scores of a single member are returned unchanged; then the combination is skipped for one member."""
 
     can_merge: bool = False
-    """Whether it is correct when sentences join a running batch: it does not read tokens or source ids, and uses
-    ``context.steps``, not ``context.step``."""
+    """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
+    ``context.steps`` instead of ``context.step``."""
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine the members' scores of the next token.
@@ -165,8 +165,8 @@ class Fusion(Combination):
 
     The sum is not renormalized. With a language model as the second member this is shallow fusion (Gulcehre et al.
     2015, equation 5). A negative weight contrasts the first member with another one (Li et al. 2023, equation 2,
-    without its plausibility constraint). A token that another member forbids is forbidden only if its weight is
-    positive.
+    without its plausibility constraint). A token that one of the other members forbids is forbidden only if that
+    member's weight is positive.
 
     Args:
         weight: ``w_i`` of every member but the first.
@@ -190,7 +190,7 @@ class Fusion(Combination):
             )
         fused = lprobs[0]
         for weight, other in zip(weights, others, strict=True):
-            if weight < 0:  # -inf * w is inf, which would make the token certain
+            if weight < 0:  # -inf * weight would be inf: the scores are limited so that their product stays finite
                 other = other.clamp(min=torch.finfo(other.dtype).min / (1 - weight))
             fused = fused.add(other, alpha=weight) if weight else fused
         return fused
@@ -200,7 +200,7 @@ class Guidance(Composite, Combination):
     """Classifier-free guidance: contrasts each model with itself on an empty source (Sanchez et al. 2023).
 
     The first half of the members reads the source and gives ``p``; the second half reads an empty source and gives
-    ``q``. The scores are ``scale * (log p - log q) + log q``, not normalized; ``log p`` unless both are finite.
+    ``q``. The scores are ``scale * (log p - log q) + log q``, not normalized; where ``p`` or ``q`` is 0, ``log p``.
 
     Args:
         inner: combines the members of each half.

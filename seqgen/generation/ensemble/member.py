@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
+from seqgen.registry import MEMBER_SOURCES
 from seqgen.structures import Source, map_tensors
 
 INPUT, EMPTY = "input", "empty"
@@ -30,7 +32,7 @@ class MemberSpec:
 
     Attributes:
         model: the model.
-        source: what it reads: ``"input"``, ``"empty"`` or ``"fieldN"``.
+        source: what it reads: ``"input"``, ``"empty"``, ``"fieldN"`` or a registered member source.
         companion: whether it uses the source of another member with the same model, as the unconditional half of
             classifier-free guidance does. Any other member has a source of its own in the batch.
     """
@@ -41,40 +43,29 @@ class MemberSpec:
 
     def source_of(self, source: Source) -> Source:
         """The source of this member, given the source of its model in the batch."""
-        return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
+        return self.model.empty_source(source) if self.source == EMPTY else source
 
 
 def input_of(member: MemberSpec) -> str:
     """What is encoded for a member: its ``source``, or ``"input"`` for a subclass with a source of its own."""
-    return member.source if member.source == EMPTY or _FIELD.fullmatch(member.source) else INPUT
+    source = member.source
+    return source if source == EMPTY or _FIELD.fullmatch(source) or MEMBER_SOURCES.find(source) else INPUT
 
 
 def field_of(source: str) -> int:
-    """The number ``N`` of ``"fieldN"``; 0 for the whole input line.
+    """The number ``N`` of ``"fieldN"``; 0 for any other source.
 
     Raises:
         ConfigError: ``source`` is not a valid source.
     """
-    if source in (INPUT, EMPTY):
+    if source in (INPUT, EMPTY) or MEMBER_SOURCES.find(source) is not None:
         return 0
     if (found := _FIELD.fullmatch(source)) is None:
         raise ConfigError(
-            f"generation.members: {source!r} is not a source; a member reads input, empty, or fieldN, the N-th "
-            "tab-separated field of the line"
+            f"generation.members: {source!r} is not a source; a member reads input, empty, fieldN (the N-th "
+            "tab-separated field of the line), or a source that is registered"
         )
     return int(found[1])
-
-
-def empty_source(source: Source, left_padded: bool) -> Source:
-    """A source that contains only the end-of-sentence of each sentence.
-
-    Args:
-        source: ``(sentences, S)``.
-        left_padded: whether it is padded on the left.
-    """
-    last = source.src_tokens.size(1) if left_padded else source.src_lengths
-    columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
-    return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
 
 
 @dataclass(frozen=True)
@@ -85,11 +76,13 @@ class MemberOutput:
         logits: ``(rows, V)``.
         attention: ``(rows, S)`` attention over the source; ``None`` if not asked for.
         features: ``(rows, C)`` last hidden features; ``None`` if not asked for.
+        layers: ``(rows, C)`` output of each decoder layer; ``None`` if not asked for.
     """
 
     logits: Tensor
     attention: Tensor | None = None
     features: Tensor | None = None
+    layers: list[Tensor] | None = None
 
     def select(self, rows: Tensor) -> MemberOutput:
         """The output of some rows, ``(kept,)`` int64."""
@@ -133,13 +126,16 @@ class Member:
             self.state = decoder.new_incremental_state(sentences, beam_size, device)
             self.state.beam_table = {"auto": None, "on": True, "off": False}[debug.beam_table]
 
-    def next_output(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> MemberOutput:
+    def next_output(
+        self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
+    ) -> MemberOutput:
         """Score the token after the last one.
 
         Args:
             tokens: ``(rows, 1 + step)`` int64, a start token and the generated tokens.
             need_attention: whether to return attention weights.
             need_features: whether to return the decoder's last hidden features.
+            need_layers: whether to return the output of each decoder layer.
         """
         if self.start_token is not None:
             tokens = tokens.clone()
@@ -149,15 +145,16 @@ class Member:
         if self.state is not None:
             arguments["incremental_state"] = self.state
         features = None
-        if need_features:
-            features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
-            features = features[:, -1]
-            logits = decoder.output_layer(features)
-        else:
-            logits, attention = decoder(tokens, self.encoder_out, **arguments)
-            logits = logits[:, -1]
+        with recorded_layers(decoder) if need_layers else nullcontext() as layers:
+            if need_features:
+                features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
+                features = features[:, -1]
+                logits = decoder.output_layer(features)
+            else:
+                logits, attention = decoder(tokens, self.encoder_out, **arguments)
+                logits = logits[:, -1]
         logits = self.model.adjust_logits_during_generation(logits, tokens.size(1) - 1)
-        return MemberOutput(logits, None if attention is None else attention[:, -1], features)
+        return MemberOutput(logits, None if attention is None else attention[:, -1], features, layers)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.
@@ -207,3 +204,40 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
                 f"{what} needs hidden features, and {type(model.decoder).__name__} has no extract_features; implement "
                 "extract_features and output_layer in place of forward, or leave it out"
             )
+
+
+@contextmanager
+def recorded_layers(decoder: Any) -> Iterator[list[Tensor]]:
+    """Record what each layer of a decoder returns at the newest position, ``(rows, C)``."""
+    found: list[Tensor] = []
+
+    def record(layer: Any, arguments: Any, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        found.append(hidden[:, -1])
+
+    handles = [layer.register_forward_hook(record) for layer in decoder.layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_layers(models: Sequence[EncoderDecoderModel], what: str) -> None:
+    """Refuse ensembles, and a model whose decoder has no early exits.
+
+    Args:
+        models: the models of the members.
+        what: what needs the logits of the layers, for the message.
+
+    Raises:
+        ConfigError: there are several models, or the decoder has no ``early_exit``.
+    """
+    if len(models) > 1:
+        raise ConfigError(f"{what} needs the layers of one model, and this is an ensemble of {len(models)}; give one")
+    decoder = type(models[0].decoder)
+    if decoder.early_exit is Decoder.early_exit:  # type: ignore[union-attr]
+        raise ConfigError(
+            f"{what} needs the logits of each layer, and {decoder.__name__} has no early_exit; implement it, or leave "
+            f"{what} out"
+        )

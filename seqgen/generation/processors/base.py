@@ -30,8 +30,8 @@ class LogitsProcessor(Component):
     invariant, they get logits, and the log-sum-exp is subtracted later, which saves a pass over the vocabulary."""
 
     can_merge: bool = False
-    """Whether it is correct when sentences join a running batch: it does not read tokens or source ids, and uses
-    ``context.steps``, not ``context.step``."""
+    """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
+    ``context.steps`` instead of ``context.step``."""
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """Change the scores of the next token.

@@ -41,7 +41,7 @@ class SequenceBias(LogitsProcessor):
 
     def __init__(self, biases: Mapping[tuple[int, ...], float]):
         self.longest = max((len(sequence) for sequence in biases), default=1)
-        # if the longest sequence has 3 tokens, the prefix of (a b c) is [a b], of (b c) [any b], of (c) [any any]
+        # prefixes are padded on the left: if (a b c) is the longest sequence, (b c) has the prefix [any b]
         beginnings = [[_ANY] * (self.longest - len(sequence)) + list(sequence[:-1]) for sequence in biases]
         self._beginnings = torch.tensor(beginnings, dtype=torch.int64).view(len(biases), self.longest - 1)
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
@@ -51,7 +51,7 @@ class SequenceBias(LogitsProcessor):
     def build(cls, cfg: SequenceBiasConfig, resources: Resources) -> Self:
         """See ``Component.build``; the biases of a text that is given twice are added."""
         found: dict[tuple[int, ...], float] = {}
-        for text, bias in map(_text_and_bias, _some(cfg.biases)):
+        for text, bias in map(_text_and_bias, _at_least_one(cfg.biases)):
             ids = resources.phrase(text)
             found[ids] = found.get(ids, 0.0) + bias
         return cls(found)
@@ -60,13 +60,14 @@ class SequenceBias(LogitsProcessor):
         """See ``LogitsProcessor``."""
         gains = self._biases.to(lprobs)
         if self.longest > 1:
-            begun = self._begun(context.tokens).to(lprobs.device)
-            gains = gains.where(begun, 0.0)  # (rows, sequences)
+            tokens, padding = context.generated, context.generated_padding
+            tokens = tokens if padding is None else tokens.masked_fill(padding, _NOTHING)
+            gains = gains.where(self._match_prefixes(tokens).to(lprobs.device), 0.0)  # (rows, sequences)
         last = self._last.to(lprobs.device)
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
 
-    def _begun(self, tokens: Tensor) -> Tensor:
-        """Which sequences lack only their last token: ``(rows, sequences)`` bool."""
+    def _match_prefixes(self, tokens: Tensor) -> Tensor:
+        """Whether each row ends with each sequence without its last token: ``(rows, sequences)`` bool."""
         size = self.longest - 1
         tail = tokens[:, -size:]
         tail = torch.nn.functional.pad(tail, (size - tail.size(1), 0), value=_NOTHING).unsqueeze(1)
@@ -83,7 +84,7 @@ class BadWordsConfig:
 
 @register_logits_processor("bad_words", config=BadWordsConfig)
 class BadWords(SequenceBias):
-    """Forbids sequences of tokens. A sequence that is only an end token is ignored: without it no output would end.
+    """Forbids sequences of tokens. A sequence that consists of one end token is ignored, so that outputs can end.
 
     Args:
         sequences: their token ids.
@@ -99,7 +100,7 @@ class BadWords(SequenceBias):
     def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
         """See ``Component.build``."""
         ends = [resources.dictionary.eos(), *resources.extra_end_tokens]
-        return cls([resources.phrase(text) for text in _some(cfg.texts)], ends)
+        return cls([resources.phrase(text) for text in _at_least_one(cfg.texts)], ends)
 
 
 def _text_and_bias(entry: str) -> tuple[str, float]:
@@ -111,13 +112,12 @@ def _text_and_bias(entry: str) -> tuple[str, float]:
         bias = math.nan
     if not text or not math.isfinite(bias):
         raise ConfigError(
-            f"{entry!r} is not TEXT=BIAS with a finite number; a text that must not be generated at all is a value of "
-            "generation.bad_words"
+            f"{entry!r} is not TEXT=BIAS with a finite number; to forbid a text, add it to generation.bad_words"
         )
     return text, bias
 
 
-def _some(texts: Sequence[str]) -> Sequence[str]:
+def _at_least_one(texts: Sequence[str]) -> Sequence[str]:
     if not texts:
         raise ConfigError("no texts are given; give at least one, or remove the processor")
     return texts

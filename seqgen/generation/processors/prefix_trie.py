@@ -27,8 +27,8 @@ class PrefixConstraint(LogitsProcessor):
 
     Args:
         allowed: called with the id of a sentence and its generated tokens, ``(K,)`` int64 (under Hugging Face's rules
-            with the start token); returns the ids of the allowed next tokens. If there are none, the hypothesis is
-            dropped.
+            with the start token; of a decoder-only model with the prompt); returns the ids of the allowed next tokens.
+            If there are none, the hypothesis is dropped.
     """
 
     shift_invariant = True
@@ -39,8 +39,10 @@ class PrefixConstraint(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         mask = torch.full_like(lprobs, -torch.inf)
+        padding = context.generated_padding
         for row, (sentence, generated) in enumerate(zip(context.sentence_ids.tolist(), context.generated, strict=True)):
-            mask[row, list(self.allowed(sentence, generated))] = 0.0
+            own = generated if padding is None else generated[~padding[row]]
+            mask[row, list(self.allowed(sentence, own))] = 0.0
         return lprobs + mask
 
 

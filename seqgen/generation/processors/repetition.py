@@ -1,4 +1,4 @@
-"""Processors that depend on the tokens of the output so far, or of the source."""
+"""Processors that depend on the tokens generated so far, or on those of the source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoRepeatNgramConfig:
 
 @register_logits_processor("no_repeat_ngram", config=NoRepeatNgramConfig)
 class NoRepeatNgram(LogitsProcessor):
-    """Forbids tokens that would complete an n-gram that the hypothesis has already.
+    """Forbids tokens that would complete an n-gram that already occurs in the hypothesis.
 
     Args:
         size: n.
@@ -35,7 +35,8 @@ class NoRepeatNgram(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        return forbid_completions(lprobs, context.generated, context.generated, self.size)
+        generated = context.generated
+        return forbid_completions(lprobs, generated, generated, self.size, context.generated_padding)
 
 
 @dataclass
@@ -89,7 +90,7 @@ class RepetitionPenalty(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        return _shrink(lprobs, context.generated, self.penalty)
+        return _shrink(lprobs, context.generated, self.penalty, context.generated_padding)
 
 
 @dataclass
@@ -116,20 +117,15 @@ class EncoderRepetitionPenalty(LogitsProcessor):
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
-        source = context.src_tokens
-        if source is None:
+        if context.src_tokens is None:
             return lprobs
-        if context.src_padding is not None:
-            # a row is padded on one side only; the token at its other end replaces the padding, and counts once anyway
-            first, last = source[:, :1], source[:, -1:]
-            source = source.where(~context.src_padding, first.where(~context.src_padding[:, :1], last))
-        return _shrink(lprobs, source, 1 / self.penalty)
+        return _shrink(lprobs, context.src_tokens, 1 / self.penalty, context.src_padding)
 
 
 def forbid_completions(
     lprobs: Tensor, text: Tensor, generated: Tensor, size: int, padding: Tensor | None = None
 ) -> Tensor:
-    """Forbid each token that completes an n-gram of a text after the newest ``size - 1`` generated tokens.
+    """Forbid each token that, appended to the newest ``size - 1`` generated tokens, gives an n-gram of a text.
 
     Args:
         lprobs: ``(rows, V)``, changed in place.
@@ -154,7 +150,22 @@ def forbid_completions(
     return lprobs.scatter_reduce_(1, windows[..., -1], limits, "amin")
 
 
-def _shrink(scores: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once."""
-    old = scores.gather(1, tokens)
-    return scores.scatter(1, tokens, (old * penalty).where(old < 0, old / penalty))
+def _shrink(scores: Tensor, tokens: Tensor, penalty: float, padding: Tensor | None = None) -> Tensor:
+    """Lower the scores of some tokens of each row; a token that occurs twice is lowered once.
+
+    Args:
+        scores: ``(rows, V)``.
+        tokens: ``(rows, L)`` int64.
+        penalty: see ``RepetitionPenalty``.
+        padding: ``(rows, L)`` bool, true at tokens that do not count; ``None`` if all count.
+    """
+    if padding is None:
+        return scores.scatter(1, tokens, _lowered(scores.gather(1, tokens), penalty))
+    size = scores.size(1)
+    columns = tokens.masked_fill(padding, size)  # padding falls into a column that is dropped
+    occurs = torch.zeros_like(scores[:, :1], dtype=torch.bool).repeat(1, size + 1).scatter_(1, columns, True)
+    return torch.where(occurs[:, :size], _lowered(scores, penalty), scores)
+
+
+def _lowered(scores: Tensor, penalty: float) -> Tensor:
+    return (scores * penalty).where(scores < 0, scores / penalty)

@@ -15,7 +15,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
 from seqgen.renamed import former_names
 
-globals()["__getattr__"] = former_names(__name__)  # not a function, so that type checkers still know each name
+globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 _FEW = 512
 """Number of tokens that are sorted first; the whole vocabulary is sorted only if these are not enough."""
@@ -23,7 +23,7 @@ _FEW = 512
 
 @dataclass
 class WarperConfig:
-    """What the configurations of all warpers have."""
+    """Base class of the configurations of warpers."""
 
     keep: int = option(1, "minimum number of tokens that are kept; use at least 2 in beam search", minimum=1)
 
@@ -75,7 +75,7 @@ class TopK(Warper):
     """Keeps the k most probable tokens, and those that tie with the k-th (Fan et al. 2018).
 
     Args:
-        k: number of tokens that are kept, if it is not below ``keep``.
+        k: number of tokens that are kept; ``keep`` if that is larger.
         keep: see ``Warper``.
     """
 
@@ -97,7 +97,7 @@ class TopPConfig(WarperConfig):
 
 @register_logits_processor("top_p", config=TopPConfig)
 class TopP(Warper):
-    """Keeps the smallest set of most probable tokens with a total probability of p (Holtzman et al. 2020).
+    """Keeps the smallest set of most probable tokens whose total probability is at least p (Holtzman et al. 2020).
 
     Tokens that tie with the least probable one of the set are kept too.
 
@@ -144,8 +144,8 @@ class MinP(Warper):
 
     def improbable(self, scores: Tensor) -> Tensor:
         """See ``Warper.improbable``."""
-        least = scores.amax(1, keepdim=True) + (math.log(self.p) if self.p > 0 else -math.inf)
-        return (scores < least) & self._below_best(scores, self.keep)
+        threshold = scores.amax(1, keepdim=True) + (math.log(self.p) if self.p > 0 else -math.inf)
+        return (scores < threshold) & self._below_best(scores, self.keep)
 
 
 @dataclass
@@ -238,10 +238,10 @@ class Eta(Warper):
         lprobs = scores.log_softmax(1)
         probabilities = lprobs.exp()
         entropy = -(lprobs * probabilities).nansum(1, keepdim=True)
-        least = (math.sqrt(self.epsilon) * (-entropy).exp()).clamp(max=self.epsilon)
-        return (probabilities < least) & self._below_best(scores, self.keep)
+        threshold = (math.sqrt(self.epsilon) * (-entropy).exp()).clamp(max=self.epsilon)
+        return (probabilities < threshold) & self._below_best(scores, self.keep)
 
 
 def _counts(vocab: int) -> tuple[int, int]:
-    """How many tokens to sort: first a few, then all if these are not enough."""
+    """Numbers of tokens to sort, tried in this order: ``_FEW``, then the whole vocabulary."""
     return min(_FEW, vocab), vocab

@@ -13,7 +13,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 
 Make = Callable[[Sequence[str]], list[LogitsProcessor]]
-"""Builds the processors of some flat keys, in the order of the keys; keys without an effect give none."""
+"""Builds the processors that some keys of the ``generation`` group select, in their order; unset keys are skipped."""
 
 
 DRAWING = ("sampling", "beam_sampling", "stochastic_beam")
@@ -58,7 +58,7 @@ class Rules:
         return search
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """The logits processors of a configuration in the order in which they are applied, without warpers.
 
@@ -66,7 +66,7 @@ class Rules:
             make: builds the processors of some flat keys.
             cfg: the configuration.
             registered: the processors that ``generation.processors`` names.
-            pad: id of padding.
+            pad: id of padding; ``None`` if padding is end-of-sentence.
         """
         raise NotImplementedError
 

@@ -50,11 +50,11 @@ class FairseqRules(Rules):
         return "sampling" if cfg.sampling else "beam"
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         return [
-            Forbid([pad]),
+            *([] if pad is None else [Forbid([pad])]),
             *make(("remove_invalid", "unkpen")),
             ForceEndAtMaximum(),
             ForcePrefix(make(OVERRULED_BY_PREFIX)),

@@ -67,7 +67,7 @@ class HuggingFaceRules(Rules):
         return search
 
     def order(
-        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int
+        self, make: Make, cfg: GenerationConfig, registered: Sequence[LogitsProcessor], pad: int | None
     ) -> list[LogitsProcessor]:
         """See ``Rules.order``."""
         exact: list[LogitsProcessor] = [ForceEndAtMaximum()] if cfg.match_source_len else []

@@ -34,6 +34,7 @@ class BeamSearch(Search):
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """See ``Search.step``."""
         count = self.candidates_per_beam * lprobs.size(1)
+        # at the first step all beams of a sentence are equal: only one is expanded
         if context.step == 0:
             lprobs, scores = lprobs[:, :1], scores[:, :1]
         return best_continuations(lprobs, scores, count)

@@ -9,7 +9,7 @@ NONE = -1
 
 
 def allocate(banks: Tensor, scores: Tensor) -> Tensor:
-    """Order candidates by turns: the best of each bank, then the second best of each, the largest bank number first.
+    """Order candidates of banks in rounds: the best of each bank, then the second best, the largest bank number first.
 
     Candidates of descending scores in the banks 2 2 1 1 0 are put into the order of banks 2 1 0 2 1.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError
 from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import ATTENTION, FEATURES, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.member import MemberOutput, MemberSpec
 from seqgen.generation.search.base import Search
@@ -35,7 +35,7 @@ class SpeculativeSession(Session):
     """Decodes a batch with drafts.
 
     The loop is that of ``Session``. The members read the drafts for several steps in one pass, and the outputs of these
-    steps are stored. They are valid as long as every sentence continues with its draft.
+    steps are stored. The stored outputs are valid as long as every sentence generates its draft.
 
     Args:
         setup: see ``Session``; its search is a ``SpeculativeSearch``.
@@ -45,10 +45,10 @@ class SpeculativeSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, SpeculativeSearch)
         self.speculative = setup.search
-        if FEATURES in setup.needs:
+        if LAYER_LOGITS in setup.needs:
             raise ConfigError(
-                f"{setup.needing(FEATURES)} needs hidden features, which are not stored in speculative decoding; leave "
-                "out the draft"
+                f"{setup.needing(LAYER_LOGITS)} needs hidden features of all layers, which are not stored in "
+                "speculative decoding; leave out the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
         sample = request.sample
@@ -75,12 +75,20 @@ class SpeculativeSession(Session):
         """Whether drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
         return type(self.search).step is Sampling.step
 
+    @property
+    def newest_features(self) -> Tensor | None:
+        """See ``DraftTarget.newest_features``."""
+        first, step = self.members[0], self.backpointers.length
+        assert isinstance(first, LookAhead)
+        # the newest token is in column `step`; the column before it has the features from which it was predicted
+        return None if first.features is None else first.features[:, step - 1 - first.first]
+
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
         return LookAhead(spec.model, source, self.beam, start_token, self.setup.debug, self.reach)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
-        """Draft and read where needed; see ``Session.member_outputs``."""
+        """Make and read a new draft if the last one is used up; see ``Session.member_outputs``."""
         step = self.backpointers.length
         if step >= self.stop:
             self.look_ahead(step)
@@ -90,9 +98,9 @@ class SpeculativeSession(Session):
         """Make a new draft; the members read it in one pass.
 
         With 3 tokens generated and 5 drafted, the members read the last generated token and the 5 drafted ones, which
-        gives scores for steps 3 to 8. If drafts were drawn at random, the scores of step 8, which has no drafted token,
-        are not used: in a larger batch another sentence may have rejected its draft before, so that step 8 had a
-        drafted token. An output would then depend on the other sentences of its batch.
+        gives scores for steps 3 to 8. Step 8 has no drafted token. If drafts are drawn at random, its scores are not
+        used, and a new draft is made instead. Otherwise an output would depend on its batch: if another sentence
+        rejected its draft earlier, a new draft would be made earlier, and step 8 would have a drafted token.
 
         Args:
             step: number of generated tokens.
@@ -102,10 +110,10 @@ class SpeculativeSession(Session):
         self.drafts = self.draft.propose(step, generated, min(self.speculative.draft_tokens, last - step + 1))
         count = self.drafts.tokens.size(-1)
         tokens = torch.cat([generated, self._known(self.drafts.tokens)], dim=-1)[..., : 1 + last].flatten(0, 1)
-        for member in self.members:
+        for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
-            member.read(tokens, ATTENTION in self.needs)
+            member.read(tokens, ATTENTION in self.needs, FEATURES in self.needs and number == 0)
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)
@@ -116,13 +124,13 @@ class SpeculativeSession(Session):
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """Verify drafted tokens that were drawn at random; otherwise see ``Session.choose``."""
-        place, lprobs = context.step - self.start, scored.lprobs
-        if place >= len(self.drafts.lprobs):
+        offset, lprobs = context.step - self.start, scored.lprobs
+        if offset >= len(self.drafts.lprobs):
             return super().choose(context, scored)
-        tokens = self.verified(lprobs, self.drafts.tokens[..., place], self.drafts.lprobs[place], context.step)
+        tokens = self.verified(lprobs, self.drafts.tokens[..., offset], self.drafts.lprobs[offset], context.step)
         gains = lprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        alive = (scored.scores + gains).masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
-        return Candidates(alive, tokens, own_beams(tokens))
+        scores = (scored.scores + gains).masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
+        return Candidates(scores, tokens, own_beams(tokens))
 
     def verified(self, lprobs: Tensor, drafted: Tensor, drafted_with: Tensor, step: int) -> Tensor:
         """Accept or replace drafted tokens, so that the results have the distribution of the verifying models.
@@ -145,8 +153,8 @@ class SpeculativeSession(Session):
         """
         if lprobs.size(-1) != drafted_with.size(-1):
             raise other_vocabulary(drafted_with.size(-1), lprobs.size(-1))
-        wanted, had = (values.gather(-1, drafted.unsqueeze(-1)).squeeze(-1) for values in (lprobs, drafted_with))
-        accepted = self.uniforms(ACCEPTANCE, step).log() < wanted - had
+        log_p, log_q = (values.gather(-1, drafted.unsqueeze(-1)).squeeze(-1) for values in (lprobs, drafted_with))
+        accepted = self.uniforms(ACCEPTANCE, step).log() < log_p - log_q
         residual = (lprobs.exp() - drafted_with.exp()).clamp(min=0.0).log()
         return torch.where(accepted, drafted, self.draw(REPLACEMENT, step, residual))
 
@@ -170,10 +178,10 @@ class SpeculativeSession(Session):
         """Compare the generated tokens with the draft; see ``Session.advance``."""
         step = self.backpointers.length
         super().advance(active, attention)
-        place = step - self.start
-        if place >= self.drafts.tokens.size(-1):
+        offset = step - self.start
+        if offset >= self.drafts.tokens.size(-1):
             return
-        drafted = self.drafts.tokens[..., place]
+        drafted = self.drafts.tokens[..., offset]
         right = active.tokens == self._known(drafted)
         continues = (active.scores > -torch.inf) & ~self.sentences.done.unsqueeze(1)
         counted = continues & (drafted != NOTHING)
@@ -192,8 +200,8 @@ class SpeculativeSearch(Search):
     The output of greedy search does not change. With a draft model, samples have the same distribution, but differ from
     those that the strategy alone draws with the same seed; with n-gram drafts they are the same.
 
-    A new draft is made for the whole batch as soon as one sentence rejects a token. Therefore small batches profit
-    most. The output for a sentence does not depend on the other sentences.
+    A new draft is made for the whole batch as soon as one sentence rejects a token, so that the speedup is largest for
+    small batches. The output for a sentence does not depend on the other sentences.
 
     Args:
         drafter: makes the drafts.
@@ -218,7 +226,7 @@ class SpeculativeSearch(Search):
         self.drafter = drafter
         self.draft_tokens = draft_tokens
         self.additive, self.independent_rows = self.inner.additive, self.inner.independent_rows
-        self.needs = self.inner.needs  # type: ignore[misc]
+        self.needs = self.inner.needs | getattr(drafter, "needs", frozenset())  # type: ignore[misc]
         self.verified = 0
         """Number of verified tokens of drafts, over all batches."""
         self.accepted = 0
@@ -228,6 +236,12 @@ class SpeculativeSearch(Search):
     def acceptance_rate(self) -> float:
         """The share of drafted tokens that were accepted; NaN before the first."""
         return self.accepted / self.verified if self.verified else float("nan")
+
+    def summary(self) -> str:
+        """The acceptance rate; see ``Search.summary``."""
+        if not self.verified:
+            return ""
+        return f"{self.verified} drafted tokens were verified, and {100 * self.acceptance_rate:.1f} % of them accepted"
 
     def rows(self, beam: int) -> int:
         """See ``Search.rows``.
@@ -244,5 +258,5 @@ class SpeculativeSearch(Search):
         return rows
 
     def begin(self, batch: BatchInfo) -> Any:
-        """See ``Search.begin``; returns the batch's object of the inner strategy."""
+        """See ``Search.begin``; returns what ``begin`` of the inner strategy returns."""
         return self.inner.begin(batch)

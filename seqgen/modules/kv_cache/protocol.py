@@ -55,7 +55,7 @@ class KeysAndValues(NamedTuple):
         return self
 
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
-        """What the newest positions attend to, with ``attn_mask`` and padding in one mask; see ``KeyValueCache``."""
+        """See ``KeyValueCache.attended``; the padding mask is merged into ``attn_mask``."""
         keys, values, padding_mask = self
         if is_causal and (padding_mask is not None or keys.size(2) > queries):
             attn_mask, is_causal = step_mask(keys.size(2) - queries, queries, None, keys.device), False
@@ -134,7 +134,7 @@ class KeyValueCache(ABC):
     def merge(self, other: KeyValueCache) -> KeyValueCache:
         """Append the rows of another cache, aligned at the last position; continuous batching needs it.
 
-        Positions that are added on the left of the shorter cache may have any finite values: start offsets hide them.
+        The shorter cache is filled on the left with any finite values; start offsets mask these positions.
         """
         raise self._lacks("merge", "continuous batching")
 

@@ -1,0 +1,94 @@
+"""Noisy-channel reranking (Yee, Dauphin and Auli 2019, "Simple and effective noisy channel modeling for NMT").
+
+The hypotheses of a direct model are ranked by its own score, a channel model that translates them back into the source,
+and a language model of the target language::
+
+    1/t log p(y|x) + 1/s (channel_weight log p(x|y) + lm_weight log p(y))
+
+with ``t`` tokens in the output ``y`` and ``s`` tokens in the source ``x``, end-of-sentence included. The channel model
+is an ordinary model of the opposite direction, with a vocabulary of its own::
+
+    seqgen-generate common.user_dir=examples/papers/noisy_channel.py path=runs/a input=test.en generation.beam=20
+        generation.rerank=noisy_channel reranker.channel=runs/reverse reranker.lm=runs/lm
+
+Expect fewer outputs that leave source words out, since the channel model cannot generate these words. Weights are tuned
+on validation data; a larger beam gives more to choose from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from seqgen.config import option
+from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
+from seqgen.registry import register_reranker
+from seqgen.text.rerank import Reranker
+from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.translator import Translator
+
+
+@dataclass
+class NoisyChannelConfig:
+    """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
+
+    channel: str = option("", "run or checkpoint of a model from the target language to the source language")
+    lm: str = option("", "run or checkpoint of a language model of the target language; empty for none")
+    channel_weight: float = option(1.0, "weight of the channel model", minimum=0)
+    lm_weight: float = option(0.3, "weight of the language model", minimum=0)
+
+
+@register_reranker("noisy_channel", config=NoisyChannelConfig)
+class NoisyChannel(Reranker):
+    """Ranks by the direct model, the channel model and the language model.
+
+    Args:
+        channel: translates the target language into the source language.
+        lm: a language model of the target language; ``None`` for none.
+        channel_weight: weight of the channel model.
+        lm_weight: weight of the language model.
+    """
+
+    def __init__(
+        self, channel: Translator, lm: Translator | None = None, channel_weight: float = 1.0, lm_weight: float = 0.3
+    ):
+        self.channel, self.lm = channel, lm
+        self.channel_weight, self.lm_weight = channel_weight, lm_weight
+
+    @classmethod
+    def build(cls, cfg: NoisyChannelConfig, resources: Resources) -> Self:
+        """Load the models that the configuration names.
+
+        Raises:
+            ConfigError: no channel model is named.
+        """
+        if not cfg.channel:
+            raise ConfigError("noisy_channel needs a model of the opposite direction; give reranker.channel=RUN")
+        lm = Translator(cfg.lm, device=resources.device) if cfg.lm else None
+        return cls(Translator(cfg.channel, device=resources.device), lm, cfg.channel_weight, cfg.lm_weight)
+
+    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+        """Score the hypotheses of one line.
+
+        Args:
+            translation: the line.
+            hypotheses: its hypotheses.
+
+        Returns:
+            A score for each, in nats for each token.
+        """
+        texts = [item.text for item in hypotheses]
+        channel = log_probabilities(self.channel, texts, [translation.source] * len(texts))
+        lm = log_probabilities(self.lm, [""] * len(texts), texts) if self.lm else [0.0] * len(texts)
+        direct = [float(item.positional_scores.mean()) for item in hypotheses]
+        return [
+            own + (self.channel_weight * back + self.lm_weight * fluency) / len(translation.source_tokens)
+            for own, back, fluency in zip(direct, channel, lm, strict=True)
+        ]
+
+
+def log_probabilities(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> list[float]:
+    """The log-probability in nats that a model gives to each target, end-of-sentence included."""
+    return [found.score for found in translator.score(sources, targets, unnormalized=True)]

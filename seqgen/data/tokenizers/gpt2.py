@@ -1,0 +1,101 @@
+"""GPT-2's tokenizer: byte-level byte-pair encoding (Radford et al. 2019, section 2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models, pre_tokenizers
+
+from seqgen.data.pipeline_limits import pipeline_errors
+from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
+from seqgen.data.tokenizers.files import FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
+from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class GPT2Tokenizer(FastTokenizer):
+    """GPT-2's tokenizer, read from ``tokenizer.json`` or from ``vocab.json`` and ``merges.txt``.
+
+    A tokenizer without a padding token uses end-of-sentence as padding, which language models mask by length.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Attributes:
+        begins_with_eos: whether ``transformers`` adds end-of-sentence before a text; ``encode`` does not.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        pipeline = read_pipeline(files) if FAST_FILE in files else byte_level_pipeline(files)
+        for name in ("bos", "eos", "unk"):
+            special.named.setdefault(f"{name}_token", END_OF_TEXT)
+        if special.named.get("pad_token") is None:
+            special.named["pad_token"] = special.named["eos_token"]
+        _set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
+        super().__init__(files, special, pipeline, vocab_size)
+        self.begins_with_eos = self._begins_with_eos()
+
+    def _begins_with_eos(self) -> bool:
+        """Whether ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.
+
+        Raises:
+            DataError: it adds something else.
+        """
+        if FAST_FILE not in self.files:
+            added = [self.dictionary.bos()] if self.special.config.get("add_bos_token") else []
+        else:
+            with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode an empty text"):
+                added = self._pipeline.encode("", add_special_tokens=True).ids
+        if added not in ([], [self.dictionary.eos()]):
+            raise DataError(
+                f"the tokenizer in {self.files.origin} adds tokens other than end-of-sentence to each text, which "
+                "seqgen does not support for a GPT-2"
+            )
+        return bool(added)
+
+
+def byte_level_pipeline(files: TokenizerFiles) -> Any:
+    """Make the pipeline from ``vocab.json`` and ``merges.txt``.
+
+    Args:
+        files: the tokenizer's files.
+
+    Returns:
+        A ``tokenizers.Tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    vocab = files.json(VOCAB_FILE)
+    files.need(VOCAB_FILE)
+    where = f"{files.origin}/{MERGES_FILE}"
+    try:
+        lines = files.need(MERGES_FILE).decode().split("\n")[1:-1]  # the first line is a comment
+    except UnicodeDecodeError:
+        raise DataError(f"{where} is not UTF-8; copy it again") from None
+    merges = [tuple(line.split()) for line in lines]
+    if not all(len(pair) == 2 for pair in merges):
+        raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
+    with pipeline_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
+        pipeline = Pipeline(
+            models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+        )
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    return pipeline
+
+
+def _set_prefix_space(pipeline: Any, wanted: bool) -> None:
+    """Set whether a space is added before a text, as ``transformers`` does if ByteLevel is the only step."""
+    step = pipeline.pre_tokenizer
+    if isinstance(step, pre_tokenizers.ByteLevel) and step.add_prefix_space != wanted:
+        step.add_prefix_space = wanted
+        pipeline.pre_tokenizer = step

@@ -1,0 +1,165 @@
+"""examples/papers/determinantal_beams.py against the formulas, computed plainly, and against beam search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from examples.papers.determinantal_beams import DeterminantalBeams, greedy_map, subsequence_kernel
+from seqgen.errors import ConfigError
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
+from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, text_model
+
+SOURCES = [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,)]
+RULE = random_rule(vocab=9, seed=4)
+
+
+def generator(rules: list[Rule], search: Search, beam: int = 3, **options: Any) -> SequenceGenerator:
+    values = {"max_len_b": 5, "min_len": 0, **options}
+    return make_generator(
+        [ScriptedModel(rule) for rule in rules], dictionary(5), search_strategy=search, beam_size=beam, **values
+    )
+
+
+def kernel(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
+    """The string subsequence kernel by enumeration, not normalized."""
+    total = 0.0
+    for i, j in itertools.product(
+        itertools.combinations(range(len(s)), order), itertools.combinations(range(len(t)), order)
+    ):
+        if [s[k] for k in i] == [t[k] for k in j]:
+            total += decay ** (i[-1] - i[0] + 1 + j[-1] - j[0] + 1)
+    return total
+
+
+def similarity(s: tuple[int, ...], t: tuple[int, ...], order: int, decay: float) -> float:
+    norm = kernel(s, s, order, decay) * kernel(t, t, order, decay)
+    return kernel(s, t, order, decay) / math.sqrt(norm) if norm > 0 else 0.0
+
+
+@pytest.mark.parametrize(("order", "decay"), [(1, 0.5), (2, 0.3), (3, 1.0)])
+def test_kernel(order: int, decay: float) -> None:
+    tokens = torch.randint(0, 3, (2, 6, 5), generator=torch.Generator().manual_seed(order))
+    found = subsequence_kernel(tokens, order, decay)
+    for sentence in range(2):
+        rows = [tuple(row) for row in tokens[sentence].tolist()]
+        wanted = [
+            [1.0 if i == j else similarity(a, b, order, decay) for j, b in enumerate(rows)] for i, a in enumerate(rows)
+        ]
+        torch.testing.assert_close(found[sentence], torch.tensor(wanted, dtype=torch.float64))
+
+
+def greedy(matrix: torch.Tensor, count: int) -> list[int]:
+    chosen: list[int] = []
+    for _ in range(count):
+        rest = [item for item in range(len(matrix)) if item not in chosen]
+        chosen.append(max(rest, key=lambda item: float(matrix[[*chosen, item]][:, [*chosen, item]].logdet())))
+    return chosen
+
+
+def test_greedy_choice() -> None:
+    features = torch.randn(5, 8, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    matrices = features @ features.mT
+    exists = torch.ones(5, 8, dtype=torch.bool)
+    exists[2, 3:] = False
+    found = greedy_map(matrices, exists, 4).tolist()
+    for number in (0, 1, 3, 4):
+        assert found[number] == greedy(matrices[number], 4)
+    assert found[2][:3] == greedy(matrices[2, :3, :3], 3)
+    assert len(set(found[2])) == 4
+
+
+def plain(source: tuple[int, ...], weight: float, order: int, decay: float, pool: int, beam: int) -> Pairs:
+    """Determinantal beam search by fairseq's rules, as loops over one sentence."""
+    cfg, beams, finished = Settings(max_len=5, min_len=0), [(0.0, ())], []
+    for _ in range(cfg.max_len + 1):
+        found = sorted(
+            ((total + score, (*past, token)) for total, past in beams
+             for token, score in enumerate(next_scores(RULE, source, past, cfg)) if score > -math.inf),
+            reverse=True,
+        )[: pool * beam]  # fmt: skip
+        quality = torch.tensor([total for total, _ in found], dtype=torch.float64).softmax(0)
+        kernels = [[1.0 if s == t else similarity(s, t, order, decay) for _, t in found] for _, s in found]
+        matrix = quality.diag() + weight * torch.tensor(kernels, dtype=torch.float64)
+        chosen = [found[item] for item in greedy(matrix, min(2 * beam, len(found)))]
+        for total, output in chosen[:beam]:
+            if output[-1] == EOS and len(finished) < beam:
+                finished.append((output, total / len(output)))
+        beams = [pair for pair in chosen if pair[1][-1] != EOS][:beam]
+        if len(finished) == beam or not beams:
+            break
+    return sorted(finished, key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize(("weight", "order", "decay"), [(0.05, 2, 0.5), (0.3, 1, 0.9), (2.0, 2, 1.0)])
+def test_search(weight: float, order: int, decay: float) -> None:
+    found = generator([RULE], DeterminantalBeams(weight, order, decay)).generate(batch_of(SOURCES))
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        assert_same_pairs(as_pairs(hypotheses), plain(source, weight, order, decay, 3, 3))
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_without_weight_is_beam_search(semantics: str) -> None:
+    options: dict[str, Any] = {"semantics": semantics, "beam": 4}
+    one, two = (
+        generator([RULE], search, **options).generate(batch_of(SOURCES))
+        for search in (DeterminantalBeams(0.0), BeamSearch())
+    )
+    assert_same(one, two)
+    different = generator([RULE], DeterminantalBeams(1.0), **options).generate(batch_of(SOURCES))
+    assert [[h.tokens.tolist() for h in line] for line in different] != [
+        [h.tokens.tolist() for h in line] for line in two
+    ]
+
+
+def test_alone_in_a_batch_and_in_an_ensemble() -> None:
+    for rules in ([RULE], [RULE, random_rule(vocab=9, seed=5)]):
+        own = generator(rules, DeterminantalBeams(0.3), max_len_a=1.0, max_len_b=3)
+        together = own.generate(batch_of(SOURCES))
+        for row, source in enumerate(SOURCES):
+            assert_same(own.generate(batch_of([source])), together[row : row + 1])
+
+
+def test_by_its_keys() -> None:
+    translator = Translator(text_model(), beam=4, nbest=4, max_len_b=8)
+    keys = {"search.weight": 0.5, "search.order": 1, "search.pool": 4}
+    found = translator.translate(TEXTS, search="determinantal", **keys)
+    by_object = translator.translate(TEXTS, search=DeterminantalBeams(0.5, 1, 0.5, 4))
+    texts = [[item.text for item in line.hypotheses] for line in found]
+    assert texts == [[item.text for item in line.hypotheses] for line in by_object]
+    assert texts != [[item.text for item in line.hypotheses] for line in translator.translate(TEXTS)]
+    with pytest.raises(ConfigError, match="below its minimum"):
+        translator.translate(TEXTS, search="determinantal", **{"search.weight": -1.0})
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="determinantal")
+    assert all(len(line.hypotheses) >= 2 for line in found)
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_no_rule_changes_the_set(semantics: str) -> None:
+    """Hugging Face's rule continues the candidates with the best scores, so that no others may be left."""
+
+    class Watched(DeterminantalBeams):
+        def step(self, *args: Any) -> Candidates:
+            found = super().step(*args)
+            assert ((found.scores > -math.inf) & (found.tokens != EOS)).sum(1).max() <= 3
+            return found
+
+    assert generator([RULE], Watched(0.5), semantics=semantics).generate(batch_of(SOURCES))

@@ -1,0 +1,191 @@
+"""examples/papers/smc_steering.py against the posterior of a tiny model, by enumeration."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.papers.smc_steering import ShortWords, ShortWordsConfig, SMCConfig, SMCSteering, resample
+from seqgen.errors import ConfigError
+from seqgen.generation.context import StepContext
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.text.translator import Translator
+from tests.generators import make_generator, resources
+from tests.hypotheses import assert_same
+from tests.reference_search import EOS, Settings, next_scores
+from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.text_models import TEXTS, text_model
+
+SOURCE = (4, 5, 2)
+LIMITS = Settings(max_len=3, min_len=0)
+METHODS = ["optimal", "systematic", "multinomial"]
+
+
+class FewOfToken(SMCSteering):
+    """Token 4 costs 1.5 nats; outputs that end with two equal words are impossible."""
+
+    def potential(self, tokens: Tensor, context: StepContext) -> Tensor:
+        cost = [log_potential(tuple(row)) for row in tokens.tolist()]
+        return torch.tensor(cost, dtype=torch.float64)
+
+
+def few_of_token(**keys: Any) -> SMCSteering:
+    return FewOfToken.build(SMCConfig(**keys), resources(dictionary(2)))
+
+
+def log_potential(output: tuple[int, ...]) -> float:
+    if output[-1] == EOS and len(output) > 2 and output[-2] == output[-3]:
+        return -math.inf
+    return -1.5 * output.count(4)
+
+
+def posterior(rule: Rule) -> dict[tuple[int, ...], float]:
+    """``p(y) phi(y)`` of all outputs."""
+    found = {}
+
+    def visit(history: tuple[int, ...], mass: float) -> None:
+        for token, score in enumerate(next_scores(rule, SOURCE, history, LIMITS)):
+            output, share = (*history, token), mass * math.exp(score)
+            if token == EOS:
+                found[output] = share * math.exp(log_potential(output))
+            elif share > 0:
+                visit(output, share)
+
+    visit((), 1.0)
+    return found
+
+
+def generator(rules: list[Rule], beam: int, search: SMCSteering, words: int = 2, **options: Any) -> SequenceGenerator:
+    values = {"max_len_b": 3, "min_len": 0, **options}
+    models = [ScriptedModel(cache(rule)) for rule in rules]
+    return make_generator(models, dictionary(words), search_strategy=search, beam_size=beam, **values)
+
+
+def test_all_particles_are_the_posterior() -> None:
+    """With a particle for each prefix and all tokens as children, weights are exact."""
+    rule = random_rule(vocab=6, seed=3)
+    found = generator([rule], 600, few_of_token(children=6)).generate(batch_of([SOURCE]))[0]
+    wanted = {output: value for output, value in posterior(rule).items() if value > 0}
+    assert {tuple(h.tokens.tolist()): math.exp(h.score) for h in found} == pytest.approx(wanted, rel=1e-9)
+    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+def test_by_the_rules_of_hugging_face() -> None:
+    """Outputs are cut at the maximum length; these count as they are."""
+    rule, total = random_rule(vocab=6, seed=3), 0.0
+    search = few_of_token(children=6)
+    for hypothesis in generator([rule], 1000, search, semantics="huggingface").generate(batch_of([SOURCE]))[0]:
+        output = tuple(hypothesis.tokens.tolist())
+        lprobs = [float(rule(SOURCE, output[:i]).log_softmax(-1)[token]) for i, token in enumerate(output)]
+        assert hypothesis.score == pytest.approx(sum(lprobs) + log_potential(output))
+        total += math.exp(sum(lprobs))
+    impossible = sum(
+        math.exp(sum(float(rule(SOURCE, y[:i]).log_softmax(-1)[t]) for i, t in enumerate(y)))
+        for y in [
+            (*start, w, w, EOS) for start in [(), *((t,) for t in range(6) if t != EOS)] for w in range(6) if w != EOS
+        ]
+    )
+    assert total + impossible == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_unbiased(method: str) -> None:
+    """Over many seeds, here lines, the mean weight of each output is ``p(y) phi(y)``."""
+    rule, lines = random_rule(vocab=6, seed=3), 600
+    search = few_of_token(children=2, resampling=method)
+    results = generator([rule], 3, search).generate(batch_of([SOURCE] * lines))
+    samples: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0] * lines)
+    for line, hypotheses in enumerate(results):
+        outputs = [tuple(h.tokens.tolist()) for h in hypotheses]
+        assert method != "optimal" or len(set(outputs)) == len(outputs)
+        for output, hypothesis in zip(outputs, hypotheses, strict=True):
+            samples[output][line] += math.exp(hypothesis.score)
+    wanted = posterior(rule)
+    assert set(samples) <= {output for output, value in wanted.items() if value > 0}
+    totals = torch.tensor([sum(values) for values in zip(*samples.values(), strict=True)])
+    assert abs(totals.mean() - sum(wanted.values())) < 4 * totals.std() / math.sqrt(lines)
+    for output, value in wanted.items():
+        own = torch.tensor(samples[output])
+        assert abs(own.mean() - value) < 5 * own.std() / math.sqrt(lines) + 2e-3
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 12])
+def test_resampling(count: int) -> None:
+    """The probability of being drawn is ``min(1, c w)``, with ``c`` found by bisection."""
+    weights = torch.tensor([0.3, 5.0, 0.0, 0.2, 1.0, 0.05, 2.0, 0.9], dtype=torch.float64)
+    draws = 4000
+    points = ((torch.arange(draws) + 0.5) / draws).unsqueeze(1) + torch.arange(count)
+    drawn, logs = resample(weights.log().expand(draws, -1), count, points)
+    exists = logs > -math.inf
+    assert (exists.sum(1) == min(count, 7)).all()
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (middle * weights).clamp(max=1).sum() < min(count, 7 - 1e-9) else (low, middle)
+    expected = (high * weights).clamp(max=1)
+    for item in range(8):
+        chosen = (drawn == item) & exists
+        assert int(chosen.sum(1).max()) <= 1
+        assert float(chosen.double().sum() / draws) == pytest.approx(float(expected[item]), abs=1e-3)
+        wanted = float(weights[item] / expected[item]) if weights[item] > 0 else 0.0
+        torch.testing.assert_close(logs[chosen].exp(), torch.full_like(logs[chosen], wanted))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_alone_in_a_batch_and_in_an_ensemble(method: str) -> None:
+    rules, sources = (
+        [random_rule(9, seed) for seed in (1, 2)],
+        [(4, 5, 2), (6, 2), (4, 4, 4, 4, 6, 2), (2,), *((5, 6, 7, 8, length, 2) for length in range(4, 9))],
+    )
+    batch = replace(
+        batch_of(sources), ids=torch.tensor([7, 3, 12, 5, 6, 1, 0, 2, 9])
+    )  # done sentences stay for a while
+    for members in (rules[:1], rules):
+        own = generator(members, 4, few_of_token(resampling=method), 5, max_len_a=1.0, max_len_b=3)
+        together = own.generate(batch)
+        assert len({len(h.tokens) for hypotheses in together for h in hypotheses}) > 2
+        for row, source in enumerate(sources):
+            alone = own.generate(replace(batch_of([source]), ids=batch.ids[row : row + 1]))
+            assert_same(alone, together[row : row + 1])
+
+
+def test_by_its_keys() -> None:
+    """The example finds outputs with fewer long words, and its weights are those of the formula."""
+    translator = Translator(text_model(), beam=6, nbest=6, max_len_b=6)
+    counts = []
+    for penalty in (0.0, 60.0):
+        keys = {"search.longest": 2, "search.penalty": penalty, "search.children": 5}
+        found = translator.translate(TEXTS, search="short_words", **keys)
+        words = [word for line in found for item in line.hypotheses for word in item.text.split()]
+        counts.append(sum(len(word) > 2 for word in words) / len(words))
+    assert counts[0] > 0.1
+    assert counts[1] == 0
+    with pytest.raises(ConfigError, match="unknown key 'longst'"):
+        translator.translate(TEXTS, search="short_words", **{"search.longst": 4})
+    with pytest.raises(ConfigError, match="ranked by weight"):
+        translator.translate(TEXTS, search="short_words", lenpen=0.5)
+
+
+def test_potential_of_the_example() -> None:
+    class Decoder:
+        def decode(self, ids: list[int]) -> str:
+            return " ".join("x" * index for index in ids)
+
+    search = ShortWords.build(ShortWordsConfig(longest=5, penalty=2.0), Decoder())  # type: ignore[arg-type]
+    context: Any = type("Context", (), {"eos": EOS})
+    found = search.potential(torch.tensor([[4, 6, 7], [5, 2, 2], [9, 4, 2]]), context)
+    assert found.tolist() == [-4.0, 0.0, -2.0]
+
+
+def test_single_precision() -> None:
+    one = text_model()
+    translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)
+    found = translator.translate(TEXTS[:2], search="short_words")
+    assert all(len(line.hypotheses) >= 2 for line in found)
