@@ -88,7 +88,8 @@ class FollowAutomaton(LogitsProcessor):
 
     def __init__(self, automaton: Automaton, texts: TokenTexts):
         self.automaton, self.texts = automaton, texts
-        self.known: list[Hashable] = [None, ("first", automaton.start)]  # number 0 has no continuations
+        # whether it is before the first token, and the state; number 0 has no continuations
+        self.known: list[tuple[bool, Any]] = [(False, None), (True, automaton.start)]
         self.numbers = {state: number for number, state in enumerate(self.known)}
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
         self.distances: list[int] | None = None
@@ -121,7 +122,7 @@ class FollowAutomaton(LogitsProcessor):
         if number not in self.rows:
             targets = self._targets(number)
             needed = torch.tensor([self._distance(target) for target in targets])
-            if number and self.automaton.accepts(self.known[number][1]):  # type: ignore[index]
+            if number and self.automaton.accepts(self.known[number][1]):
                 needed[self.texts.ends] = -1  # allowed at the maximum length too
             self.rows[number] = torch.tensor(targets), needed
         return self.rows[number]
@@ -130,15 +131,15 @@ class FollowAutomaton(LogitsProcessor):
         targets = [0] * self.texts.size
         if number == 0:
             return targets
-        place, start = self.known[number]  # type: ignore[misc]
-        for token, text in (self.texts.first if place == "first" else self.texts.later).items():
+        first, start = self.known[number]
+        for token, text in (self.texts.first if first else self.texts.later).items():
             state: Hashable | None = start if text else None
             for character in text:
                 state = self.automaton.step(state, character)
                 if state is None:
                     break
             if state is not None:
-                key = ("later", state)
+                key = (False, state)
                 if key not in self.numbers:
                     self.numbers[key] = len(self.known)
                     self.known.append(key)
@@ -150,7 +151,7 @@ class FollowAutomaton(LogitsProcessor):
             return NEVER
         if self.distances is not None:
             return self.distances[number]
-        found = self.automaton.remaining(self.known[number][1])  # type: ignore[index]
+        found = self.automaton.remaining(self.known[number][1])
         return NEVER if found is None else found
 
     def _all_distances(self) -> list[int]:
@@ -158,7 +159,7 @@ class FollowAutomaton(LogitsProcessor):
         targets: list[set[int]] = [set()]
         while len(targets) < len(self.known):
             targets.append(set(self._targets(len(targets))) - {0})
-        accepting = [bool(number) and self.automaton.accepts(state[1]) for number, state in enumerate(self.known)]  # type: ignore[index]
+        accepting = [bool(number) and self.automaton.accepts(state[1]) for number, state in enumerate(self.known)]
         distances = [0 if accepts else NEVER for accepts in accepting]
         changed = True
         while changed:
