@@ -162,6 +162,20 @@ def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any]) -> None:
         assert all(t.hypotheses for t in together)
 
 
+@pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
+def test_json_from_the_translator(options: dict[str, Any]) -> None:
+    words, _ = letters(list(dict.fromkeys(SYMBOLS)))
+    model, texts = text_model(task=task_of(LetterTokenizer(words))), ["ab", "true", "xx:12", "a"]
+    keys = {"processors": ["json"], "processor.json.root": "value", "max_len_b": 9, **options}
+    together = Translator(model).translate(texts, **keys)
+    alone = Translator(model).translate(texts, batch_size=1, **keys)
+    assert_same([t.hypotheses for t in alone], [t.hypotheses for t in together], 1e-6)
+    for translation in together:
+        assert translation.hypotheses
+        for hypothesis in translation.hypotheses:
+            json.loads(hypothesis.text)
+
+
 def test_refusals_and_the_command_line(tmp_path: Path) -> None:
     translator = Translator(text_model())
     with pytest.raises(ConfigError, match="no sequence of tokens"):
