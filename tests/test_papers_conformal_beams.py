@@ -87,13 +87,17 @@ def test_alone_in_a_batch_and_in_an_ensemble() -> None:
 
 def test_sentences_that_join_a_batch() -> None:
     """Each sentence counts its own tokens."""
-    translator = Translator(text_model(), beam=4, nbest=4, max_len_b=8)
-    search = ConformalPruning([-1.5, -3.0, -1.2, -1.0])
-    texts = []
-    for size in (1, 2, 5):
-        found = translator.translate(TEXTS, search=search, batch_size=size)
-        texts.append([[(item.text, pytest.approx(item.score)) for item in line.hypotheses] for line in found])
-    assert texts[0] == texts[1] == texts[2]
+    member, search = text_model(), ConformalPruning([-9.0, -9.0, -9.0, -2.0, -9.0])
+    generator_ = Translator(member, beam=4, nbest=4, max_len_b=8).prepare(search=search).generator
+    examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
+    batches = [member.task.collate([example], member.model) for example in examples]
+    alone = [generator_.generate(batch)[0] for batch in batches]
+    waiting = batches[::-1]
+    found = dict(
+        generator_.generate_continuously(lambda running, _: waiting.pop() if running < 2 and waiting else None)
+    )
+    assert generator_.can_merge
+    assert_same([found[number] for number in range(len(TEXTS))], alone)
 
 
 def test_thresholds_by_hand() -> None:
