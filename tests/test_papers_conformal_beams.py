@@ -29,6 +29,7 @@ from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.step_contexts import step_context
 from tests.text_models import TEXTS, text_model
 
 ROOT = Path(__file__).parent.parent
@@ -86,18 +87,14 @@ def test_alone_in_a_batch_and_in_an_ensemble() -> None:
 
 
 def test_sentences_that_join_a_batch() -> None:
-    """Each sentence counts its own tokens."""
-    member, search = text_model(), ConformalPruning([-9.0, -9.0, -9.0, -2.0, -9.0])
-    generator_ = Translator(member, beam=4, nbest=4, max_len_b=8).prepare(search=search).generator
-    examples = [(number, member.task.encode_source(text), None) for number, text in enumerate(TEXTS)]
-    batches = [member.task.collate([example], member.model) for example in examples]
-    alone = [generator_.generate(batch)[0] for batch in batches]
-    waiting = batches[::-1]
-    found = dict(
-        generator_.generate_continuously(lambda running, _: waiting.pop() if running < 2 and waiting else None)
-    )
-    assert generator_.can_merge
-    assert_same([found[number] for number in range(len(TEXTS))], alone)
+    """Each sentence counts its own tokens: the new token is the fourth of the first one, the second of the other."""
+    context = step_context(3, torch.zeros(2, 3, dtype=torch.int64), start_offsets=torch.tensor([0, 2]))
+    lprobs = torch.tensor([-1.0, -3.0]).expand(2, 1, 2)
+    found = ConformalPruning([-9.0, -1.5, -9.0, -2.0]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
+    # means (-6 - 1) / 4, (-6 - 3) / 4, and (-1 - 1) / 2, (-1 - 3) / 2
+    assert found.scores.tolist() == [[-7.0, -math.inf], [-2.0, -math.inf]]
+    kept = ConformalPruning([-9.0, -2.0, -9.0, -2.25]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
+    assert kept.scores.tolist() == [[-7.0, -9.0], [-2.0, -4.0]]
 
 
 def test_thresholds_by_hand() -> None:
