@@ -105,7 +105,7 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
 
     def write(translation: Translation) -> str:
         number = translation.id
-        lines = [f"S-{number}\t{_pieces(source_dictionary, translation.source_tokens[:-1].tolist())}"]
+        lines = [f"S-{number}\t{_pieces(source_dictionary, _without_end(translation, source_dictionary.eos()))}"]
         if references is not None and number < len(references):
             lines.append(f"T-{number}\t{_field(references[number])}")
         for item in translation.hypotheses:
@@ -122,6 +122,12 @@ def fairseq_writer(decoding: TextDecoding, references: Sequence[str] | None) -> 
         return "\n".join(lines) + "\n"
 
     return write
+
+
+def _without_end(translation: Translation, eos: int) -> list[int]:
+    """The source tokens without the end-of-sentence at the end, or before a prompt."""
+    tokens = translation.source_tokens.tolist()
+    return tokens[:-1] if tokens[-1:] == [eos] else tokens[tokens[:1] == [eos] :]
 
 
 def _pieces(dictionary: Dictionary, tokens: Iterable[int]) -> str:

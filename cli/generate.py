@@ -78,6 +78,8 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
                 file.flush()
     seconds = time.perf_counter() - start
     _report(cfg, hypotheses, references, notes, seconds, decoding.tokens_written)
+    if summary_of_search := decoding.generator.setup.search.summary():
+        log(summary_of_search)
     return 0
 
 

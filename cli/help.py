@@ -58,8 +58,8 @@ def _component_keys(registry: Registry, chooser: str, group: str = "") -> str:
 def _keys(config: Any, prefix: str = "") -> str:
     lines = []
     for key, field, value in known_keys(config):
-        if isinstance(value, dict):
-            continue  # users set its entries, not the dict itself
+        if field.name in ("components", "user_files"):
+            continue  # set by the keys of components, and by training
         choices = field.metadata.get("choices")
         text = field.metadata.get("help", "") + (f" ({'|'.join(choices)})" if choices else "")
         lines.append(f"  {f'{prefix}{key}={_show(value)}':<44} {text}")
@@ -73,4 +73,6 @@ def _show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(_show(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_show(item)}" for key, item in value.items()) + "}"
     return str(value)

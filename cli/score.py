@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +16,19 @@ from seqgen.cli.output import check_output, open_output
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
+from seqgen.language_model import LanguageModel
 from seqgen.metrics import text_scores
+from seqgen.structures import Hypothesis
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With path=RUN, source=FILE and
-reference=FILE it writes the log-probability of each reference line under the model or ensemble."""
+reference=FILE it writes the log-probability of each reference line under the model or ensemble; a language model
+needs no source."""
 
 OF_TEXT = ("lowercase", "tokenize")
 """Keys that have an effect only when text is scored."""
 
-OF_MODELS = ("source", "output", "reading", "generation")
+OF_MODELS = ("source", "output", "tokens_per_sample", "context_window", "reading", "generation")
 """Keys that have an effect only when models score the references."""
 
 
@@ -51,7 +55,15 @@ class ScoreConfig:
     path: list[str] = option(
         [], "run folder or checkpoint of the model that scores the references; several for an ensemble"
     )
-    source: str = option("", "text file with the sources of the references")
+    source: str = option("", "text file with the sources of the references; empty for the text of a language model")
+    tokens_per_sample: int = option(
+        0,
+        "language models: score the lines as one text, in blocks of so many tokens; 0 scores each line alone",
+        minimum=0,
+    )
+    context_window: int = option(
+        0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
+    )
     output: str = option("-", "output file for the log-probabilities, one JSON object per line; - for standard output")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
@@ -79,7 +91,8 @@ def score(cfg: ScoreConfig) -> int:
         raise ConfigError("reference is missing: give reference=FILE")
     if bool(cfg.hypothesis) == bool(cfg.path):
         raise ConfigError(
-            "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model)"
+            "give either hypothesis=FILE (to score text) or path=RUN and source=FILE (to score by a model; a language "
+            "model needs no source)"
         )
     _check_keys(cfg)
     if cfg.path:
@@ -93,31 +106,69 @@ def score(cfg: ScoreConfig) -> int:
 
 
 def _score_by_model(cfg: ScoreConfig) -> int:
-    if not cfg.source:
-        raise ConfigError("source is missing: give source=FILE, the text with the sources of the references")
     check_output("output", cfg.output, cfg.source, cfg.reference)
-    sources, references = _parallel(cfg.source, cfg.reference)
+    if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
+        raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
+    sources, references = _parallel(cfg.source or cfg.reference, cfg.reference)
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     translator = Translator(loaded, **dataclasses.asdict(cfg.generation))
-    total, tokens = 0.0, 0
+    if cfg.source:
+        scored = translator.score(sources, references)
+    elif all(isinstance(item.model, LanguageModel) for item in loaded):
+        keys = {"tokens_per_sample": cfg.tokens_per_sample, "context_window": cfg.context_window}
+        scored = translator.score_text(references, **keys)
+    else:
+        raise ConfigError("source is missing: give source=FILE, the text with the sources of the references")
+    totals = Totals()
     with open_output(cfg.output) as file:
-        for number, hypothesis in enumerate(translator.score(sources, references)):
+        for number, hypothesis in enumerate(scored):
             record = {
                 "id": number,
                 "score": hypothesis.score,
+                "perplexity": totals.add(hypothesis, references[number]),
                 "tokens": hypothesis.tokens.tolist(),
                 "positional_scores": hypothesis.positional_scores.tolist(),
             }
             file.write(json.dumps(record) + "\n")
-            total += float(hypothesis.positional_scores.sum())
-            tokens += len(hypothesis.tokens)
-    stream = sys.stderr if cfg.output == "-" else sys.stdout
-    mean = f": {total / tokens:.4f} nats per token" if tokens else ""
-    print(f"{len(sources)} sentences, {tokens} tokens{mean}", file=stream)
+    print(totals.summary(), file=sys.stderr if cfg.output == "-" else sys.stdout)
     return 0
+
+
+@dataclass
+class Totals:
+    """Sums over lines; a word ends at white space, and the end of a line is a word too, as with fairseq."""
+
+    sentences: int = 0
+    tokens: int = 0
+    words: int = 0
+    nats: float = 0.0
+
+    def add(self, hypothesis: Hypothesis, text: str) -> float:
+        """Add a line, and return its perplexity per token."""
+        nats = -float(hypothesis.positional_scores.sum())
+        self.sentences += 1
+        self.tokens += len(hypothesis.tokens)
+        self.words += len(text.split()) + 1
+        self.nats += nats
+        return _perplexity(nats, len(hypothesis.tokens))
+
+    def summary(self) -> str:
+        """The line that the command ends with."""
+        counts = f"{self.sentences} sentences, {self.tokens} tokens"
+        if not self.tokens:
+            return counts
+        mean = self.nats / self.tokens
+        return (
+            f"{counts}: {-mean:.4f} nats per token (cross-entropy {mean / math.log(2):.4f} bits), perplexity "
+            f"{_perplexity(self.nats, self.tokens):.2f} per token and {_perplexity(self.nats, self.words):.2f} per word"
+        )
+
+
+def _perplexity(nats: float, count: int) -> float:
+    return math.exp(min(nats / count, 700.0))  # above, a float overflows
 
 
 def _check_keys(cfg: ScoreConfig) -> None:

@@ -91,6 +91,9 @@ class TransformerLMDecoder(LanguageModelDecoder):
         padding_idx: id of padding, after which fairseq's positions are numbered.
     """
 
+    can_roll_back = True
+    can_merge = True
+
     def __init__(self, cfg: TransformerLMConfig, embed_tokens: nn.Embedding, padding_idx: int):
         super().__init__()
         dim = cfg.decoder_embed_dim

@@ -348,8 +348,8 @@ class GenerationConfig:
     )
     members: list[str] = option(
         [],
-        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, or "
-        "the name of a registered source; by default, all models read the input line",
+        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
+        "or the name of a registered source; by default, all models read the input line",
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 

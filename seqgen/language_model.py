@@ -24,7 +24,7 @@ from seqgen.flags import Flags
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.masks import QueryPositions
-from seqgen.structures import EncoderOut
+from seqgen.structures import EncoderOut, Source
 
 
 class PromptEncoder(Encoder):
@@ -179,6 +179,11 @@ class LanguageModel(EncoderDecoderModel):
     def max_target_lengths(self, src_lengths: Tensor) -> Tensor:
         """The positions that each prompt leaves: its last token predicts the first output token."""
         return self.decoder.max_positions() + 1 - src_lengths
+
+    def empty_source(self, source: Source) -> Source:
+        """The empty prompt: the first token of each prompt, which is the same for all of them."""
+        columns = source.src_tokens.size(1) - source.src_lengths.unsqueeze(1)
+        return Source(source.src_tokens.gather(1, columns), torch.ones_like(source.src_lengths))
 
 
 def _after_prompt(tokens: Tensor, encoder_out: EncoderOut) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
 from seqgen.flags import Flagged, Flags
-from seqgen.structures import DecoderOut
+from seqgen.structures import DecoderOut, Source
 
 
 class Vocabularies(Protocol):
@@ -122,6 +123,19 @@ class EncoderDecoderModel(nn.Module, Flagged):
             ``(N,)`` int64; ``None`` if only ``max_positions`` limits targets.
         """
         return None
+
+    def empty_source(self, source: Source) -> Source:
+        """The source without any text, for members that read nothing: by default the last token, end-of-sentence.
+
+        Args:
+            source: ``(sentences, S)``.
+
+        Returns:
+            ``(sentences, 1)``.
+        """
+        last = source.src_tokens.size(1) if self.left_pad_source else source.src_lengths
+        columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
+        return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
 
     def upgrade_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Convert weights that an older version saved, in place, before they are loaded.

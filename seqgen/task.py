@@ -40,6 +40,9 @@ class Task:
         datasets: the loaded datasets by split.
     """
 
+    reads_empty_lines: bool = False
+    """Whether an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""
+
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
         self.source_tokenizer = source_tokenizer
@@ -148,6 +151,17 @@ class Task:
             ``(S,)`` int64, end-of-sentence included.
         """
         return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
+
+    def prompt(self, src_tokens: Tensor) -> Tensor:
+        """The tokens that the output of a source continues: those of a prompt; by default none.
+
+        Args:
+            src_tokens: ``(S,)`` int64, what ``encode_source`` returned.
+
+        Returns:
+            ``(P,)`` int64 target tokens.
+        """
+        return src_tokens[:0]
 
     def encode_target(self, text: str) -> Tensor:
         """Turn a target line into ids.
@@ -291,3 +305,24 @@ class Task:
         from seqgen.metrics import signatures
 
         return signatures() if type(self).metrics is Task.metrics else {}
+
+
+class PromptTask(Task):
+    """The base class of tasks of language models: a source is a prompt, which the output continues."""
+
+    reads_empty_lines = True
+
+    def encode_source(self, text: str) -> Tensor:
+        """Turn a prompt into ids.
+
+        Args:
+            text: one line, which may be empty.
+
+        Returns:
+            ``(1 + P,)`` int64: end-of-sentence, which precedes every line in training, and the tokens of the prompt.
+        """
+        return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
+
+    def prompt(self, src_tokens: Tensor) -> Tensor:
+        """The prompt's tokens, without end-of-sentence."""
+        return src_tokens[1:]

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from seqgen.config import option
 from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
 from seqgen.data.store_builder import TokenEncoder, build_store
 from seqgen.data.text import find_files, read_lines
 from seqgen.errors import ConfigError
 from seqgen.registry import register_task
+from seqgen.task import PromptTask
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
 from seqgen.tasks.text_files import SPLITS, check_split
 
@@ -41,7 +39,7 @@ class LanguageModelingConfig(RawTextConfig):
 
 
 @register_task("language_modeling", config=LanguageModelingConfig)
-class LanguageModelingTask(RawTextTask):
+class LanguageModelingTask(PromptTask, RawTextTask):
     """Training a decoder-only model on raw text, and decoding with it from prompts.
 
     A prompt is the source of a sentence: end-of-sentence, which begins every line, and the tokens of the input line.
@@ -79,17 +77,6 @@ class LanguageModelingTask(RawTextTask):
             "task=language_modeling has no source lines to decode; give prompts with input=FILE, and leave out "
             "dataset.validate_decode"
         )
-
-    def encode_source(self, text: str) -> Tensor:
-        """Turn a prompt into ids.
-
-        Args:
-            text: one line, which may be empty.
-
-        Returns:
-            ``(P,)`` int64: end-of-sentence, which begins every line, and the tokens of the prompt.
-        """
-        return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
 
 
 def _files(cfg: LanguageModelingConfig, split: str) -> list[Path]:

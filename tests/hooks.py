@@ -22,6 +22,7 @@ CLASSES = {
         "seqgen.generation.component:Component",
         "seqgen.generation.search.base:Search",
         "seqgen.generation.processors.base:LogitsProcessor",
+        "seqgen.generation.processors.automaton:Automaton",
         "seqgen.generation.ensemble.combinations:Combination",
         "seqgen.generation.ensemble.member:MemberSpec",
         "seqgen.text.member_sources:MemberSource",
@@ -29,6 +30,7 @@ CLASSES = {
         "seqgen.generation.observers:Observer",
         "seqgen.generation.setup:Streamer",
         "seqgen.text.mbr:Utility",
+        "seqgen.text.mbr:NgramUtility",
         "seqgen.text.rerank:Reranker",
     ),
     "Models": (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +27,12 @@ QUICK = [
 
 
 def shown_commands(page: str) -> list[str]:
-    """The ``seqgen-…`` lines of a page's code blocks, continued lines joined."""
+    """The ``seqgen-…`` and ``python -m examples.…`` lines of a page's code blocks, continued lines joined."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     fenced = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"^    seqgen-.*$", text, flags=re.MULTILINE)
     lines = [line for block in fenced for line in block.splitlines()] + indented
-    return [line.strip() for line in lines if line.strip().startswith("seqgen-")]
+    return [line.strip() for line in lines if line.strip().startswith(("seqgen-", "python -m examples."))]
 
 
 def run(line: str) -> None:
@@ -39,6 +42,11 @@ def run(line: str) -> None:
     if "<" in words:
         stdin = Path(words[words.index("<") + 1]).read_bytes()
         words = words[: words.index("<")]
+    if words[0] == "python":
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        shown = subprocess.run([sys.executable, *words[1:]], check=False, capture_output=True, env=environment)
+        assert shown.returncode == 0, f"{line}\n{shown.stderr.decode()}"
+        return
     name, arguments = words[0].removeprefix("seqgen-"), words[1:]
     if name in ("train", "preprocess"):
         arguments += [*QUICK, "task.vocab_size=44" if "task=translation" in arguments else "task.workers=1"]
@@ -61,6 +69,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/text-to-text.md").read_text(), re.MULTILINE | re.DOTALL)
     (folder / "mixture.yaml").write_text(yaml)
     (folder / "DATA" / "reviews.tsv").write_text("text\tsize\n" + "".join(f"{x}\t{len(x.split())}\n" for x in lines))
@@ -74,7 +83,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if shown_commands(page)])
+SHOWN = [
+    pytest.param(page, marks=pytest.mark.slow) if page == "docs/papers.md" else page
+    for page in PAGES
+    if shown_commands(page)
+]
+
+
+@pytest.mark.parametrize("page", SHOWN)
 def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in workplace.iterdir():

@@ -41,7 +41,7 @@ def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
         [model], dictionary(VOCAB - 4), **{"beam_size": 4, "max_len_a": 1.0, "max_len_b": 3, **options}
     )
     assert generator.can_merge
-    take, asked = queue(rows, 5)
+    take, asked = queue(rows, 5, left=model.left_pad_source)
     found = dict(generator.generate_continuously(take))
     assert sorted(found) == list(range(17))
     assert len([running for running in asked if 0 < running < 5]) > 2  # some did join a batch that was running
@@ -103,11 +103,12 @@ def test_dead_weight_may_outlive_the_table_of_positions() -> None:
         assert_same([found[number]], generator.generate(batch_of([row])))
 
 
-def test_ensembles_are_joined_too() -> None:
-    models = [sharp(name) for name in JOINING]
+@pytest.mark.parametrize("language_models", [False, True])
+def test_ensembles_are_joined_too(language_models: bool) -> None:
+    models = [sharp(name) for name in JOINING if ZOO[name].is_language_model == language_models]
     rows = sources(9, seed=1)
     generator = make_generator(models, dictionary(VOCAB - 4), beam_size=3, max_len_b=8)
-    found = dict(generator.generate_continuously(queue(rows, 3)[0]))
+    found = dict(generator.generate_continuously(queue(rows, 3, left=language_models)[0]))
     for number, row in enumerate(rows):
         assert_same([found[number]], generator.generate(batch_of([row])))
 

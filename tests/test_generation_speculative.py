@@ -13,6 +13,8 @@ from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError, DecodingError
+from seqgen.generation.component import FEATURES
+from seqgen.generation.context import StepContext
 from seqgen.generation.processors.repetition import RepetitionPenalty
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.search.exact import ExactSearch
@@ -379,3 +381,21 @@ def test_configuration() -> None:
     assert isinstance(looked_up.setup.search.drafter, PromptLookup)
     plain = SequenceGenerator.from_config([model], words, GenerationConfig())
     assert not isinstance(plain.setup.search, SpeculativeSearch)
+
+
+def test_a_processor_that_needs_features_is_refused_with_a_draft_model_alone() -> None:
+    """The draft model's features are not those of the decoded model; n-gram drafts are not processed."""
+
+    class Reading(RepetitionPenalty):
+        needs = frozenset({FEATURES})
+
+        def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+            assert context.outputs.features is not None
+            return lprobs - context.outputs.features.abs().mean(1, keepdim=True).expand_as(lprobs)
+
+    model, batch = sharp("t5_tiny"), batch_of(SOURCES)
+    options = {"processors": [Reading(1.0)]}
+    alone = decode([model], batch, **options)
+    assert_same(decode([model], batch, SpeculativeSearch(PromptLookup(2), 4), **options), alone)
+    with pytest.raises(ConfigError, match="Reading needs hidden features of the decoded model"):
+        decode([model], batch, SpeculativeSearch(ModelDrafter(model), 4), **options)

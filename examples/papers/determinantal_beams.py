@@ -58,11 +58,12 @@ class DeterminantalBeams(Search):
 
     def __init__(self, weight: float = 0.1, order: int = 2, decay: float = 0.5, pool: int = 3):
         self.weight, self.order, self.decay, self.pool = weight, order, decay, pool
+        self.num_candidates, self.end_tokens = 0, list[int]()
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Search.begin``."""
         search = copy.copy(super().begin(batch))
-        search.num_candidates, search.end_tokens = batch.num_candidates, batch.end_tokens
+        search.num_candidates, search.end_tokens = batch.num_candidates, list(batch.end_tokens)
         return search
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
@@ -104,7 +105,8 @@ def greedy_map(matrix: Tensor, exists: Tensor, count: int) -> Tensor:
     """
     gains = torch.diagonal(matrix, dim1=1, dim2=2).clone()  # what the determinant is multiplied with
     factors = matrix.new_zeros(*gains.shape, count)  # (sentences, P, count): rows of the Cholesky factor
-    free, found = exists.clone(), []
+    free = exists.clone()
+    found: list[Tensor] = []
     for place in range(count):
         # items that do not exist come after all others, in their order
         best = gains.clamp(min=0.0).masked_fill(~free, -1.0).masked_fill(~exists, -0.5)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,8 @@ def jensen_shannon(one: Tensor, other: Tensor) -> Tensor:
     """
     p, q = one.exp(), other.exp()
 
-    def entropy(probabilities: Tensor) -> Tensor:
+    def entropy(probabilities: Tensor) -> Any:
         return torch.special.entr(probabilities).sum(-1)
 
-    return entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
+    divergence: Tensor = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
+    return divergence

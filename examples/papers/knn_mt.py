@@ -11,8 +11,8 @@ the token v. At every step, the k pairs N nearest to the features of the new pos
 combination.datastore=knn combination.interpolation=0.3 combination.temperature=10``
 
 Expect better outputs if the datastore has text like the input that the model was not trained on; tune w and T. The
-features are those after the first model's last decoder layer (in the paper, the input of its feed-forward network). The
-search is exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install seqgen[knn]``).
+features are those after the last decoder layer (in the paper, the input of its feed-forward network). The search is
+exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install seqgen[knn]``).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KnnMT(ProbabilityMean):
         (self.features, self.tokens), self.index = map(torch.from_numpy, files), None
         if index == "faiss":
             try:
-                import faiss
+                import faiss  # type: ignore[import-not-found]
             except ImportError:
                 raise ConfigError("combination.index=faiss needs faiss; install faiss-cpu, or leave it out") from None
             self.index = faiss.IndexFlatL2(self.features.size(1))
@@ -140,9 +140,9 @@ def write_datastore(loaded: TextModel, pairs: Sequence[tuple[str, str]], folder:
         (features,) = scorer.features(batch)
         if first == 0:
             file = np.lib.format.open_memmap(folder / "features.npy", "w+", np.float16, (len(tokens), features.size(2)))
+        assert batch.target is not None
         rows = features[batch.target.cpu() != words.pad()]  # in the order of `tokens`
-        file[written : written + len(rows)] = rows
-        written += len(rows)
+        file[written : (written := written + len(rows))] = rows
     np.save(folder / "tokens.npy", tokens.numpy())  # last: a folder without it is not a datastore
 
 

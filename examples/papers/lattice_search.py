@@ -21,7 +21,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ class LatticeSession(ExactSession):
     """Builds the lattice of each sentence of the batch; ``ExactSession`` restores the states of earlier prefixes."""
 
     def _search(self) -> list[Hypothesis]:
+        self.options = cast(LatticeSearch, self.setup.search)
         if self.setup.ranking.coverage:
             raise ConfigError("paths through a lattice have no attention; leave out generation.coverage_penalty")
         self.nodes: list[Node] = []
@@ -66,10 +67,10 @@ class LatticeSession(ExactSession):
         """Expand the prefix that the session has reached; returns its continuations, best first."""
         self.node = node  # `keep` adds the edges at which outputs end
         self.nodes.append(node)
-        self.by_suffix[node.tokens[-self.setup.search.ngram :]].append(node)
+        self.by_suffix[node.tokens[-self.options.ngram :]].append(node)
         self.expand()
         branch = self.branches.pop() if self.branches else None
-        scores = branch.candidates.scores[0, : self.setup.search.width].tolist() if branch else []
+        scores = branch.candidates.scores[0, : self.options.width].tolist() if branch else []
         return [(-score, next(self.count), node, branch, column) for column, score in enumerate(scores)]
 
     def follow(self, frontier: list[Any], score: float, _: int, node: Node, branch: Branch, column: int) -> Any:
@@ -92,7 +93,7 @@ class LatticeSession(ExactSession):
 
     def twin(self, tokens: tuple[int, ...]) -> Node | None:
         """An expanded prefix with which a prefix is merged, but not one that it begins with."""
-        search = self.setup.search
+        search = self.options
         near = self.by_suffix[tokens[-search.ngram :]] if 0 < search.ngram <= len(tokens) else ()
         near = [node for node in near if abs(len(node.tokens) - len(tokens)) <= search.tolerance]
         return next((node for node in near if tokens[: len(node.tokens)] != node.tokens), None)
@@ -110,7 +111,7 @@ class LatticeSession(ExactSession):
                 node.bests.append(max(sums, default=-torch.inf))
         heap: list[Any] = [(0.0, next(self.count), 0.0, [], self.nodes[0])]
         found: list[Hypothesis] = []
-        while heap and len(found) < max(self.wanted, self.setup.search.paths):
+        while heap and len(found) < max(self.wanted, self.options.paths):
             _, _, total, path, node = heapq.heappop(heap)
             if node is None:
                 lprobs = torch.tensor([lprob for _, lprob in path], dtype=self.scores.dtype)

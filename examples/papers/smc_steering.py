@@ -7,8 +7,8 @@ each step, each active particle ``s`` draws ``K`` children; of all children and 
     child:    w(s v) = w(s) phi(s v) / phi(s) * p(v | s) / pi(v)
     survivor: w <- w / pi,    pi = min(1, c w),  where c makes the sum of pi equal to N (Fearnhead and Clifford 2003)
 
-where ``pi`` is the probability of being drawn, also for children (the paper draws them independently). The score of an
-output is its log weight; weights sum to an unbiased estimate of ``Z``. The example prefers short words::
+where ``pi`` is the probability of being drawn (the paper draws children independently). The score of an output is its
+log weight; weights sum to an unbiased estimate of ``Z``. The example prefers short words::
 
     seqgen-generate common.user_dir=examples/papers/smc_steering.py path=runs/a input=test.en format=json \
         generation.search=short_words search.longest=8 search.penalty=3 generation.beam=10 generation.nbest=10
@@ -35,13 +35,8 @@ from seqgen.registry import register_search
 def resample(log_weights: Tensor, count: int, points: Tensor, distinct: bool = True) -> tuple[Tensor, Tensor]:
     """Draw ``count`` of the ``M`` items of each row, without change of the expected weight of each item.
 
-    Args:
-        log_weights: ``(rows, M)`` float64.
-        count, distinct: how many are drawn, and whether each item at most once.
-        points: ``(rows, count)`` ascending in [0, count), at distances of 1 if items are to be distinct.
-
-    Returns:
-        The drawn items ``(rows, count)`` int64, and their new log weights; ``-inf`` where there are too few items.
+    ``log_weights`` is ``(rows, M)`` float64; ``points`` ``(rows, count)`` ascends in [0, count), at distances of 1 if
+    ``distinct``: no item is then drawn twice. Returns the drawn items ``(rows, count)`` and their new log weights.
     """
     weights = (log_weights - log_weights.amax(1, keepdim=True).clamp(min=-1e300)).exp()
     expected = weights * (count / weights.sum(1, keepdim=True))  # how often each item is drawn
@@ -61,12 +56,15 @@ class SMCSteering(RandomSearch):
 
     sentence_state = ("ids", "weights", "potentials")  # (sentences, beam) float64 logs of w and phi of each particle
 
+    def __init__(self, cfg: Any, resources: Resources):
+        super().__init__(cfg.seed)
+        self.cfg, self.decode = cfg, resources.decode or str
+        self.weights = self.potentials = torch.zeros(0, 0)
+
     @classmethod
-    def build(cls, cfg: SMCConfig, resources: Resources) -> Self:
+    def build(cls, cfg: Any, resources: Resources) -> Self:
         """See ``Component.build``."""
-        search = cls(cfg.seed)
-        search.cfg, search.resources = cfg, resources
-        return search
+        return cls(cfg, resources)
 
     def potential(self, tokens: Tensor, context: StepContext) -> Tensor:
         """``log phi``, ``(rows,)``, of prefixes ``(rows, step + 1)``; before the end, it only guides the search."""
@@ -83,9 +81,7 @@ class SMCSteering(RandomSearch):
         """See ``Search.finished``."""
         if ranking.coverage or ranking.len_penalty != 1 or early_stopping != "false":
             raise ConfigError("outputs are ranked by weight; leave out lenpen, coverage_penalty and early_stopping")
-        population = Population(*self.weights.shape, ranking, self.weights.device)
-        population.search = self
-        return population
+        return Population(self, ranking)
 
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Extend all active particles and choose the survivors, ``(sentences, beam)``; see ``Search.step``."""
@@ -111,6 +107,10 @@ class SMCSteering(RandomSearch):
 
 class Population(EachRow):
     """The ended particles, each in its own place, of ``search``."""
+
+    def __init__(self, search: SMCSteering, ranking: Ranking):
+        super().__init__(search.weights.size(0), search.weights.size(1), ranking, search.weights.device)
+        self.search = search
 
     def finalize(self, candidates: Candidates, ends: Tensor, *args: Any) -> Candidates:
         """Move ended particles to the places where they survive, and add those that end now."""
@@ -145,6 +145,6 @@ class ShortWords(SMCSteering):
 
     def potential(self, tokens: Tensor, context: StepContext) -> Tensor:
         """See ``SMCSteering.potential``."""
-        texts = [self.resources.decode([token for token in row if token != context.eos]) for row in tokens.tolist()]
+        texts = [self.decode([token for token in row if token != context.eos]) for row in tokens.tolist()]
         long = [sum(len(word) > self.cfg.longest for word in text.split()) for text in texts]
-        return -self.cfg.penalty * torch.tensor(long, device=tokens.device)
+        return torch.tensor(long, device=tokens.device) * -float(self.cfg.penalty)

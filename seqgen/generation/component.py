@@ -95,6 +95,8 @@ class Resources:
         decode: turns ids into text; ``None`` without a tokenizer.
         extra_end_tokens: ids that end an output besides end-of-sentence.
         device: device of the models.
+        models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
+            with them; empty where sentences are not decoded as text, and for components of the search.
     """
 
     dictionary: Dictionary
@@ -102,6 +104,7 @@ class Resources:
     decode: Callable[[Sequence[int]], str] | None = None
     extra_end_tokens: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
+    models: Sequence[Any] = ()
 
     def token(self, token: str) -> int:
         """The id of a token.

@@ -51,6 +51,7 @@ class InputEncoder:
         last_steps: maps source lengths ``(N,)`` to the largest number of output tokens ``(N,)``, end-of-sentence not
             counted.
         sources: what each model reads, see ``sources_from_config``; the input line where there is no entry.
+        num_members: how many of the models are members; their positions limit the output. By default all.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class InputEncoder:
         cfg: GenerationConfig,
         last_steps: Callable[[Tensor], Tensor],
         sources: Sequence[str | MemberSource] = (),
+        num_members: int | None = None,
     ):
         self.sources = sources
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
+        self.members = models[:num_members]
         self.task = models[0].task
 
     def encode(self, number: int, text: str, prefix: str = "") -> InputLine:
@@ -83,17 +86,29 @@ class InputEncoder:
             raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
-        if not text.strip():
+        if not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its output{further}")
             return InputLine(translation, [])
         sources = self._sources(translation)
+        if not sources:
+            return InputLine(translation, [])
         translation = replace(translation, source_tokens=sources[0])
-        return InputLine(translation, sources, self._phrases(phrases, translation), self._prefix(translation))
+        return InputLine(translation, sources, self._phrases(phrases, translation), self._prefix(translation, sources))
+
+    def longest_output(self, sources: Sequence[Tensor]) -> int:
+        """The longest output of a line in tokens, end-of-sentence not counted.
+
+        Args:
+            sources: ``(S,)`` int64 source ids for each model.
+        """
+        rooms = [_room(*pair) for pair in zip(self.members, sources, strict=False)]
+        longest = int(self.last_steps(torch.tensor([len(sources[0])]))[0])
+        return min([longest, *(room - 1 for room in rooms if room is not None)])
 
     def _sources(self, translation: Translation) -> list[Tensor]:
-        """The source ids for each model."""
+        """The source ids for each model; none if a prompt leaves no room for an output."""
         text, notes = translation.source, translation.notes
         if "\t" in text and not self.cfg.members:
             notes.append(
@@ -108,6 +123,11 @@ class InputEncoder:
         for model, source in zip(self.models, wanted, strict=False):
             own = source_text(source, text, translation.id)
             ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
+            if (room := _room(model, ids)) is not None and room < 1:
+                notes.append(
+                    f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
+                )
+                return []
             if len(ids) > longest:
                 notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
@@ -132,7 +152,7 @@ class InputEncoder:
                 encoded.append(some)
         return encoded
 
-    def _prefix(self, translation: Translation) -> list[int]:
+    def _prefix(self, translation: Translation, sources: Sequence[Tensor]) -> list[int]:
         """The ids of the prefix of a line's output, truncated to the largest output length."""
         notes, prefix = translation.notes, translation.prefix
         if not prefix:
@@ -140,10 +160,16 @@ class InputEncoder:
         ids = self.task.target_tokenizer.encode(prefix)
         if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
-        longest = int(self.last_steps(torch.tensor([len(translation.source_tokens)]))[0])
+        longest = self.longest_output(sources)
         if len(ids) > longest:
             notes.append(f"of {len(ids)} prefix tokens only the first {longest} fit into the longest output")
         return ids[:longest]
+
+
+def _room(member: TextModel, source: Tensor) -> int | None:
+    """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
+    lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
+    return None if lengths is None else int(lengths[0])
 
 
 def alternatives(phrase: str) -> list[str]:

@@ -41,6 +41,82 @@ class Utility(Component):
         """
         raise NotImplementedError
 
+    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+        """Compare texts with references; a subclass that need not compare all pairs of both overrides it.
+
+        Args:
+            texts: ``N`` outputs for one source.
+            references: ``M`` texts, some of which may also be among ``texts``.
+
+        Returns:
+            ``(N, M)`` utilities: row ``i``, column ``j`` has that of text ``i`` with reference ``j``.
+        """
+        index = {text: i for i, text in enumerate(dict.fromkeys([*texts, *references]))}
+        rows, columns = [index[text] for text in texts], [index[text] for text in references]
+        return self(list(index))[numpy.ix_(rows, columns)]
+
+
+class NgramUtility(Utility):
+    """A utility that depends only on how many n-grams a text and a reference have, and have in common.
+
+    A subclass implements ``units`` and ``scores``.
+
+    Args:
+        order: longest n-gram that is counted.
+    """
+
+    def __init__(self, order: int):
+        self.order = order
+
+    def units(self, text: str) -> Sequence[str]:
+        """Divide a text into the words or characters of which n-grams consist."""
+        raise NotImplementedError
+
+    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+        """Compute utilities from numbers of n-grams.
+
+        Args:
+            matches: ``(order, N, M)`` n-grams in common, for each n.
+            own: ``(order, N)`` n-grams of the texts.
+            reference: ``(order, M)`` n-grams of the references.
+
+        Returns:
+            ``(N, M)`` utilities.
+        """
+        raise NotImplementedError
+
+    def __call__(self, texts: Sequence[str]) -> Matrix:
+        """See ``Utility``."""
+        return self.compare(texts, texts)
+
+    def compare(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+        """See ``Utility.compare``."""
+        return self._compare(texts, references, mean=False)
+
+    def compare_with_mean(self, texts: Sequence[str], references: Sequence[str]) -> Matrix:
+        """Compare texts with one reference: the mean n-gram counts of all references (Vamvas and Sennrich 2024).
+
+        Args:
+            texts: ``N`` outputs for one source.
+            references: ``M`` texts; one that occurs several times counts several times.
+
+        Returns:
+            ``(N,)`` utilities.
+        """
+        return self._compare(texts, references, mean=True)[:, 0]
+
+    def _compare(self, texts: Sequence[str], references: Sequence[str], mean: bool) -> Matrix:
+        sequences = [self.units(text) for text in (*texts, *references)]
+        counted = []
+        for n in range(1, self.order + 1):
+            counts = count_ngrams(sequences, n)
+            own, reference = counts[: len(texts)], counts[len(texts) :]
+            if mean:
+                reference = reference.mean(0, keepdims=True)
+            matches = numpy.stack([numpy.minimum(row, reference).sum(1) for row in own])
+            counted.append((matches, own.sum(1), reference.sum(1)))
+        return self.scores(*(numpy.stack(part) for part in zip(*counted, strict=True)))
+
 
 def utility_from_config(cfg: GenerationConfig, resources: Resources) -> Utility:
     """Build the utility that ``cfg.mbr`` names.
@@ -87,7 +163,7 @@ class ChrfConfig:
 
 
 @register_utility("chrf", config=ChrfConfig, presets={"chrf3": ChrfConfig(beta=3.0)})
-class Chrf(Utility):
+class Chrf(NgramUtility):
     """chrF (Popović 2015), between 0 and 100.
 
     Args:
@@ -96,20 +172,23 @@ class Chrf(Utility):
     """
 
     def __init__(self, char_order: int = 6, beta: float = 2.0):
-        self.char_order, self.beta = char_order, beta
+        super().__init__(char_order)
+        self.beta = beta
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
-        """See ``Utility``."""
-        precision = recall = orders = numpy.zeros((len(texts), len(texts)))
-        for matches, totals in _matches([list("".join(text.split())) for text in texts], self.char_order):
-            own, reference = totals[:, None], totals[None, :]
-            both = (own > 0) & (reference > 0)  # an order is skipped if one of the texts is too short for it
-            precision = precision + numpy.where(both, matches / numpy.maximum(own, 1), 0)
-            recall = recall + numpy.where(both, matches / numpy.maximum(reference, 1), 0)
-            orders = orders + both
-        precision, recall = precision / numpy.maximum(orders, 1), recall / numpy.maximum(orders, 1)
+    def units(self, text: str) -> Sequence[str]:
+        """The characters of a text, without white space."""
+        return "".join(text.split())
+
+    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+        """See ``NgramUtility.scores``."""
+        own, reference = own[:, :, None], reference[:, None, :]
+        both = (own > 0) & (reference > 0)  # an order is skipped if one of the texts is too short for it
+        orders = numpy.maximum(both.sum(0), 1)
+        precision = numpy.where(both, matches / numpy.where(both, own, 1), 0).sum(0) / orders
+        recall = numpy.where(both, matches / numpy.where(both, reference, 1), 0).sum(0) / orders
         weighted = self.beta**2 * precision + recall
-        return 100 * (1 + self.beta**2) * precision * recall / numpy.where(weighted > 0, weighted, 1)
+        scores: Matrix = 100 * (1 + self.beta**2) * precision * recall / numpy.where(weighted > 0, weighted, 1)
+        return scores
 
 
 @dataclass
@@ -120,7 +199,7 @@ class BleuConfig:
 
 
 @register_utility("bleu", config=BleuConfig)
-class Bleu(Utility):
+class Bleu(NgramUtility):
     """BLEU of single sentences (Papineni et al. 2002), with effective order and smoothing, between 0 and 100.
 
     Args:
@@ -128,39 +207,34 @@ class Bleu(Utility):
     """
 
     def __init__(self, max_ngram_order: int = 4):
-        self.max_ngram_order = max_ngram_order
+        super().__init__(max_ngram_order)
+        self.tokenize = BLEU().tokenizer
 
-    def __call__(self, texts: Sequence[str]) -> Matrix:
-        """See ``Utility``."""
-        order, tokenize = self.max_ngram_order, BLEU().tokenizer
-        words = [tokenize(text.rstrip()).split() for text in texts]
-        counted = list(_matches(words, order))
-        scores = numpy.zeros((len(texts), len(texts)))
-        for i, own in enumerate(words):
-            totals = [int(total[i]) for _, total in counted]
-            for j, reference in enumerate(words):
-                correct = [int(matches[i, j]) for matches, _ in counted]
-                scores[i, j] = BLEU.compute_bleu(
-                    correct, totals, len(own), len(reference), "exp", effective_order=True, max_ngram_order=order
-                ).score
-        return scores
+    def units(self, text: str) -> Sequence[str]:
+        """The words of a text, as sacreBLEU tokenizes it."""
+        return str(self.tokenize(text.rstrip())).split()
+
+    def scores(self, matches: Matrix, own: Matrix, reference: Matrix) -> Matrix:
+        """See ``NgramUtility.scores``."""
+        lengths, own = own[0][:, None], own[:, :, None] + numpy.zeros_like(matches)
+        counted = own > 0  # effective order: n-grams longer than the text are skipped
+        missing = counted & (matches == 0)
+        smoothed = 1 / 2.0 ** missing.cumsum(0)  # matches of the k-th order without a match: 2 to the power of -k
+        precisions = numpy.where(missing, smoothed, matches) / numpy.where(counted, own, 1)
+        logs = numpy.log(numpy.where(counted, precisions, 1)).sum(0) / numpy.maximum(counted.sum(0), 1)
+        brevity = numpy.minimum(0, 1 - reference[0] / numpy.maximum(lengths, 1))
+        return numpy.where(matches.any(0), 100 * numpy.exp(brevity + logs), 0)
 
 
-def _matches(sequences: Sequence[Sequence[str]], order: int) -> list[tuple[Matrix, Matrix]]:
-    """Count n-grams, and those that two texts have in common, for each n up to ``order``.
-
-    ``a a b`` and ``a b b`` have 2 unigrams in common: an ``a`` and a ``b``.
+def count_ngrams(sequences: Sequence[Sequence[str]], n: int) -> Matrix:
+    """Count the n-grams of each sequence.
 
     Returns:
-        For each n the numbers of common n-grams ``(N, N)`` and of all n-grams ``(N,)``.
+        ``(sequences, distinct n-grams)`` counts.
     """
-    found = []
-    for n in range(1, order + 1):
-        counts = [Counter(zip(*(sequence[i:] for i in range(n)), strict=False)) for sequence in sequences]
-        columns = {ngram: i for i, ngram in enumerate(dict.fromkeys(gram for count in counts for gram in count))}
-        table = numpy.zeros((len(sequences), len(columns)), dtype=numpy.int32)
-        for row, count in enumerate(counts):
-            table[row, [columns[ngram] for ngram in count]] = list(count.values())
-        common = numpy.stack([numpy.minimum(row, table).sum(1) for row in table])
-        found.append((common.astype(numpy.float64), table.sum(1).astype(numpy.float64)))
-    return found
+    counts = [Counter(zip(*(sequence[i:] for i in range(n)), strict=False)) for sequence in sequences]
+    columns = {ngram: i for i, ngram in enumerate(dict.fromkeys(gram for count in counts for gram in count))}
+    table = numpy.zeros((len(sequences), len(columns)), dtype=numpy.float64)
+    for row, count in enumerate(counts):
+        table[row, [columns[ngram] for ngram in count]] = list(count.values())
+    return table

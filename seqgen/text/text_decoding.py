@@ -22,6 +22,7 @@ from seqgen.memory import out_of_memory
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
+from seqgen.text.continuation import continuation
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
 from seqgen.text.member_sources import sources_from_config
@@ -93,16 +94,18 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device)
+        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device, models=self.members)
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
         sources = sources_from_config(cfg, resources)
-        self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources)
+        self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources, len(self.members))
         self.reranker = reranker or (reranker_from_config(cfg, resources) if cfg.rerank else None)
         if self._ranks and generator.beam_size == 1:
             what = "minimum Bayes risk" if self.utility is not None else "reranking"
             raise ConfigError(f"{what} compares hypotheses, but only one is generated; set generation.beam=2 or more")
         if self.utility is not None and self.reranker is not None:
-            raise ConfigError("a utility and a reranker both rank the hypotheses; set only one of generation.mbr and generation.rerank")
+            raise ConfigError(
+                "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
+            )
         ensemble, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
             ensemble.members, words.pad(), words.eos(), not cfg.unnormalized, ensemble.combination
@@ -132,7 +135,7 @@ class TextDecoding:
         """
         streamer = self.streamer if isinstance(self.streamer, WordStreamer) else None
         if streamer is not None:
-            streamer.bind(lambda tokens: self.task.decode(torch.tensor(tokens)))
+            streamer.bind(self._decode_ids)
         try:
             numbered = enumerate(with_prefixes(lines, prefixes), start=first_number)
             size = buffer_size or self.cfg.buffer_size or BUFFER_SIZE
@@ -161,6 +164,8 @@ class TextDecoding:
         for line in lines:
             if self.streamer is not None and not line.sources:
                 self.streamer.end(line.translation.id)
+            elif isinstance(self.streamer, WordStreamer):
+                self.streamer.begin(line.translation.id, self.task.prompt(line.sources[0]).tolist())
         readable = [line for line in lines if line.sources]
         if self._can_batch_continuously(readable):
             self._decode_continuously(readable)
@@ -290,9 +295,8 @@ class TextDecoding:
 
     def _note_cuts(self, line: InputLine) -> None:
         """Add a note on the first hypothesis of a line that a limit has truncated, or may have truncated."""
-        source = len(line.sources[0])
-        longest = int(self.generator.last_steps(torch.tensor([source]))[0])
-        if self.cfg.match_source_len and longest == source - 1:
+        longest = self.input_encoder.longest_output(line.sources)
+        if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
             if cut := self._cut(item, longest):
@@ -324,12 +328,21 @@ class TextDecoding:
     def _text(self, line: InputLine, hypothesis: Hypothesis) -> str:
         unknown = self.task.target_dictionary.unk()
         if self.unknown_words is None or unknown not in hypothesis.tokens:
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         if hypothesis.alignment is None:
             line.translation.notes.append("unknown words are not replaced: the model returns no attention weights")
-            return self.task.decode(hypothesis.tokens)
+            return self._decoded(line, hypothesis)
         source = line.translation.source
         return self.unknown_words.text(hypothesis, source, lambda text: len(self.task.encode_source(text)) - 1)
+
+    def _decoded(self, line: InputLine, hypothesis: Hypothesis) -> str:
+        prompt = self.task.prompt(line.sources[0])
+        if len(prompt) == 0:
+            return self.task.decode(hypothesis.tokens)
+        return continuation(self._decode_ids, prompt.tolist(), hypothesis.tokens.tolist())
+
+    def _decode_ids(self, ids: Sequence[int]) -> str:
+        return self.task.decode(torch.tensor(ids))
 
     def _rescore(self, lines: list[InputLine]) -> None:
         """Run the models over the hypotheses of a batch, and fill their optional fields."""

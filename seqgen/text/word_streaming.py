@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple, Self
 
 from seqgen.errors import DecodingError
+from seqgen.text.continuation import continuation
 
 
 class Cancelled(Exception):
@@ -30,6 +31,7 @@ class WordStreamer:
         self._decode: Callable[[Sequence[int]], str] | None = None
         self._tokens: dict[int, list[int]] = {}
         self._shown: dict[int, int] = {}
+        self._prompts: dict[int, list[int]] = {}
 
     def bind(self, decode: Callable[[Sequence[int]], str]) -> None:
         """Start a new decoding run.
@@ -38,7 +40,17 @@ class WordStreamer:
             decode: turns all tokens of an output so far into text.
         """
         self._decode = decode
-        self._tokens, self._shown = {}, {}
+        self._tokens, self._shown, self._prompts = {}, {}, {}
+
+    def begin(self, sentence: int, prompt: Sequence[int]) -> None:
+        """Note the prompt that the output of a sentence continues; without it, the output is decoded alone.
+
+        Args:
+            sentence: its number.
+            prompt: the tokens; may be empty.
+        """
+        if prompt:
+            self._prompts[sentence] = list(prompt)
 
     def put(self, sentence: int, tokens: Sequence[int]) -> None:
         """Receive the next tokens of a sentence.
@@ -49,14 +61,15 @@ class WordStreamer:
         """
         generated = self._tokens.setdefault(sentence, [])
         generated.extend(tokens)
-        text = self._text(generated)
+        text = self._text(sentence, generated)
         self._show(sentence, text, whole_words(text), last=False)
 
     def end(self, sentence: int) -> None:
         """Receive the end of a sentence, and pass on its last words."""
-        text = self._text(self._tokens.pop(sentence, []))
+        text = self._text(sentence, self._tokens.pop(sentence, []))
         self._show(sentence, text, len(text), last=True)
         self._shown.pop(sentence, None)
+        self._prompts.pop(sentence, None)
 
     def close(self, error: BaseException | None = None) -> None:
         """Receive the end of decoding; does nothing by default.
@@ -75,10 +88,10 @@ class WordStreamer:
         """
         raise NotImplementedError
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def _text(self, sentence: int, tokens: Sequence[int]) -> str:
         if self._decode is None:
             raise RuntimeError("a streamer needs bind(decode) before it is given tokens")
-        return self._decode(tokens) if tokens else ""
+        return continuation(self._decode, self._prompts.get(sentence, []), tokens) if tokens else ""
 
     def _show(self, sentence: int, text: str, upto: int, last: bool) -> None:
         shown = self._shown.get(sentence, 0)

@@ -18,6 +18,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.training.scores import mean_scores, move_scalars
 
 if TYPE_CHECKING:
+    from seqgen.task import Task
     from seqgen.training.trainer import Trainer
 
 SAMPLES = 5
@@ -54,7 +55,8 @@ class Validator:
         should_stop: called between batches; if it returns true, validation raises ``Interrupted``.
 
     Raises:
-        ConfigError: the metric that ranks checkpoints is not computed.
+        ConfigError: the metric that ranks checkpoints is not computed, or sentences of a split that has no source lines
+            are to be decoded.
     """
 
     def __init__(self, trainer: Trainer, dataset: Dataset, should_stop: Callable[[], bool] = lambda: False):
@@ -64,6 +66,13 @@ class Validator:
         parts = dataset.parts if isinstance(dataset, JoinedDataset) else {"": dataset}
         self.iterators = {name: self._iterator(part) for name, part in parts.items()}
         self._check_metric()
+        if self.decode_limit:  # a task without source lines says so here, and not after an epoch
+            for name in self.iterators:
+                self._task(name).source_lines(self.split)
+
+    def _task(self, part: str) -> Task:
+        """The task of a part of the split; that of the whole split is named ``""``."""
+        return self.trainer.task.part(part) if part else self.trainer.task
 
     def _iterator(self, dataset: Dataset) -> EpochIterator:
         trainer, cfg = self.trainer, self.trainer.cfg.dataset
@@ -154,7 +163,7 @@ class Validator:
         from seqgen.text.translator import ModelInMemory, Translator
 
         trainer, group = self.trainer, self.trainer.group
-        task = trainer.task.part(part) if part else trainer.task
+        task = self._task(part)
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))

@@ -43,7 +43,7 @@ class MemberSpec:
 
     def source_of(self, source: Source) -> Source:
         """The source of this member, given the source of its model in the batch."""
-        return empty_source(source, self.model.left_pad_source) if self.source == EMPTY else source
+        return self.model.empty_source(source) if self.source == EMPTY else source
 
 
 def input_of(member: MemberSpec) -> str:
@@ -66,18 +66,6 @@ def field_of(source: str) -> int:
             "tab-separated field of the line), or a source that is registered"
         )
     return int(found[1])
-
-
-def empty_source(source: Source, left_padded: bool) -> Source:
-    """A source that contains only the end-of-sentence of each sentence.
-
-    Args:
-        source: ``(sentences, S)``.
-        left_padded: whether it is padded on the left.
-    """
-    last = source.src_tokens.size(1) if left_padded else source.src_lengths
-    columns = torch.as_tensor(last, device=source.src_tokens.device).expand(source.src_tokens.size(0)) - 1
-    return Source(source.src_tokens.gather(1, columns.unsqueeze(1)), torch.ones_like(source.src_lengths))
 
 
 @dataclass(frozen=True)

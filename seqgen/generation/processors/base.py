@@ -1,7 +1,8 @@
 """The base class of logits processors, which change the scores of the next token. They do not use models or searches.
 
 The processors are in ``tokens``, ``length``, ``repetition``, ``bias``, ``prefix``, ``prefix_trie``, ``scaling`` and
-``warpers``. ``processor_options`` builds those of a configuration; the rules determine their order.
+``warpers``; ``automaton`` is a base for more. ``processor_options`` builds those of a configuration; the rules
+determine their order.
 """
 
 from __future__ import annotations

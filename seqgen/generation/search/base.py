@@ -73,6 +73,10 @@ class Search(Component):
         """
         return None
 
+    def summary(self) -> str:
+        """A sentence about the batches decoded so far, which ``seqgen-generate`` prints at the end; by default none."""
+        return ""
+
     def step(self, context: StepContext, lprobs: Tensor, scores: Tensor) -> Candidates:
         """Choose the candidates of each sentence.
 

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
+from seqgen.generation.component import FEATURES
 from seqgen.generation.context import Sentences, StepContext
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.processors.base import LogitsProcessor, apply_all
 from seqgen.generation.setup import DecodingSetup
 from seqgen.generation.speculative.look_ahead import LookAhead
+from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Source
 
@@ -57,6 +59,12 @@ class DraftTarget(Protocol):
     reach: int
 
     @property
+    def newest_features(self) -> Tensor | None:
+        """``(live * beam, C)``, the features from which the first model predicted the newest token; ``None`` before the
+        first step, and if neither the drafter nor a component has ``FEATURES`` in its ``needs``."""
+        ...
+
+    @property
     def draws(self) -> bool:
         """Whether drafts are drawn at random."""
         ...
@@ -92,7 +100,10 @@ class Draft(Protocol):
 
 
 class Drafter(Protocol):
-    """Drafts tokens; it has no state of a batch."""
+    """Drafts tokens; it has no state of a batch.
+
+    A drafter that reads ``DraftTarget.newest_features`` also has an attribute ``needs = frozenset({FEATURES})``.
+    """
 
     def begin(self, target: DraftTarget, source: Source) -> Draft:
         """Start a batch.
@@ -132,8 +143,13 @@ class ModelDrafter:
         """See ``Drafter.begin``.
 
         Raises:
-            ConfigError: a source is longer than the model can read.
+            ConfigError: a source is longer than the model can read, or a processor needs hidden features.
         """
+        if any(FEATURES in processor.needs for processor in target.processors):
+            raise ConfigError(
+                f"{target.setup.needing(FEATURES)} needs hidden features of the decoded model, and the draft model has "
+                "other ones; leave out the draft"
+            )
         longest = self.model.max_positions()[0]
         if int(source.src_lengths.max()) > longest:
             raise ConfigError(
@@ -166,7 +182,8 @@ class ModelDraft:
             target.setup.debug,
             target.reach,
         )
-        self.longest = model.max_positions()[1]
+        room = model.max_target_lengths(source.src_lengths)
+        self.longest = model.max_positions()[1] if room is None else int(room.min())
 
     def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``."""
@@ -241,7 +258,8 @@ class PromptLookup:
 
     def begin(self, target: DraftTarget, source: Source) -> Draft:
         """See ``Drafter.begin``."""
-        return NgramDraft(self.longest, target)
+        has_prompts = isinstance(target.setup.ensemble.members[0].model, LanguageModel)
+        return NgramDraft(self.longest, target, has_prompts)
 
 
 class NgramDraft:
@@ -250,25 +268,29 @@ class NgramDraft:
     Args:
         longest: the largest size of an n-gram.
         target: the session that verifies the drafts.
+        has_prompts: whether outputs continue their sources, as those of language models do.
     """
 
-    def __init__(self, longest: int, target: DraftTarget):
+    def __init__(self, longest: int, target: DraftTarget, has_prompts: bool = False):
         self.longest = longest
         self.target = target
+        self.has_prompts = has_prompts
 
     def propose(self, step: int, generated: Tensor, count: int) -> Drafts:
         """See ``Draft.propose``.
 
         With the source ``a b c d`` and the output ``x b``, the newest unigram ``b`` gives the draft ``c d``. The text
-        that is searched is ``a b c d - x b``; nothing matches the gap ``-``, and a draft ends at it.
+        that is searched is ``a b c d - x b``; nothing matches the gap ``-``, and a draft ends at it. The output of a
+        language model continues its prompt, without a gap.
         """
         output = generated[..., 1:].flatten(0, 1)
         text = torch.cat([self.source(generated.size(1)), output], dim=1)
         length = text.size(1)
         begins = text.new_full((len(text),), length)  # first column of the draft; behind the end without a match
-        for size in range(1, min(self.longest, step) + 1):
+        known = length - 1 if self.has_prompts else step
+        for size in range(1, min(self.longest, known) + 1):
             windows = text.unfold(1, size, 1)[:, :-1]  # all but the last, which nothing follows
-            hits = (windows == output[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
+            hits = (windows == text[:, -size:].unsqueeze(1)).all(-1) & (text[:, size:] != NOTHING)
             # window 2 of size 3 covers the columns 2, 3 and 4; what follows it begins in column 2 + 3
             begins = torch.where(hits.any(1), hits.to(torch.int8).argmax(1) + size, begins)
         text = torch.nn.functional.pad(text, (0, count), value=NOTHING)
@@ -279,14 +301,15 @@ class NgramDraft:
         return Drafts(drafted[:, :useful].view(*generated.shape[:2], useful), [])
 
     def source(self, beam: int) -> Tensor:
-        """The source of each row and a gap, ``(live * beam, S + 1)``; padding and end-of-sentence are gaps too."""
+        """The source of each row, ``(live * beam, S or S + 1)``; padding, ends and what follows a source are gaps."""
         target = self.target
         tokens, padding = target.sentences.src_tokens, target.sentences.src_padding
         assert tokens is not None  # no other batch has joined this one
         hidden = tokens == target.setup.eos
         if padding is not None:
             hidden = hidden | padding
-        tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, 1), value=NOTHING)
+        gap = 0 if self.has_prompts else 1
+        tokens = torch.nn.functional.pad(tokens.masked_fill(hidden, NOTHING), (0, gap), value=NOTHING)
         return tokens.repeat_interleave(beam, dim=0)
 
     def select_sentences(self, keep: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,8 @@ class LookAhead(Member):
         """The first column of the newest pass."""
         self.out = DecoderOut(torch.empty(0))
         """The decoder's output for the columns of the newest pass."""
+        self.features: Tensor | None = None
+        """``(rows, new, C)`` the decoder's last hidden features in the newest pass; ``None`` if not needed."""
         self.mark: tuple[int, IncrementalState] | None = None
         """``seen`` and a copy of the state at the last ``rewind``, if the decoder cannot roll back."""
 
@@ -72,21 +75,30 @@ class LookAhead(Member):
         if not self.can_roll_back:
             self.mark = self.seen, copy.deepcopy(self.state)
 
-    def read(self, tokens: Tensor, need_attention: bool = False) -> None:
+    def read(self, tokens: Tensor, need_attention: bool = False, need_features: bool = False) -> None:
         """Read the columns that have not been read yet.
 
         Args:
             tokens: ``(rows, L)`` int64 from the start token on; columns read before are not read again.
             need_attention: whether attention weights are computed.
+            need_features: whether the decoder's last hidden features are stored.
         """
         if self.start_token is not None:
             tokens = torch.cat([torch.full_like(tokens[:, :1], self.start_token), tokens[:, 1:]], dim=1)
+        decoder: Any = self.model.decoder
+        arguments: dict[str, Any] = {"need_attention": need_attention}
         if self.state is not None:
-            out = self.model.decoder(tokens, self.encoder_out, self.state, need_attention=need_attention)
+            arguments["incremental_state"] = self.state
+        if need_features:
+            features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
+            logits = decoder.output_layer(features)
         else:
-            logits, attention = self.model.decoder(tokens, self.encoder_out, need_attention=need_attention)
-            out = DecoderOut(logits[:, self.seen :], None if attention is None else attention[:, self.seen :])
-        self.out, self.first, self.seen = out, self.seen, tokens.size(1)
+            features = None
+            logits, attention = decoder(tokens, self.encoder_out, **arguments)
+        new = slice(self.seen if self.state is None else 0, None)  # without a state, all columns are computed
+        self.out = DecoderOut(logits[:, new], None if attention is None else attention[:, new])
+        self.features = None if features is None else features[:, new]
+        self.first, self.seen = self.seen, tokens.size(1)
 
     def next_output(
         self, tokens: Tensor, need_attention: bool = False, need_features: bool = False, need_layers: bool = False
@@ -94,7 +106,8 @@ class LookAhead(Member):
         """The output for the last column of ``tokens``, which the newest pass has read; see ``Member``."""
         column = tokens.size(1) - 1 - self.first
         logits = self.model.adjust_logits_during_generation(self.out.logits[:, column], tokens.size(1) - 1)
-        return MemberOutput(logits, None if self.out.attention is None else self.out.attention[:, column])
+        attention = None if self.out.attention is None else self.out.attention[:, column]
+        return MemberOutput(logits, attention, None if self.features is None else self.features[:, column])
 
     def select_sentences(self, keep: Tensor) -> None:
         """Drop all sentences except ``keep``, ``(kept,)`` int64."""
@@ -106,3 +119,4 @@ class LookAhead(Member):
         self.out = DecoderOut(
             logits.index_select(0, rows), None if attention is None else attention.index_select(0, rows)
         )
+        self.features = None if self.features is None else self.features.index_select(0, rows)

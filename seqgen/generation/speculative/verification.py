@@ -45,10 +45,10 @@ class SpeculativeSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         assert isinstance(setup.search, SpeculativeSearch)
         self.speculative = setup.search
-        for need in setup.needs & {FEATURES, LAYER_LOGITS}:
+        if LAYER_LOGITS in setup.needs:
             raise ConfigError(
-                f"{setup.needing(need)} needs hidden features, which are not stored in speculative decoding; leave "
-                "out the draft"
+                f"{setup.needing(LAYER_LOGITS)} needs hidden features of all layers, which are not stored in "
+                "speculative decoding; leave out the draft"
             )
         self.reach = self.speculative.draft_tokens + 1
         sample = request.sample
@@ -74,6 +74,14 @@ class SpeculativeSession(Session):
     def draws(self) -> bool:
         """Whether drafts are drawn at random, and verified by rejection sampling; see ``verified``."""
         return type(self.search).step is Sampling.step
+
+    @property
+    def newest_features(self) -> Tensor | None:
+        """See ``DraftTarget.newest_features``."""
+        first, step = self.members[0], self.backpointers.length
+        assert isinstance(first, LookAhead)
+        # the newest token is in column `step`; the column before it has the features from which it was predicted
+        return None if first.features is None else first.features[:, step - 1 - first.first]
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> LookAhead:
         """A model that can read several tokens and roll back; see ``Session.new_member``."""
@@ -102,10 +110,10 @@ class SpeculativeSession(Session):
         self.drafts = self.draft.propose(step, generated, min(self.speculative.draft_tokens, last - step + 1))
         count = self.drafts.tokens.size(-1)
         tokens = torch.cat([generated, self._known(self.drafts.tokens)], dim=-1)[..., : 1 + last].flatten(0, 1)
-        for member in self.members:
+        for number, member in enumerate(self.members):
             assert isinstance(member, LookAhead)
             member.rewind(step)
-            member.read(tokens, ATTENTION in self.needs)
+            member.read(tokens, ATTENTION in self.needs, FEATURES in self.needs and number == 0)
         self.start, self.stop = step, tokens.size(1)
         if self.drafts.lprobs:
             self.stop = min(self.stop, step + count)
@@ -218,7 +226,7 @@ class SpeculativeSearch(Search):
         self.drafter = drafter
         self.draft_tokens = draft_tokens
         self.additive, self.independent_rows = self.inner.additive, self.inner.independent_rows
-        self.needs = self.inner.needs  # type: ignore[misc]
+        self.needs = self.inner.needs | getattr(drafter, "needs", frozenset())  # type: ignore[misc]
         self.verified = 0
         """Number of verified tokens of drafts, over all batches."""
         self.accepted = 0
@@ -228,6 +236,12 @@ class SpeculativeSearch(Search):
     def acceptance_rate(self) -> float:
         """The share of drafted tokens that were accepted; NaN before the first."""
         return self.accepted / self.verified if self.verified else float("nan")
+
+    def summary(self) -> str:
+        """The acceptance rate; see ``Search.summary``."""
+        if not self.verified:
+            return ""
+        return f"{self.verified} drafted tokens were verified, and {100 * self.acceptance_rate:.1f} % of them accepted"
 
     def rows(self, beam: int) -> int:
         """See ``Search.rows``.

@@ -1,0 +1,356 @@
+"""Language models: prompts, batches of prompts, ensembles, drafts, guidance, limits and the text of continuations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, train_sentencepiece
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.setup import DecodingRequest
+from seqgen.generation.speculative.verification import SpeculativeSession
+from seqgen.structures import Source
+from seqgen.text.continuation import continuation
+from seqgen.text.results import Translation
+from seqgen.text.running_text import blocks
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import IteratorStreamer
+from tests.commands import sentences
+from tests.language_models import PROMPTS, language_model
+from tests.text_models import text_model
+
+SHORT: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 9}
+
+
+def tokens_of(translations: list[Translation]) -> list[list[list[int]]]:
+    """The tokens of all hypotheses."""
+    return [[hypothesis.tokens.tolist() for hypothesis in translation.hypotheses] for translation in translations]
+
+
+def assert_same(found: list[Translation], expected: list[Translation]) -> None:
+    """All hypotheses have the same tokens, and scores that differ by rounding only."""
+    assert tokens_of(found) == tokens_of(expected)
+    for one, other in zip(found, expected, strict=True):
+        for hypothesis, wanted in zip(one.hypotheses, other.hypotheses, strict=True):
+            torch.testing.assert_close(hypothesis.positional_scores, wanted.positional_scores, atol=1e-5, rtol=0)
+
+
+def plain_lprobs(model: Any, tokens: list[int]) -> Tensor:
+    """Log-probabilities of each token of ``tokens`` after the ones before it; one pass without state and padding."""
+    source = Source(torch.tensor([tokens[:1]]), torch.tensor([1]))
+    decoder_input = torch.tensor([[0, *tokens[1:-1]]])
+    with torch.no_grad():
+        lprobs = model(source.src_tokens, source.src_lengths, decoder_input).logits.log_softmax(-1)[0]
+    return lprobs[torch.arange(len(tokens) - 1), torch.tensor(tokens[1:])]
+
+
+def test_greedy_search_chooses_the_most_probable_token_after_the_prompt() -> None:
+    """A plain loop that computes everything anew for each token, without padding, gives the same tokens and scores."""
+    item = language_model()
+    for prompt, translation in zip(PROMPTS, Translator(item, beam=1, max_len_b=9).translate(PROMPTS), strict=True):
+        tokens = item.task.encode_source(prompt).tolist()
+        start = len(tokens)
+        while len(tokens) < start + 9 and (len(tokens) == start or tokens[-1] != 2):
+            with torch.no_grad():
+                logits = item.model(torch.tensor([tokens]), torch.tensor([len(tokens)]), torch.tensor([[2]])).logits
+            scores = logits[0, -1].clone()
+            scores[1] = -torch.inf  # padding is never generated
+            if len(tokens) == start:
+                scores[2] = -torch.inf  # min_len=1
+            tokens.append(int(scores.argmax()))
+        tokens += [] if tokens[-1] == 2 else [2]
+        assert translation.hypotheses[0].tokens.tolist() == tokens[start:]
+        expected = plain_lprobs(item.model, tokens)[start - 1 :]
+        assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, SHORT | {"unnormalized": True}])
+def test_a_prompt_equals_the_same_tokens_forced_after_an_empty_prompt(settings: dict[str, Any]) -> None:
+    item = language_model()
+    settings = {**settings, "max_len_b": 200, "min_len": 0}  # forced tokens count as output for the minimum length
+    given = Translator(item, max_len=16, **settings).translate(PROMPTS)
+    lengths = [len(prompt.split()) for prompt in PROMPTS]
+    for prompt, length, translation in zip(PROMPTS, lengths, given, strict=True):
+        forced = Translator(item, max_len=16 + length, **settings)
+        (other,) = forced.translate([""], prefixes=[prompt])
+        for one, two in zip(translation.hypotheses, other.hypotheses, strict=True):
+            assert one.tokens.tolist() == two.tokens[length:].tolist()
+            assert one.positional_scores.tolist() == pytest.approx(two.positional_scores[length:].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("debug", [{}, {"debug.use_cache": False}, {"debug.beam_table": "on"}])
+@pytest.mark.parametrize(
+    "settings",
+    [SHORT, {"sampling": True, "beam": 2, "nbest": 2}, SHORT | {"search": "diverse_beam", "search.groups": 3}],
+)
+def test_a_prompt_alone_equals_the_prompt_in_a_batch(settings: dict[str, Any], debug: dict[str, Any]) -> None:
+    item = language_model()
+    whole = {"debug.continuous_batching": False, **debug}
+    together = Translator(item, **settings).translate(PROMPTS, **whole)
+    assert len({str(h.tokens) for translation in together for h in translation.hypotheses}) > 6
+    for number, prompt in enumerate(PROMPTS):
+        decoding = Translator(item, **settings).prepare(**whole)
+        (alone,) = decoding.translate([prompt], first_number=number)
+        assert_same([alone], [together[number]])
+
+
+@pytest.mark.parametrize("settings", [SHORT, {"beam": 1}])
+def test_prompts_of_unequal_lengths_join_a_running_batch(settings: dict[str, Any]) -> None:
+    item = language_model()
+    prompts = [*PROMPTS, *(f"{prompt} w{i}" for i, prompt in enumerate(PROMPTS)), "w3 " * 12, "w6"]
+    translator = Translator(item, **settings)
+    assert translator.prepare().generator.can_merge
+    waiting = translator.translate(prompts, **{"debug.continuous_batching": False})
+    for size in (1, 2, 3):
+        assert_same(translator.translate(prompts, batch_size=size), waiting)
+
+
+@pytest.mark.parametrize("average", ["probability", "log"])
+def test_ensembles(average: str) -> None:
+    """A model with itself is that model; of three models the order does not matter; the scores are the mean's."""
+    one, two, three = (language_model(seed) for seed in (1, 2, 3))
+    settings = SHORT | {"ensemble_average": average}
+    assert_same(Translator([one, one], **settings).translate(PROMPTS), Translator(one, **SHORT).translate(PROMPTS))
+    found = Translator([one, two, three], **settings).translate(PROMPTS)
+    assert_same(found, Translator([three, one, two], **settings).translate(PROMPTS))
+    assert tokens_of(found) != tokens_of(Translator([one, two], **settings).translate(PROMPTS))
+    for translation in Translator([one, two, three], **settings).translate(PROMPTS, return_scores=True):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["itself", "another", "smaller", "ngrams"])
+def test_drafts_do_not_change_greedy_search(draft: str) -> None:
+    item = language_model()
+    prompts = [*PROMPTS, "w1 w5 w8 w1 w5 w8 w1 w5"]
+    expected = Translator(item, beam=1).translate(prompts)
+    translator = Translator(item, beam=1, **({"prompt_lookup": 2} if draft == "ngrams" else {"draft": draft}))
+    translator._drafts = {
+        "itself": item,
+        "another": language_model(5),
+        "smaller": language_model(6, max_target_positions=14, decoder_layers=1),
+    }
+    for size in (1, 6):
+        assert_same(translator.translate(prompts, batch_size=size), expected)
+    search = translator.prepare(batch_size=6).generator.setup.search
+    assert search.verified > 0
+    if draft == "itself":
+        assert search.acceptance_rate == 1
+
+
+def test_n_grams_are_drafted_across_the_end_of_the_prompt() -> None:
+    """The first draft continues the prompt w1 w5 w8 w1 w5 with w8; a prompt without repetitions has no draft."""
+    item = language_model()
+    generator = Translator(item, beam=1, prompt_lookup=2).prepare().generator
+    prompts = [item.task.encode_source(text) for text in ("w1 w5 w8 w1 w5", "w1 w2", "")]
+    batch = item.task.collate([(i, prompt, None) for i, prompt in enumerate(prompts)], item.model)
+    session = SpeculativeSession(generator.setup, DecodingRequest(batch))
+    drafts = session.draft.propose(0, session.backpointers.matrix(), 3).tokens[:, 0].tolist()
+    w1, w5, w8 = item.task.source_tokenizer.encode("w1 w5 w8")
+    assert drafts == [[w8, w1, w5], [-1, -1, -1], [-1, -1, -1]]
+
+
+def test_sampling_with_n_gram_drafts_draws_the_same_tokens() -> None:
+    item = language_model()
+    sampled = Translator(item, sampling=True, beam=2, nbest=2)
+    prompts = [*PROMPTS, "w1 w5 w8 w1 w5 w8 w1 w5"]
+    assert_same(sampled.translate(prompts, prompt_lookup=2), sampled.translate(prompts))
+
+
+def test_guidance_contrasts_the_prompt_with_the_empty_prompt() -> None:
+    """The guided score of each token is that of the formula, with an unconditional half that reads no prompt."""
+    item, scale = language_model(), 1.7
+    guided = Translator(item, beam=1, guidance_scale=scale, max_len_b=9).translate(PROMPTS)
+    for prompt, translation in zip(PROMPTS, guided, strict=True):
+        tokens = translation.hypotheses[0].tokens.tolist()
+        source = item.task.encode_source(prompt).tolist()
+        with torch.no_grad():
+            conditional, empty = (
+                item.model(torch.tensor([begin]), torch.tensor([len(begin)]), torch.tensor([[2, *tokens[:-1]]]))
+                .logits[0]
+                .log_softmax(-1)
+                for begin in (source, source[:1])
+            )
+        mixed = empty + scale * (conditional - empty)  # not renormalized
+        expected = mixed[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+        assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected, abs=1e-5)
+    plain = Translator(item, beam=1, max_len_b=9).translate(PROMPTS)
+    assert_same(guided[1:2], plain[1:2])  # the empty prompt itself
+    assert tokens_of(guided) != tokens_of(plain)
+
+
+def test_an_empty_source_is_the_first_token_of_each_prompt() -> None:
+    source = Source(torch.tensor([[2, 7, 8], [1, 2, 9]]), torch.tensor([3, 2]))
+    empty = language_model().model.empty_source(source)
+    assert (empty.src_tokens.tolist(), empty.src_lengths.tolist()) == ([[2], [2]], [1, 1])
+
+
+def test_a_translation_model_fused_with_a_language_model() -> None:
+    """The language model reads no source: each token's score is that of the formula."""
+    lm, weight = language_model(3), 0.4
+    translation_model = text_model(seed=1)
+    texts = ["w1 w5 w8", "w3 w4 w5 w6 " * 10]  # the second has more tokens than the language model's positions
+    keys: dict[str, Any] = {"members": ["input", "empty"], "combination": "fusion", "combination.weight": weight}
+    found = Translator([translation_model, lm], beam=2, max_len_b=9, **keys).translate(texts)
+    for text, translation in zip(texts, found, strict=True):
+        assert not any("positions" in note for note in translation.notes)
+        tokens = translation.hypotheses[0].tokens
+        (of_source,) = Translator(translation_model).score([text], [translation.text])
+        (of_text,) = Translator(lm).score([""], [translation.text])
+        expected = of_source.positional_scores + weight * of_text.positional_scores
+        assert of_source.tokens.tolist() == tokens.tolist()
+        assert translation.hypotheses[0].positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_prompt_and_output_together_end_at_the_models_positions(learned: bool, batch_size: int) -> None:
+    item = language_model(decoder_learned_pos=learned, max_target_positions=10)
+    prompts = ["w1", "w1 " * 7, "w2 " * 9, "w2 " * 10, ""]
+    translator = Translator(item, beam=2, suppress=["w0"], batch_size=batch_size, min_len=50)
+    rooms = []
+    for translation in translator.translate(prompts):
+        prompt = item.task.encode_source(translation.source)
+        rooms.append(len(translation.hypotheses[0].tokens) if translation.hypotheses else 0)
+        if len(prompt) <= 10:
+            assert len(prompt) + rooms[-1] == 10 + 1  # the last column predicts end-of-sentence
+            assert "maximum length" in translation.notes[-1]
+        else:
+            assert translation.text == ""
+            assert translation.notes == [
+                "the prompt has 11 tokens and the model 10 positions, so that the output is empty"
+            ]
+    assert rooms == [9, 3, 1, 0, 10]
+
+
+def test_prompts_and_targets_that_are_too_long_to_score_are_refused_by_their_line() -> None:
+    translator = Translator(language_model(max_target_positions=10))
+    assert len(list(translator.score(["w1 w2 w3", ""], ["w1 w2 w3 w4 w5 w6", "w1"]))) == 2
+    with pytest.raises(DataError, match="reference, line 2: 8 tokens are more than the 7"):
+        list(translator.score(["", "w1 w2 w3"], ["w1", "w1 " * 7]))
+
+
+def test_an_empty_line_of_a_translation_model_has_an_empty_output() -> None:
+    (translation,) = Translator(text_model()).translate([""])
+    assert translation.hypotheses == []
+    assert "the line is empty" in translation.notes[0]
+
+
+class Pieces:
+    """Decodes ids as SentencePiece does: ``▁`` is a space, which is removed at the beginning."""
+
+    pieces = ("▁a", "▁hot", "dog", "▁dog", "s", "▁,")
+
+    def __call__(self, ids: Any) -> str:
+        return "".join(self.pieces[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+
+def test_the_text_of_a_continuation_joins_the_text_of_its_prompt() -> None:
+    decode = Pieces()
+    assert continuation(decode, [0, 1], [2, 4]) == "dogs"
+    assert continuation(decode, [0, 1], [3, 4]) == " dogs"
+    assert continuation(decode, [], [3, 4]) == "dogs"
+    cleaned = lambda ids: decode(ids).replace(" ,", ",")  # noqa: E731
+    assert continuation(cleaned, [0, 1], [5]) == ","
+    reversed_ = lambda ids: decode(list(reversed(ids)))  # noqa: E731
+    assert continuation(reversed_, [0, 1], [3, 4]) == "s dog"  # the prompt's text does not come first
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    if name == "bytes":
+        return make_tokenizer(byte_files())
+    lines = [text for pair in sentences(0, 50) for text in pair] + ["hört Bäume, süße"]
+    model = train_sentencepiece(lines, vocab_size=60, model_type=name, hard_vocab_limit=False, special_ids=FAIRSEQ_IDS)
+    return SentencePieceTokenizer(model)
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe", "bytes"])
+def test_prompt_and_continuation_together_are_the_whole_text(name: str) -> None:
+    item = language_model(tokenizer=tokenizer_named(name), max_target_positions=60)
+    prompts = ["the dog sees a", "der Ba", "süße Bäume", ""]
+    translations = Translator(item, sampling=True, beam=12, nbest=12, temperature=4.0, max_len_b=12).translate(prompts)
+    spaces = 0
+    for translation in translations:
+        for hypothesis in translation.hypotheses:
+            ids = [*item.task.source_tokenizer.encode(translation.source), *hypothesis.tokens.tolist()]
+            assert translation.source + hypothesis.text == item.task.target_tokenizer.decode(ids)
+            spaces += hypothesis.text.startswith(" ")
+    assert name == "bytes" or 0 < spaces < 36  # some begin a new word, and some do not
+
+
+def test_streamed_words_are_the_final_text() -> None:
+    translator = Translator(language_model(), max_len_b=9)
+    written = ["" for _ in PROMPTS]
+    for item in translator.stream(PROMPTS):
+        written[item.line] += item.text
+    assert written == [translation.text for translation in translator.translate(PROMPTS, beam=1)]
+    assert [text[:1] for text in written] == [" ", "w", " ", " ", " "]
+    assert IteratorStreamer()._prompts == {}
+
+
+# ---- running text
+
+
+def test_blocks_score_each_token_once_after_its_context() -> None:
+    assert blocks(7, 5, 2) == [(0, 0, 3), (1, 3, 6), (4, 6, 7)]
+    for length, size, context in ((1, 4, 0), (10, 4, 3), (23, 7, 2), (12, 3, 0)):
+        cut = blocks(length, size, context)
+        assert [i for block in cut for i in range(block.start, block.stop)] == list(range(length))
+        assert all(block.stop - block.first <= size for block in cut)
+        assert all(block.start - block.first == min(context, block.start) for block in cut)
+
+
+LINES = ["w1 w5 w8", "", "w3 w3 w17 w3 w5 w9 w11", "w4", "w0 w18"]
+
+
+@pytest.mark.parametrize(("size", "context"), [(1, 0), (5, 0), (5, 2), (6, 5), (24, 20)])
+@pytest.mark.parametrize("models", [1, 2])
+def test_running_text_is_scored_as_by_a_loop_over_its_tokens(size: int, context: int, models: int) -> None:
+    items = [language_model(seed) for seed in range(models)]
+    text = [2, *(token for line in LINES for token in items[0].task.encode_target(line).tolist())]
+    expected = []
+    for i in range(1, len(text)):  # token i is predicted from the context of its block, and the block up to it
+        begin = (i - 1) // (size - context) * (size - context)
+        window = text[max(0, begin - context) : i + 1]
+        each = torch.stack([plain_lprobs(item.model, window)[-1] for item in items])
+        expected.append(float(each.exp().mean().log()))
+    for batch_size in (1, 3, 64):
+        scored = list(
+            Translator(items).score_text(LINES, tokens_per_sample=size, context_window=context, batch_size=batch_size)
+        )
+        assert [token for line in scored for token in line.tokens.tolist()] == text[1:]
+        found = [score for line in scored for score in line.positional_scores.tolist()]
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert scored[2].score == pytest.approx(float(scored[2].positional_scores.mean()))
+
+
+def test_lines_are_scored_alone_without_blocks() -> None:
+    item = language_model()
+    for line, found in zip(LINES, Translator(item).score_text(LINES), strict=True):
+        expected = plain_lprobs(item.model, [2, *item.task.encode_target(line).tolist()])
+        assert found.positional_scores.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tokens_per_sample": 25}, "more than the 24 positions"),
+        ({"tokens_per_sample": 8, "context_window": 8}, "leaves no token to score"),
+        ({"context_window": 8}, "needs tokens_per_sample"),
+        ({"tokens_per_sample": 8, "beam": 2}, "beam has no effect"),
+    ],
+)
+def test_blocks_that_cannot_be_scored(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        list(Translator(language_model()).score_text(LINES, **keys))
+
+
+def test_text_without_sources_needs_language_models() -> None:
+    with pytest.raises(ConfigError, match="language models only"):
+        list(Translator([language_model(), text_model()]).score_text(LINES))
