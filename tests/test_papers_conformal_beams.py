@@ -29,6 +29,7 @@ from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same, assert_same_pairs
 from tests.reference_search import EOS, Settings, next_scores
 from tests.scripted_model import Rule, ScriptedModel, batch_of, dictionary, random_rule
+from tests.step_contexts import step_context
 from tests.text_models import TEXTS, text_model
 
 ROOT = Path(__file__).parent.parent
@@ -86,14 +87,14 @@ def test_alone_in_a_batch_and_in_an_ensemble() -> None:
 
 
 def test_sentences_that_join_a_batch() -> None:
-    """Each sentence counts its own tokens."""
-    translator = Translator(text_model(), beam=4, nbest=4, max_len_b=8)
-    search = ConformalPruning([-1.5, -3.0, -1.2, -1.0])
-    texts = []
-    for size in (1, 2, 5):
-        found = translator.translate(TEXTS, search=search, batch_size=size)
-        texts.append([[(item.text, pytest.approx(item.score)) for item in line.hypotheses] for line in found])
-    assert texts[0] == texts[1] == texts[2]
+    """Each sentence counts its own tokens: the new token is the fourth of the first one, the second of the other."""
+    context = step_context(3, torch.zeros(2, 3, dtype=torch.int64), start_offsets=torch.tensor([0, 2]))
+    lprobs = torch.tensor([-1.0, -3.0]).expand(2, 1, 2)
+    found = ConformalPruning([-9.0, -1.5, -9.0, -2.0]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
+    # means (-6 - 1) / 4, (-6 - 3) / 4, and (-1 - 1) / 2, (-1 - 3) / 2
+    assert found.scores.tolist() == [[-7.0, -math.inf], [-2.0, -math.inf]]
+    kept = ConformalPruning([-9.0, -2.0, -9.0, -2.25]).step(context, lprobs, torch.tensor([[-6.0], [-1.0]]))
+    assert kept.scores.tolist() == [[-7.0, -9.0], [-2.0, -4.0]]
 
 
 def test_thresholds_by_hand() -> None:

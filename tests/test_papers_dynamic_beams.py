@@ -95,7 +95,7 @@ def test_alone_in_a_batch_and_in_an_ensemble(keys: dict[str, Any]) -> None:
             assert_same(own.generate(batch_of([source])), together[row : row + 1])
 
 
-def test_by_its_keys_and_in_continuous_batches() -> None:
+def test_by_its_keys() -> None:
     translator = Translator(text_model(), beam=4, nbest=4, max_len_b=8)
     keys = {"search.absolute": 0.8, "search.local": 0.2, "search.per_beam": 2}
     texts = []

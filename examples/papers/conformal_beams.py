@@ -13,8 +13,9 @@ shorter than ``l`` has its mean at its end. A new reference is kept at all lengt
 ``seqgen-generate common.user_dir=examples/papers/conformal_beams.py path=runs/a input=test.en generation.beam=20
 generation.search=conformal search.file=thresholds.json``
 
-Expect shorter n-best lists where the model is certain. Unlike in the paper, a finished hypothesis is not compared with
-the thresholds of greater lengths: the list can be longer, not shorter. The rows of dropped beams are still computed.
+Expect shorter n-best lists where the model is certain, and none where all candidates are dropped. Unlike in the paper,
+a finished hypothesis is not compared with the thresholds of greater lengths: lists can be longer, not shorter. The rows
+of dropped beams are still computed.
 """
 
 from __future__ import annotations
