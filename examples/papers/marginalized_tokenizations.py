@@ -1,0 +1,146 @@
+"""Marginal probabilities of texts (Chirkova, Kruszewski, Rozen and Dymetman 2023, "Should you marginalize over possible
+tokenizations?").
+
+A model gives probabilities to sequences of tokens, and many sequences ``T`` spell the same text ``y``. The probability
+of the text is the sum over all of them. One term is known exactly, that of the tokenizer's own ``T0``; the others are
+estimated by importance sampling from a proposal ``Q``, which is the model, restricted at each step to the tokens after
+which the rest of the text can still be spelled::
+
+    p(y | x) = p(T0 | x) + sum over T != T0 of p(T | x)
+             ~ p(T0 | x) + 1/K sum over k of [T_k != T0] p(T_k | x) / Q(T_k),             T_1 ... T_K drawn from Q
+    Q(T)     = product over t of  p(t_i | x, t_<i) / sum over allowed v of p(v | x, t_<i)
+
+The estimate is unbiased and at least ``p(T0 | x)``. (The paper scores blocks of text and has no exact term.) The n-best
+list is ranked by the log of the estimate; ``reranker.samples=0`` ranks by ``log p(T0 | x)``::
+
+    seqgen-generate common.user_dir=examples/papers/marginalized_tokenizations.py path=runs/a input=test.en
+        generation.beam=5 generation.rerank=marginal reranker.samples=8
+
+Expect small differences, larger for long and rare words. Sums of log-probabilities prefer short outputs. In Python,
+``estimate`` scores given texts. Members of an ensemble have equal weights here. Spellings by bytes are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.data.dictionary import Dictionary
+from seqgen.generation.component import Resources
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.registry import register_reranker
+from seqgen.text.rerank import Reranker
+from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.translator import ModelInMemory, Translator
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Log-probabilities of a text in nats, end-of-sentence included: of one tokenization, and of the text."""
+
+    one_best: float
+    marginal: float
+
+
+def next_tokens(text: str, words: Dictionary) -> dict[int, list[int]]:
+    """For each position in ``text``, the joined symbols of a tokenization, find the tokens that can follow there.
+
+    Returns:
+        By position, the ids of the tokens that agree with the text and after which its rest can be spelled.
+    """
+    silent = {words.pad(), words.eos(), words.bos()}
+    longest = max(map(len, words.symbols))
+    found: dict[int, list[int]] = {}
+    for start in reversed(range(len(text))):
+        ends = [end for end in range(start + 1, len(text) + 1) if end in found or end == len(text)]
+        pieces = [text[start:end] for end in ends if end - start <= longest]
+        if tokens := [words.index(piece) for piece in pieces if piece in words and words.index(piece) not in silent]:
+            found[start] = tokens
+    return found
+
+
+class Spelling(LogitsProcessor):
+    """Forbids the tokens after which an output can no longer be the text of its line, given as joined symbols."""
+
+    shift_invariant = True  # it only forbids tokens
+
+    def __init__(self, texts: Sequence[str], words: Dictionary):
+        self.words = words
+        self.choices = [next_tokens(text, words) for text in texts]
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """Change the ``(rows, V)`` scores of the next token."""
+        allowed = torch.zeros_like(lprobs, dtype=torch.bool)
+        rows = zip(context.sentence_ids.tolist(), context.tokens.tolist(), strict=True)
+        for row, (sentence, tokens) in enumerate(rows):
+            position = sum(len(self.words.symbol(token)) for token in tokens)
+            allowed[row, self.choices[sentence].get(position, [self.words.eos()])] = True
+        return lprobs.masked_fill(~allowed, -torch.inf)
+
+
+def estimate(
+    translator: Translator, sources: Sequence[str], texts: Sequence[str], samples: int = 8, seed: int = 1
+) -> list[Estimate]:
+    """Estimate the probability of each text, given its source.
+
+    Args:
+        translator: the models, without decoding settings.
+        sources: the source of each text; for a language model the prompt, which may be empty.
+        texts: the texts.
+        samples: tokenizations that are drawn for each; 0 for none.
+        seed: of the random numbers, which also depend on the place of a text in the list.
+    """
+    task, words = translator.task, translator.task.target_dictionary
+    best = list(translator.score(sources, texts, unnormalized=True))
+    if not samples:
+        return [Estimate(item.score, item.score) for item in best]
+    spelled = ["".join(map(words.symbol, item.tokens[:-1].tolist())) for item in best]
+    sampling = {"sampling": True, "beam": samples, "nbest": samples, "seed": seed, "renormalize": True}
+    limits = {"max_len_a": 0.0, "max_len_b": max(map(len, spelled)), "unnormalized": True}
+    processors = [Spelling(spelled, words)]
+    drawn = translator.translate(sources, return_scores=True, processors=processors, **sampling, **limits)
+    estimates = []
+    for known, found in zip(best, drawn, strict=True):
+        terms = [known.score]
+        for item in found.hypotheses:  # score is log Q, model_score is log p
+            same_text = task.decode(item.tokens) == task.decode(known.tokens)
+            if same_text and not torch.equal(item.tokens, known.tokens) and item.model_score is not None:
+                terms.append(item.model_score - item.score - math.log(samples))
+        estimates.append(Estimate(known.score, float(torch.tensor(terms, dtype=torch.float64).logsumexp(0))))
+    return estimates
+
+
+@dataclass
+class MarginalConfig:
+    """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
+
+    samples: int = option(8, "tokenizations that are drawn for each output; 0 for the tokenizer's own only", minimum=0)
+    seed: int = option(1, "seed of the random numbers, to which the line number is added", minimum=0)
+
+
+@register_reranker("marginal", config=MarginalConfig)
+class Marginal(Reranker):
+    """Ranks by the log-probability of the text; see ``estimate`` for the arguments."""
+
+    def __init__(self, translator: Translator, samples: int = 8, seed: int = 1):
+        self.translator, self.samples, self.seed = translator, samples, seed
+
+    @classmethod
+    def build(cls, cfg: MarginalConfig, resources: Resources) -> Self:
+        """Score with the models that decode, without their own decoding settings."""
+        return cls(Translator([ModelInMemory(m.task, m.model) for m in resources.models]), cfg.samples, cfg.seed)
+
+    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+        """Score the hypotheses of one line; equal texts have equal scores."""
+        texts = list(dict.fromkeys(item.text for item in hypotheses))
+        sources = [translation.source] * len(texts)
+        found = estimate(self.translator, sources, texts, self.samples, self.seed + translation.id)
+        scores = {text: own.marginal for text, own in zip(texts, found, strict=True)}
+        return [scores[item.text] for item in hypotheses]
