@@ -16,16 +16,17 @@ list is ranked by the log of the estimate; ``reranker.samples=0`` ranks by ``log
     seqgen-generate common.user_dir=examples/papers/marginalized_tokenizations.py path=runs/a input=test.en
         generation.beam=5 generation.rerank=marginal reranker.samples=8
 
-Expect small differences, larger for long and rare words. Sums of log-probabilities prefer short outputs. In Python,
-``estimate`` scores given texts. Members of an ensemble have equal weights here. Spellings by bytes are not counted.
+Expect small differences, larger for long and rare words. Sums of log-probabilities prefer short outputs. A temperature
+of ``Q`` above 1 finds spellings that begin with unlikely tokens. In Python, ``estimate`` scores given texts. Members of
+an ensemble have equal weights here. Spellings by bytes are not counted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -85,8 +86,17 @@ class Spelling(LogitsProcessor):
         return lprobs.masked_fill(~allowed, -torch.inf)
 
 
+@dataclass
+class MarginalConfig:
+    """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
+
+    samples: int = option(8, "tokenizations that are drawn for each output; 0 for the tokenizer's own only", minimum=0)
+    seed: int = option(1, "seed of the random numbers, to which the line number is added", minimum=0)
+    temperature: float = option(1.0, "of the proposal; larger values draw unlikely tokens more often", minimum=1e-6)
+
+
 def estimate(
-    translator: Translator, sources: Sequence[str], texts: Sequence[str], samples: int = 8, seed: int = 1
+    translator: Translator, sources: Sequence[str], texts: Sequence[str], cfg: MarginalConfig
 ) -> list[Estimate]:
     """Estimate the probability of each text, given its source.
 
@@ -94,53 +104,44 @@ def estimate(
         translator: the models, without decoding settings.
         sources: the source of each text; for a language model the prompt, which may be empty.
         texts: the texts.
-        samples: tokenizations that are drawn for each; 0 for none.
-        seed: of the random numbers, which also depend on the place of a text in the list.
+        cfg: the settings; random numbers depend on its seed and on the place of a text in the list.
     """
     task, words = translator.task, translator.task.target_dictionary
     best = list(translator.score(sources, texts, unnormalized=True))
-    if not samples:
+    if not cfg.samples:
         return [Estimate(item.score, item.score) for item in best]
     spelled = ["".join(map(words.symbol, item.tokens[:-1].tolist())) for item in best]
-    sampling = {"sampling": True, "beam": samples, "nbest": samples, "seed": seed, "renormalize": True}
-    limits = {"max_len_a": 0.0, "max_len_b": max(map(len, spelled)), "unnormalized": True}
-    processors = [Spelling(spelled, words)]
-    drawn = translator.translate(sources, return_scores=True, processors=processors, **sampling, **limits)
+    settings: dict[str, Any] = {"sampling": True, "beam": cfg.samples, "nbest": cfg.samples, "seed": cfg.seed}
+    settings |= {"temperature": cfg.temperature, "renormalize": True, "unnormalized": True}
+    settings |= {"max_len_a": 0.0, "max_len_b": max(map(len, spelled)), "processors": [Spelling(spelled, words)]}
+    drawn = translator.translate(sources, return_scores=True, **settings)
     estimates = []
     for known, found in zip(best, drawn, strict=True):
         terms = [known.score]
         for item in found.hypotheses:  # score is log Q, model_score is log p
             same_text = task.decode(item.tokens) == task.decode(known.tokens)
-            if same_text and not torch.equal(item.tokens, known.tokens) and item.model_score is not None:
-                terms.append(item.model_score - item.score - math.log(samples))
+            if same_text and item.tokens.tolist() != known.tokens.tolist() and item.model_score is not None:
+                terms.append(item.model_score - item.score - math.log(cfg.samples))
         estimates.append(Estimate(known.score, float(torch.tensor(terms, dtype=torch.float64).logsumexp(0))))
     return estimates
 
 
-@dataclass
-class MarginalConfig:
-    """Configuration of the reranker; its fields are the keys ``reranker.FIELD``."""
-
-    samples: int = option(8, "tokenizations that are drawn for each output; 0 for the tokenizer's own only", minimum=0)
-    seed: int = option(1, "seed of the random numbers, to which the line number is added", minimum=0)
-
-
 @register_reranker("marginal", config=MarginalConfig)
 class Marginal(Reranker):
-    """Ranks by the log-probability of the text; see ``estimate`` for the arguments."""
+    """Ranks by the log-probability of the text, which ``estimate`` finds."""
 
-    def __init__(self, translator: Translator, samples: int = 8, seed: int = 1):
-        self.translator, self.samples, self.seed = translator, samples, seed
+    def __init__(self, translator: Translator, cfg: MarginalConfig):
+        self.translator, self.cfg = translator, cfg
 
     @classmethod
     def build(cls, cfg: MarginalConfig, resources: Resources) -> Self:
         """Score with the models that decode, without their own decoding settings."""
-        return cls(Translator([ModelInMemory(m.task, m.model) for m in resources.models]), cfg.samples, cfg.seed)
+        return cls(Translator([ModelInMemory(item.task, item.model) for item in resources.models]), cfg)
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         """Score the hypotheses of one line; equal texts have equal scores."""
         texts = list(dict.fromkeys(item.text for item in hypotheses))
-        sources = [translation.source] * len(texts)
-        found = estimate(self.translator, sources, texts, self.samples, self.seed + translation.id)
+        cfg = replace(self.cfg, seed=self.cfg.seed + translation.id)
+        found = estimate(self.translator, [translation.source] * len(texts), texts, cfg)
         scores = {text: own.marginal for text, own in zip(texts, found, strict=True)}
         return [scores[item.text] for item in hypotheses]
