@@ -10,8 +10,8 @@ which the rest of the text can still be spelled::
              ~ p(T0 | x) + 1/K sum over k of [T_k != T0] p(T_k | x) / Q(T_k),             T_1 ... T_K drawn from Q
     Q(T)     = product over t of  p(t_i | x, t_<i) / sum over allowed v of p(v | x, t_<i)
 
-The estimate is unbiased and at least ``p(T0 | x)``. (The paper scores blocks of text and has no exact term.) The n-best
-list is ranked by the log of the estimate; ``reranker.samples=0`` ranks by ``log p(T0 | x)``::
+The estimate is unbiased and at least ``p(T0 | x)``. The proposal of the paper scores blocks of text, this one tokens.
+The n-best list is ranked by the log of the estimate; ``reranker.samples=0`` ranks by ``log p(T0 | x)``::
 
     seqgen-generate common.user_dir=examples/papers/marginalized_tokenizations.py path=runs/a input=test.en
         generation.beam=5 generation.rerank=marginal reranker.samples=8
