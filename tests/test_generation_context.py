@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import ATTENTION, FEATURES, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.beam import Greedy
@@ -78,10 +78,10 @@ def test_features_that_cannot_be_had_are_refused() -> None:
     with pytest.raises(ConfigError, match="Looking needs hidden features"):
         scripted.generate(batch_of(SOURCES[:1]))
     drafting = make_generator(
-        [sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[needing],
+        [sharp("transformer_tiny")], dictionary(VOCAB - 4), processors=[Looking([], frozenset({LAYER_LOGITS}), 1.0)],
         search_strategy=SpeculativeSearch(PromptLookup(2), 3, Greedy()),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"Looking needs hidden features.*draft"):
+    with pytest.raises(ConfigError, match="Looking needs hidden features of all layers"):
         drafting.generate(batch_of(SOURCES))
 
 

@@ -105,14 +105,16 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
 
 @names
 def test_equals_the_formula(name: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES[:3])
+    model = sharp(name)
+    batch = batch_of(SOURCES[:3], left=model.left_pad_source)
     found = decode(model, batch, penalty_alpha=0.5, contrastive_topk=3, max_len_b=6)
     assert [h.tokens.tolist() for h in found] == plain(model, batch, 0.5, 3, 6)
 
 
 @names
 def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_of(SOURCES, left=model.left_pad_source)
     together = decode(model, batch, need_attention=True)
     for switch in ("use_cache", "lazy_compaction"):
         assert_same([together], [decode(model, batch, need_attention=True, **{switch: False})])
@@ -126,7 +128,8 @@ def test_cached_equals_uncached_and_alone_equals_batched(name: str) -> None:
 @names
 @pytest.mark.parametrize("options", [{"penalty_alpha": 0.0}, {"contrastive_topk": 1}], ids=str)
 def test_without_penalty_or_choice_it_is_greedy(name: str, options: dict[str, float]) -> None:
-    model, batch = sharp(name), batch_of(SOURCES)
+    model = sharp(name)
+    batch = batch_of(SOURCES, left=model.left_pad_source)
     greedy = make_generator([model], dictionary(VOCAB - 4), max_len_b=12, min_len=0).generate(batch)
     found = decode(model, batch, **options)
     assert [h.tokens.tolist() for h in found] == [hypotheses[0].tokens.tolist() for hypotheses in greedy]

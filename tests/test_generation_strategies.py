@@ -415,7 +415,8 @@ def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
             [model], dictionary(VOCAB - 4), beam_size=4, max_len_b=9, search_strategy=strategy, use_cache=use_cache
         )
         given = None if constraints is None else constraints[rows]
-        return [as_pairs(hypotheses) for hypotheses in generator.generate(batch_of(sources[rows]), constraints=given)]
+        batch = batch_of(sources[rows], left=model.left_pad_source)
+        return [as_pairs(hypotheses) for hypotheses in generator.generate(batch, constraints=given)]
 
     together = results(slice(None))
     for uncached, cached in zip(results(slice(None), use_cache=False), together, strict=True):

@@ -337,6 +337,7 @@ def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
     assert len(texts[0].out.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
     """Padding is end-of-sentence, which counts in the loss nevertheless, and is learned."""
     folder = tiny_folder(tmp_path / "theirs")

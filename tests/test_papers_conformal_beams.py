@@ -135,6 +135,7 @@ def test_scores_of_references() -> None:
         assert own[-1] / len(own) == pytest.approx(hypothesis.score)
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command calibrates the thresholds, and another one decodes with them."""
     data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "thresholds.json"

@@ -152,6 +152,7 @@ def test_refusals(model: ModelInMemory, datastore: Path, tmp_path: Path) -> None
         translator.translate(TEXTS, **good, **{"combination.neighbors": 0})
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command builds the datastore, and another one decodes with it."""
     data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", ROOT / "examples" / "papers" / "knn_mt.py"

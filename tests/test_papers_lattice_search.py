@@ -150,6 +150,7 @@ def test_by_its_keys() -> None:
         translator.translate(texts, search="lattice", coverage_penalty=0.2)
 
 
+@pytest.mark.slow
 def test_single_precision() -> None:
     one = text_model()
     translator = Translator(replace(one, model=one.model.float()), beam=3, nbest=3, max_len_b=6)

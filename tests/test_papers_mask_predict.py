@@ -202,6 +202,7 @@ def test_each_number_of_hidden_tokens_is_equally_frequent() -> None:
     assert single.tolist() == pytest.approx([int(single.sum()) / 3] * 3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy() -> None:
     numbers, task = random.Random(0), task_of(words=dictionary(6))
     positions = {"encoder_learned_pos": True, "decoder_learned_pos": True, "no_scale_embedding": True}
@@ -244,6 +245,7 @@ def test_refusals() -> None:
         Translator(ModelInMemory(task_of(), model), search="mask_predict", **{"search.iterations": 0}).translate(TEXTS)
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     """One command trains, with validation by mask-predict, and another one decodes with the recorded files."""
     data, run = corpus(tmp_path / "DATA"), tmp_path / "run"

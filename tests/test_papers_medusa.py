@@ -202,6 +202,7 @@ def test_refusals(tmp_path: Path) -> None:
             translator.translate(TEXTS, beam=1, **{"search.heads": heads})
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     """One command trains heads, and another one decodes with them and prints the acceptance rate."""
     data, model, heads = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "heads"

@@ -144,6 +144,7 @@ def test_by_its_keys() -> None:
         translator.translate(TEXTS, search="wait_k", **{"search.k": 0})
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One command decodes and writes the delays, and another one prints the average lagging."""
     data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", tmp_path / "latency.jsonl"

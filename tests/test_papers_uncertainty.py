@@ -132,6 +132,7 @@ def assert_close(one: Any, two: Any) -> None:
         assert one == (pytest.approx(two, abs=1e-8) if isinstance(one, float) else two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"beam": 4, "nbest": 2}, {"sampling": True, "beam": 3, "seed": 5}, {"semantics": "huggingface", "beam": 3}],

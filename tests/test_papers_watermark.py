@@ -116,6 +116,7 @@ def test_ranges() -> None:
         translate(**{"processor.watermark.gamma": 0.0})
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run, file = corpus(tmp_path / "DATA"), tmp_path / "run", ROOT / "examples" / "papers" / "watermark.py"
     arguments = [*training_arguments(data, run), *SMALL_TRANSFORMER, "optimization.max_update=1"]

@@ -117,6 +117,7 @@ def test_prompts_are_continued(run: Path, tmp_path: Path) -> None:
     assert pieces == ["▁der▁Hund▁sieht", "", "▁der▁Ka"]
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_a_translation_model(data: Path, tmp_path: Path) -> None:
     """With the same vocabulary, a language model is fused with a translation model; with another one, it is refused."""
     translation, lm, other = tmp_path / "a", tmp_path / "lm", tmp_path / "other"
