@@ -135,6 +135,7 @@ def test_alone_in_a_batch_and_in_an_ensemble() -> None:
 )
 def test_models(name: str, left: bool) -> None:
     """Sources padded on either side: the batch does not matter, and a large f is greedy search."""
+    torch.manual_seed(1)
     model = ZOO[name].build().double().eval()
     model.left_pad_source = left
     with torch.no_grad():  # sharper attention, which is not always on the newest token
@@ -146,7 +147,8 @@ def test_models(name: str, left: bool) -> None:
         make_generator([model], TinyDictionary(), search_strategy=search, **options)
         for search in (AlignAtt(1), AlignAtt(9), Greedy())
     )
-    assert_same(offline.generate(batch_of(sources, left=left)), greedy.generate(batch_of(sources, left=left)))
+    found, wanted = (one.generate(batch_of(sources, left=left)) for one in (offline, greedy))
+    assert_same(found, wanted, tolerance=1e-8)  # the scores are sums of large logits
     together = own.generate(batch_of(sources, left=left))
     for row, source in enumerate(sources):
         alone = own.generate(batch_of([source], left=left))[0]
