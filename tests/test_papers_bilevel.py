@@ -77,6 +77,7 @@ def test_lower_beams_change_the_result_and_large_ones_are_the_mean() -> None:
     assert differ
 
 
+@pytest.mark.slow
 def test_alone_as_in_a_batch_and_in_any_order_of_members() -> None:
     members = [text_model(seed=seed) for seed in (0, 1, 2)]
     options = {"search": "bilevel", "beam": 4, "nbest": 4, "max_len_b": 10}

@@ -108,6 +108,7 @@ def test_the_models_own_score_is_without_neighbors(model: ModelInMemory, datasto
             assert hypothesis.model_score != pytest.approx(hypothesis.score, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_alone_as_in_a_batch_and_in_ensembles(model: ModelInMemory, datastore: Path) -> None:
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
     translator = Translator(model, **OPTIONS)

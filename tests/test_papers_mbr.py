@@ -120,6 +120,7 @@ def test_without_pseudo_references_it_is_the_built_in_method() -> None:
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("references", [{}, {**SAMPLES, "beam": 5, "max_len_b": 4}], ids=["candidates", "samples"])
 def test_alone_is_batched(references: dict[str, Any]) -> None:
     translator = Translator(text_model(sharpness=1.2), **{**SETTINGS, "max_len_b": 4})

@@ -55,6 +55,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_learns_and_resumes_bit_identically(data: Path, run: Path, tmp_path: Path) -> None:
     losses = [row["nll_loss"] for row in records(run)]
     assert losses[-1] < losses[0] - 1
