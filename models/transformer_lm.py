@@ -39,7 +39,7 @@ class TransformerLMConfig:
     decoder_layers: int = option(6, "number of layers", minimum=1)
     decoder_attention_heads: int = option(8, "number of attention heads", minimum=1)
     decoder_normalize_before: bool = option(
-        True, "apply layer normalization before each sublayer (pre-norm), else after it"
+        True, "apply layer normalization before each sublayer (pre-norm); if false, after it"
     )
     no_decoder_final_norm: bool = option(False, "no layer normalization after the last layer (pre-norm only)")
     decoder_learned_pos: bool = option(False, "learned position embeddings instead of sinusoidal ones")

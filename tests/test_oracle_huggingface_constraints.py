@@ -98,7 +98,7 @@ def test_constrained_beam_search(beam: int, theirs: dict[str, Any], ours: dict[s
 
 @pytest.mark.parametrize("phrases", [[[[4, 9, 3], [4, 6], [10]]], [[[2, 3, 4], [2, 5, 4], [2, 5, 8]], [7, 7]]], ids=str)
 def test_alternatives_that_begin_alike(phrases: Phrases, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the original, copies of such an alternative share the list of what is matched, which is mended here."""
+    """In the original, copies of such an alternative share the list of what is matched, which the test corrects."""
 
     def copy(constraint: Any, stateful: bool = False) -> Any:
         new = transformers.DisjunctiveConstraint(constraint.token_ids)

@@ -85,14 +85,7 @@ class BlockDataset:
 
     def report(self) -> list[str]:
         """One sentence about unknown tokens; empty if there are none."""
-        meta = self.store.meta
-        if not meta.unknown_lines:
-            return []
-        example = self.store.where(meta.unknown_examples[0])
-        return [
-            f"{meta.unknown_lines} lines of {self.name} have {meta.unknown_values} characters or words that are not in "
-            f"the vocabulary: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
-        ]
+        return self.store.unknown_note(f"lines of {self.name}", "characters or words")
 
     def _tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """The tokens ``start`` to ``stop`` of the text, ends of sentences included."""

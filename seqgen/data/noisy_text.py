@@ -98,14 +98,7 @@ class NoisyTextDataset:
 
     def report(self) -> list[str]:
         """A note with the number of unknown tokens and an example; an empty list if there are none."""
-        meta = self.store.meta
-        if not meta.unknown_lines:
-            return []
-        example = self.store.where(meta.unknown_examples[0])
-        return [
-            f"{meta.unknown_lines} documents of {self.name} have {meta.unknown_values} pieces that are not in the "
-            f"vocabulary: {example}{'; ...' if meta.unknown_lines > 1 else ''}."
-        ]
+        return self.store.unknown_note(f"documents of {self.name}", "pieces")
 
 
 def _cut(store: TokenStore, size: int, concatenate: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -120,6 +120,22 @@ class TokenStore:
     def __len__(self) -> int:
         return self.meta.sequences
 
+    def unknown_note(self, lines: str, values: str) -> list[str]:
+        """A note with the number of unknown values and an example; an empty list if there are none.
+
+        Args:
+            lines: what a line is, such as "lines of train".
+            values: what a value is, such as "words".
+        """
+        meta = self.meta
+        if not meta.unknown_lines:
+            return []
+        example = self.where(meta.unknown_examples[0])
+        return [
+            f"{meta.unknown_lines} {lines} have {meta.unknown_values} {values} that are not in the vocabulary: "
+            f"{example}{'; ...' if meta.unknown_lines > 1 else ''}."
+        ]
+
     def __getitem__(self, index: int) -> NDArray[Any]:
         """The values of a sequence, as a view of the memory map."""
         if not 0 <= index < len(self):
