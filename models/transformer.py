@@ -134,8 +134,8 @@ class TransformerEncoder(Encoder):
         queries = QueryPositions.of_source(src_tokens, segments)
         x = torch.add(positions, self.embed_tokens(src_tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
-        for index in self.layers.active_indices():
-            x = self.layers[index](x, padding_mask, self.self_attention_mask(queries, index))
+        for index, layer in self.layers.active():
+            x = layer(x, padding_mask, self.self_attention_mask(queries, index))
         return EncoderOut(self.layer_norm(x), padding_mask)
 
     def self_attention_mask(self, queries: QueryPositions, layer: int) -> Tensor | None:
@@ -213,8 +213,8 @@ class TransformerDecoder(IncrementalDecoder):
         x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
         attention: Tensor | None = None
-        for index in self.layers.active_indices():
-            layer, mask = self.layers[index], self.self_attention_mask(queries, index)
+        for index, layer in self.layers.active():
+            mask = self.self_attention_mask(queries, index)
             x, attention = layer(
                 x,
                 encoder_out.encoder_out,

@@ -119,11 +119,9 @@ class TransformerLMDecoder(LanguageModelDecoder):
         positions = self.embed_positions.of_target(queries.seen, queries.new, queries.start_offsets)
         x = torch.add(positions, self.embed_tokens(tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
-        for index in self.layers.active_indices():
+        for index, layer in self.layers.active():
             mask = self.self_attention_mask(queries, index)
-            x, _ = self.layers[index](
-                x, None, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state
-            )
+            x, _ = layer(x, None, attn_mask=mask, is_causal=mask is None, incremental_state=incremental_state)
         features: Tensor = self.layer_norm(x)
         return features
 

@@ -8,7 +8,7 @@ A switch has one value for each thread and context, so that two simultaneous dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 
@@ -22,9 +22,8 @@ class Switch:
 
     def __init__(self, name: str):
         self._value: ContextVar[bool] = ContextVar(name, default=True)
-
-    def __bool__(self) -> bool:
-        return self._value.get()
+        self.is_on: Callable[[], bool] = self._value.get
+        """Whether the optimization is on. It is read at every linear layer, so it is the context variable's own method."""
 
     @contextmanager
     def off(self) -> Iterator[None]:

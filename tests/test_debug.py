@@ -38,8 +38,8 @@ class Spy(Observer):
         self.most_done = 0
 
     def observe(self, record: StepRecord) -> None:
-        self.prepacked.add(bool(PREPACKED_WEIGHTS))
-        self.two_stage.add(bool(TWO_STAGE_CANDIDATES))
+        self.prepacked.add(PREPACKED_WEIGHTS.is_on())
+        self.two_stage.add(TWO_STAGE_CANDIDATES.is_on())
         self.most_done = max(self.most_done, int(record.was_done.sum()))
 
 
@@ -134,7 +134,7 @@ def test_a_switch_is_off_only_while_its_own_decode_computes() -> None:
     results = generator.generate_continuously(lambda running, width: batches.pop() if batches else None)
     assert generator.can_merge
     next(results)
-    assert PREPACKED_WEIGHTS
+    assert PREPACKED_WEIGHTS.is_on()
     assert len(list(results)) == len(TEXTS) - 1
 
 

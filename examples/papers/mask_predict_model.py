@@ -78,9 +78,9 @@ class MaskedDecoder(TransformerDecoder):
         positions = self.embed_positions.of_target(0, prev_output_tokens.size(1))
         x = torch.add(positions, self.embed_tokens(prev_output_tokens), alpha=self.embed_scale)
         x = self.dropout(self.layernorm_embedding(x))
-        for index in self.layers.active_indices():
+        for _, layer in self.layers.active():
             mask = encoder_out.encoder_padding_mask
-            x, _ = self.layers[index](x, encoder_out.encoder_out, mask, visible[:, None, None])
+            x, _ = layer(x, encoder_out.encoder_out, mask, visible[:, None, None])
         return self.layer_norm(x), None
 
 

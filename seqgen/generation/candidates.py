@@ -75,7 +75,7 @@ def best_continuations(lprobs: Tensor, scores: Tensor, count: int) -> Candidates
     """
     beam, vocab = lprobs.shape[1:]
     blocks = vocab // _BLOCK
-    if blocks < 2 * count or not TWO_STAGE_CANDIDATES:
+    if blocks < 2 * count or not TWO_STAGE_CANDIDATES.is_on():
         # (sentences, beam, V) -> (sentences, beam * V): entry 2 * V + 7 is token 7 after beam 2
         best, entries = (lprobs + scores.unsqueeze(-1)).flatten(1).topk(min(count, beam * vocab), dim=1)
         return Candidates(best, entries % vocab, entries // vocab).padded(count)

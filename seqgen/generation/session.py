@@ -178,7 +178,7 @@ class Session:
         """Score the next token of each beam."""
         setup, scores = self.setup, self.scores
         logits, outputs = self._outputs()
-        context = replace(self.context(step, self.beam), scores=scores.flatten(), outputs=outputs)
+        context = self.context(step, self.beam, outputs=outputs, scores=scores.flatten())
         attention = None if outputs.attention is None else context.by_sentence(outputs.attention)
         log_sum: Tensor | None = None
         if setup.renormalizes:  # a processor may forbid all tokens of a row; a model that does so is an error
@@ -262,13 +262,14 @@ class Session:
 
         return replace(context, process=process), lprobs
 
-    def context(self, step: int, rows: int, tokens: Tensor | None = None) -> StepContext:
+    def context(self, step: int, rows: int, tokens: Tensor | None = None, **known: Any) -> StepContext:
         """The step context of components.
 
         Args:
             step: number of tokens of each row.
             rows: rows of each live sentence.
             tokens: ``(live, rows, 1 + step)`` int64 tokens of the rows; the beams' own if not given.
+            known: other attributes of the context.
         """
         setup = self.setup
         return StepContext(
@@ -281,6 +282,7 @@ class Session:
             read_tokens=lambda: (self.backpointers.matrix() if tokens is None else tokens).flatten(0, 1),
             counts_start=setup.rules.counts_start,
             continues_source=setup.ensemble.members[0].model.continues_source,
+            **known,
         )
 
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
@@ -299,8 +301,13 @@ class Session:
         if self.stopping:
             parents = gather_beams(self.backpointers.matrix(), candidates.beams)
             tokens = torch.cat([parents, candidates.tokens.unsqueeze(-1)], dim=-1)
-            of_candidates = self.context(context.step, candidates.tokens.size(1), tokens[..., :-1])
-            of_candidates = replace(of_candidates, scores=candidates.scores.flatten(), parents=candidates.beams)
+            of_candidates = self.context(
+                context.step,
+                candidates.tokens.size(1),
+                tokens[..., :-1],
+                scores=candidates.scores.flatten(),
+                parents=candidates.beams,
+            )
             for rule in self.stopping:
                 ended |= rule(tokens.flatten(0, 1)[:, 1:], of_candidates).view_as(ended)
             if any(isinstance(rule, TimeLimit) and rule.expired for rule in self.stopping):

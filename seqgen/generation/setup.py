@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -136,24 +137,24 @@ class DecodingSetup:
         debug = self.debug
         return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
 
-    @property
+    @cached_property
     def reads_history(self) -> bool:
         """Whether any decoder reads columns of its input before the newest one."""
         models = self.ensemble.models
         return not self.debug.use_cache or any(getattr(model.decoder, "reads_history", True) for model in models)
 
-    @property
+    @cached_property
     def renormalizes(self) -> bool:
         """Whether scores are renormalized after the processors."""
         return self.rules.renormalizes(self.search)
 
-    @property
+    @cached_property
     def processes_logits(self) -> bool:
         """Whether processors see logits rather than log-probabilities."""
         ensemble = self.ensemble
         return ensemble.combination.keeps_single and self.rules.processes_logits(self.search, len(ensemble.members))
 
-    @property
+    @cached_property
     def adds_logits(self) -> bool:
         """Whether the log-softmax can be skipped: the search then adds logits and subtracts their log-sum-exp."""
         model = self.ensemble.members[0].model

@@ -54,11 +54,12 @@ def attend(
         The averages ``(B, H, Q, D)``, and the weights before dropout, ``(B, H, Q, K)`` or ``None``.
     """
     drops = dropout is not None and dropout.training and dropout.p > 0
+    dropout = dropout if drops else None
     on_cpu = query.device.type == "cpu"
     queries, keys = query.size(-2), key.size(-2)
     if need_weights or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
         return _attend_plainly(query, key, value, mask, is_causal, scale, dropout, need_weights)
-    p = dropout.p if drops and dropout is not None else 0.0
+    p = 0.0 if dropout is None else dropout.p
     out = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale)
     return out, None
 

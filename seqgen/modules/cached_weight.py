@@ -89,15 +89,22 @@ class _Stamp:
     def __init__(self, parameters: list[Tensor]):
         self.parameters = parameters
         self.memory = [parameter.detach() for parameter in parameters]
+        self.addresses = [parameter.data_ptr() for parameter in parameters]
         self.versions = [_version(parameter) for parameter in parameters]
         self.samples = [_sample(parameter).clone() for parameter in parameters]
 
     def holds(self, parameters: list[Tensor]) -> bool:
         """Whether ``parameters`` are the same tensors, in the same memory and version."""
-        return len(parameters) == len(self.parameters) and all(
-            new is old and new.data_ptr() == memory.data_ptr() and version is not None and _version(new) == version
-            for new, old, memory, version in zip(parameters, self.parameters, self.memory, self.versions, strict=True)
-        )
+        if len(parameters) != len(self.parameters):
+            return False
+        # A plain loop, since every linear layer calls this at every decoding step.
+        for number, new in enumerate(parameters):
+            version = self.versions[number]
+            if new is not self.parameters[number] or new.data_ptr() != self.addresses[number]:
+                return False
+            if version is None or new._version != version:
+                return False
+        return True
 
     def looks_alike(self) -> bool:
         """Whether the sampled values of the parameters are unchanged."""

@@ -20,12 +20,10 @@ class LayerDropList(nn.ModuleList):
         super().__init__(layers)
         self.p = p
 
-    def active(self) -> Iterator[nn.Module]:
-        """The layers to run in this pass: all of them, except in training."""
-        return (self[index] for index in self.active_indices())
-
-    def active_indices(self) -> list[int]:
-        """The indices of the layers to run in this pass."""
+    def active(self) -> Iterator[tuple[int, nn.Module]]:
+        """The layers to run in this pass, each with its index: all of them, except in training."""
+        layers = enumerate(self._modules.values())  # as iterating over a ModuleList, without its checks
         if not self.training or self.p == 0:
-            return list(range(len(self)))
-        return [index for index, chance in enumerate(torch.rand(len(self)).tolist()) if chance >= self.p]
+            return layers
+        chances = torch.rand(len(self)).tolist()
+        return ((index, layer) for index, layer in layers if chances[index] >= self.p)

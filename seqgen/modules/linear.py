@@ -62,7 +62,7 @@ class Projection(CachedWeight):
         if (
             self.training
             or not (self.packs or self.int8)
-            or not PREPACKED_WEIGHTS
+            or not PREPACKED_WEIGHTS.is_on()
             or x.device.type != "cpu"
             or _must_not_prepack()
         ):

@@ -78,13 +78,15 @@ class _Layer(nn.Module):
         return normalized
 
     def _after(self, norm: nn.LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
-        x = residual + self.dropout(x)
+        # At a decoding step, even calling a module that does nothing costs time.
+        x = residual + (self.dropout(x) if self.training else x)
         normalized: Tensor = x if self.normalize_before else norm(x)
         return normalized
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.activation(self.fc1(self._before(self.final_layer_norm, x)))
-        return self._after(self.final_layer_norm, x, self.fc2(self.activation_dropout(hidden)))
+        hidden = self.activation_dropout(hidden) if self.training else hidden
+        return self._after(self.final_layer_norm, x, self.fc2(hidden))
 
 
 class TransformerEncoderLayer(_Layer):

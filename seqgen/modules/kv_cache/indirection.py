@@ -237,7 +237,8 @@ class IndirectionCache(KeyValueCache):
     def _write(self, memory: Tensor | None, new: Tensor, are_keys: bool) -> Tensor:
         table = self.table
         # (sentences * beam, H, T, D) -> (sentences, beam, H, T, D) -> (sentences, H, T, beam, D)
-        added = new.unflatten(0, (-1, table.beam_size)).permute(0, 2, 3, 1, 4)
+        sentences, beam, _ = table.table.shape
+        added = new.view(sentences, beam, *new.shape[1:]).permute(0, 2, 3, 1, 4)
         if memory is None or table.collected is not None:
             memory = _with_room(memory, table, added, are_keys)
         size = added.size(2) * added.size(3)
