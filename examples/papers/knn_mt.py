@@ -76,8 +76,9 @@ class KnnMT(ProbabilityMean):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine ``(rows, V)`` log-probabilities of each member, and the neighbors of the first member's features."""
         model = super().__call__(lprobs, context)
-        if context is None or (queries := context.outputs.features) is None:
-            return model  # known targets are scored without neighbors, for the `model_score` of a hypothesis
+        assert context is not None  # `ignores_context` is false
+        queries = context.outputs.features
+        assert queries is not None
         if queries.size(1) != self.features.size(1) or self.tokens.max() >= model.size(1):
             raise ConfigError("combination.datastore is that of another model; build it with the first model of path")
         queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
