@@ -421,7 +421,9 @@ class Translator:
         target = self.task.target_dictionary
         combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
         members = members_from_config(self._specified(objects.get("members")), cfg)
-        ensemble = with_guidance(members, combination, cfg.guidance_scale)
+        # a scale of the model's own settings is for decoding: scores would not be log-probabilities
+        scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
+        ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
         return cfg, SequenceScorer(ensemble.members, *of_members)
 
