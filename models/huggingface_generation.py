@@ -142,11 +142,7 @@ class _Reader:
         else:
             values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
         values["min_len"] = self.config.integer("min_new_tokens", 0)
-        if not values["min_len"] and (shortest := self.config.integer("min_length", 0)):
-            self.notes.append(
-                f"{self.config.path}: min_length={shortest} counts the prompt, which is not supported, and is ignored; "
-                "set min_new_tokens instead"
-            )
+        values["min_total_len"] = 0 if values["min_len"] else self.config.integer("min_length", 0)
         return values
 
     def strategy(self) -> dict[str, Any]:
@@ -288,6 +284,8 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder
         values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
     if cfg.min_len and decoder_only:
         values["min_new_tokens"] = cfg.min_len
+    elif cfg.min_total_len and decoder_only:
+        values["min_length"] = cfg.min_total_len
     elif cfg.min_len:
         values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
     if cfg.early_stopping != "false":

@@ -204,6 +204,11 @@ class GenerationConfig:
         minimum=0,
     )
     min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
+    min_total_len: int = option(
+        0,
+        "language models: minimum length of prompt and output together, without the output's end-of-sentence",
+        minimum=0,
+    )
     match_source_len: bool = option(False, "make every output as long as its source")
     early_stopping: str = option(
         "false",

@@ -157,6 +157,19 @@ class LanguageModelDecoder(IncrementalDecoder):
         self.advance(incremental_state, new)
         return features[:, features.size(1) - new :], None
 
+    def prompt_features(self, encoder_out: EncoderOut) -> Tensor:
+        """Compute the last hidden features of prompts, without a state.
+
+        Args:
+            encoder_out: the prompts, ``(N, P)``.
+
+        Returns:
+            ``(N, P, C)``; undefined at padding.
+        """
+        prompts, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
+        offsets = None if mask is None else mask.sum(1)
+        return self.transform(prompts, QueryPositions(0, prompts.size(1), prompts.device, True, offsets))
+
     def columns_to_crop(self, incremental_state: IncrementalState, positions: int) -> int:
         """Columns on the left that no row sees; see ``IncrementalDecoder.columns_to_crop``."""
         offsets = self.column_counter.start_offsets(incremental_state)

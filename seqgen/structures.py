@@ -150,6 +150,19 @@ class Source:
     src_tokens: Tensor
     src_lengths: Tensor
 
+    def padding(self, left: bool) -> Tensor | None:
+        """The padding mask, ``(N, S)`` bool; ``None`` if there is no padding.
+
+        Args:
+            left: whether the padding is on the left.
+        """
+        width = self.src_tokens.size(1)
+        if bool((self.src_lengths == width).all()):
+            return None
+        columns = torch.arange(width, device=self.src_tokens.device)
+        lengths = self.src_lengths.unsqueeze(1)
+        return columns < width - lengths if left else columns >= lengths
+
 
 @dataclass(frozen=True)
 class Segments:

@@ -55,6 +55,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "encoder_no_repeat_ngram_size": ({"encoder_no_repeat_ngram_size": 1}, {"size": 1}),
     "bad_words": ({"bad_words": ["WORD"]}, {"texts": ["WORD"]}),
     "min_len": ({"min_len": 5}, {"min_len": 5}),
+    "min_total_len": ({"min_total_len": 5}, {"min_len": 5, "counts_prompt": True}),
     "prefix_trie": ({"prefix_trie": "FILE"}, {"file": "FILE"}),
     "forced_first": ({"forced_first": "WORD"}, {"token": "WORD"}),
     "forced_last": ({"forced_last": "WORD"}, {"token": "WORD"}),
@@ -89,7 +90,7 @@ def test_a_flat_key_and_its_processor_give_the_same(key: str, semantics: str, tm
     further: dict[str, Any] = {"sampling": True, "seed": 5} if key in DRAWN else {}
     if key == "renormalize":  # has an effect on what other processors have changed
         further["repetition_penalty"] = 1.5
-    if key == "min_len":  # has an effect on outputs that end early
+    if key in ("min_len", "min_total_len"):  # has an effect on outputs that end early
         further["end_symbols"] = [f"w{number}" for number in range(10)]
     plain = translator.translate(TEXTS, **further)
     word = plain[0].hypotheses[0].text.split()[0]

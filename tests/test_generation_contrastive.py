@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.config import GenerationConfig
 from seqgen.decoder import IncrementalDecoder
@@ -13,7 +14,7 @@ from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.search.contrastive import ContrastiveSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from tests.generators import make_generator
 from tests.huggingface_decoding import dictionary as t5_dictionary
 from tests.huggingface_decoding import sharp_model
@@ -78,6 +79,20 @@ def test_equals_transformers(variant: str, alpha: float, topk: int) -> None:
     assert len(lengths) > 2
 
 
+def prompt_features(model: EncoderDecoderModel, source: Source, sentence: int) -> Tensor:
+    """For a language model, the features ``(P - 1, C)`` of all prompt tokens but the last, each as a prompt's last."""
+    tokens = source.src_tokens[sentence, -int(source.src_lengths[sentence]) :]
+    features = [torch.empty(0, model.decoder.extract_features(*start_of(model, tokens[-1:]))[0].size(-1))]
+    for end in range(1, len(tokens) if model.continues_source else 0):
+        features.append(model.decoder.extract_features(*start_of(model, tokens[:end]))[0][0])
+    return torch.cat(features)
+
+
+def start_of(model: EncoderDecoderModel, source: Tensor) -> tuple[Tensor, EncoderOut]:
+    encoder_out = model.encoder(source.unsqueeze(0), torch.tensor([len(source)]))
+    return torch.tensor([[model.start_token(2)]]), encoder_out
+
+
 @torch.no_grad()
 def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, longest: int) -> list[list[int]]:
     """Equation 5 of the paper, word by word, without a state."""
@@ -85,6 +100,7 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
     encoder_out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
     for sentence in range(batch.num_sentences):
         row = encoder_out.index_select(torch.tensor([sentence]))
+        prompt = prompt_features(model, batch.source, sentence)
         tokens = [model.start_token(2)]
         while tokens[-1] != 2 or len(tokens) == 1:
             out = model.decoder(torch.tensor([tokens]), row)
@@ -96,7 +112,8 @@ def plain(model: EncoderDecoderModel, batch: Batch, alpha: float, topk: int, lon
             gains = {}
             for token in probabilities.softmax(-1).topk(topk).indices.tolist():
                 features, _ = model.decoder.extract_features(torch.tensor([[*tokens, token]]), row)
-                like = torch.nn.functional.cosine_similarity(features[0, :-1], features[0, -1:], dim=-1).max()
+                earlier = torch.cat([prompt, features[0, :-1]])
+                like = torch.nn.functional.cosine_similarity(earlier, features[0, -1:], dim=-1).max()
                 gains[token] = ((1 - alpha) * probabilities.softmax(-1)[token] - alpha * like).item()
             tokens.append(max(gains, key=gains.__getitem__))
         outputs.append(tokens[1:])

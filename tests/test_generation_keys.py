@@ -39,6 +39,7 @@ VALUES: dict[str, Any] = {
     "max_len_b": 3,
     "max_len": 2,
     "min_len": 4,
+    "min_total_len": 4,
     "match_source_len": True,
     "early_stopping": "true",
     "end_symbols": ["w16"],

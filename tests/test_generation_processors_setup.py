@@ -336,6 +336,7 @@ REFUSED = [
     ({"min_len": 9, "max_len": 8}, "generation.min_len=9 is more than generation.max_len allows"),
     ({"min_len": 9, "max_len_b": 8}, "generation.min_len=9 is more than generation.max_len_b allows"),
     ({"min_len": 2, "match_source_len": True}, "min_len=2 has no effect with generation.match_source_len=true"),
+    ({"min_total_len": 2, "match_source_len": True}, "min_total_len=2 has no effect with generation.match_source_len"),
     ({"seed": 7}, "generation.seed=7 has no effect, because the search strategy does not use it"),
     ({"seed": 7, "search": "exact"}, "generation.seed=7 has no effect"),
     ({"seed": 7, "search": "a_users_own", "sampling": True}, "generation.seed=7 has no effect"),

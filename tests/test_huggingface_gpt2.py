@@ -173,6 +173,7 @@ def test_what_is_refused(values: dict[str, Any], words: str, tmp_path: Path) -> 
         ({"max_new_tokens": 7, "max_length": 30}, {"max_len": 7, "max_len_a": 0.0}),
         ({"max_length": 30}, {"max_len_a": -1.0, "max_len_b": 29}),
         ({"min_new_tokens": 4}, {"min_len": 4}),
+        ({"min_length": 5}, {"min_len": 0, "min_total_len": 5}),
         ({"do_sample": True, "top_k": 9}, {"sampling": True, "sampling_topk": 9}),
     ],
     ids=str,
@@ -185,10 +186,9 @@ def test_lengths_count_the_prompt(theirs: dict[str, Any], ours: dict[str, Any], 
     assert load_model(tmp_path / "again").generation == loaded.generation
 
 
-def test_a_minimum_that_counts_the_prompt_is_named(tmp_path: Path) -> None:
-    loaded = load_model(tiny_folder(tmp_path / "theirs", generation={"min_length": 5}))
-    assert loaded.generation["min_len"] == 0
-    assert "min_length=5 counts the prompt, which is not supported, and is ignored" in loaded.notes[0]
+def test_new_tokens_override_a_minimum_that_counts_the_prompt(tmp_path: Path) -> None:
+    loaded = load_model(tiny_folder(tmp_path / "theirs", generation={"min_length": 5, "min_new_tokens": 3}))
+    assert (loaded.generation["min_len"], loaded.generation["min_total_len"]) == (3, 0)
 
 
 # --- the tokenizer

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.processors.bias import SequenceBias
+from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
 from seqgen.models import gpt2_huggingface
@@ -147,6 +149,8 @@ WITH_PROMPT: dict[str, Keys] = {
     ),
     "encoder_no_repeat_ngram_size": ({"encoder_no_repeat_ngram_size": 2}, {"encoder_no_repeat_ngram_size": 2}),
     "encoder_repetition_penalty": ({"encoder_repetition_penalty": 1.5}, {"encoder_repetition_penalty": 1.5}),
+    "min_length": ({"min_total_len": 9}, {"min_length": 9}),
+    "min_length in beams": ({"beam": 3, "min_total_len": 11}, {"num_beams": 3, "min_length": 11}),
     "total length": ({"max_len_a": -1.0, "max_len_b": 8, "max_len": 0}, {"max_length": 9, "max_new_tokens": None}),
 }
 """Our keys and theirs whose effect depends on the prompt; in transformers it depends on the padding as well."""
@@ -172,6 +176,21 @@ def test_each_prompt_of_a_batch(name: str, seed: int) -> None:
     for prompt, got in zip(PROMPTS, decode(seed, PROMPTS, **ours), strict=True):
         (wanted,) = original(seed, [prompt], **theirs)
         assert_same(got, wanted)
+
+
+@pytest.mark.parametrize(("alpha", "topk"), [(0.6, 4), (0.3, 3), (0.9, 5)])
+def test_contrastive_search_looks_at_the_prompt(alpha: float, topk: int) -> None:
+    """Batches with padding on the left, token for token; the generated tokens alone give other outputs."""
+    keys = {"search": "contrastive", "penalty_alpha": alpha, "contrastive_topk": topk}
+    without = mock.patch.object(ContrastiveSession, "_prompt_features", lambda own: own._features()[:, :1])
+    differences = 0
+    for seed in range(6):
+        wanted = [own[0][0] for own in original(seed, PROMPTS, penalty_alpha=alpha, top_k=topk)]
+        got = [own[0][0] for own in decode(seed, PROMPTS, **keys)]
+        assert got == wanted
+        with without:
+            differences += got != [own[0][0] for own in decode(seed, PROMPTS, **keys)]
+    assert differences
 
 
 @pytest.mark.parametrize("name", [*KEYS, *WITH_PROMPT])

@@ -98,14 +98,20 @@ def hypotheses(translator: Translator, **settings: Any) -> list[list[Hypothesis]
 
 
 @torch.no_grad()
-def test_the_models_own_score_is_without_neighbors(model: ModelInMemory, datastore: Path) -> None:
+def test_forced_decoding_has_the_scores_of_the_search(model: ModelInMemory, datastore: Path) -> None:
+    """``model_score`` and ``Translator.score`` of an output are its score in beam search, neighbors included."""
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
-    for translation in Translator(model, **OPTIONS).translate(TEXTS[:2], return_scores=True, **keys):
-        for hypothesis in translation.hypotheses:
-            _, lprobs = features_and_lprobs(model, translation.source, hypothesis.tokens)
-            own = lprobs.gather(1, hypothesis.tokens.unsqueeze(1)).mean()
-            assert hypothesis.model_score == pytest.approx(float(own), abs=1e-6)
-            assert hypothesis.model_score != pytest.approx(hypothesis.score, abs=1e-3)
+    translator = Translator([model, model], **keys)
+    plain = Translator(model)
+    for translation in translator.translate(TEXTS, return_scores=True, **OPTIONS):
+        texts = [hypothesis.text for hypothesis in translation.hypotheses]
+        sources = [translation.source] * len(texts)
+        scored = zip(translation.hypotheses, translator.score(sources, texts), plain.score(sources, texts), strict=True)
+        for hypothesis, forced, without in scored:
+            assert hypothesis.model_score == pytest.approx(hypothesis.score, abs=1e-6)
+            assert hypothesis.score != pytest.approx(without.score, abs=1e-3)
+            if forced.tokens.tolist() == hypothesis.tokens.tolist():  # not cut off at the maximum length
+                torch.testing.assert_close(forced.positional_scores, hypothesis.positional_scores, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

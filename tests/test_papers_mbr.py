@@ -15,9 +15,10 @@ import torch
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from examples.papers.mbr.aggregation import AggregatedMbr
-from examples.papers.mbr.exact import Mbr, PseudoReferences, UtilityMatrix
+from examples.papers.mbr.exact import Mbr, UtilityMatrix
 from examples.papers.mbr.low_rank import LowRankMbr, complete
 from examples.papers.mbr.pruning import PrunedMbr
+from examples.papers.mbr.references import PseudoReferences
 from examples.papers.mbr.utilities import Embedding, EmbeddingConfig, Ter, similarity
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Resources
@@ -135,6 +136,37 @@ def test_alone_is_batched(references: dict[str, Any]) -> None:
             for size in (64, 1, 2)  # 2: the third line joins
         ]
         assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_pseudo_references_of_lines_together_are_those_of_each_line(batch_size: int) -> None:
+    """The lines are decoded in one call, also an empty one; their numbers do not begin at 0."""
+    texts = ["w1 w5 w8 w2 w2", "", *TEXTS[:3]]
+    lines = [Translation(5 + n, text, torch.empty(0), prefix="w3" if n == 3 else "") for n, text in enumerate(texts)]
+    keys = {**SAMPLES, "beam": 6, "max_len_b": 6, "batch_size": batch_size}
+    together, alone = PseudoReferences([text_model()], keys), PseudoReferences([text_model()], keys)
+    together.prepare(lines)
+    known, together.known = together.known, {}
+    assert len({tuple(found) for found in known.values()}) == 5
+    for line in lines:
+        assert known[line.id, line.source, line.prefix] == alone(line)
+
+
+def test_pseudo_references_are_decoded_once_for_all_lines_with_the_ensemble_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are the outputs of the same ensemble: sources and weights included."""
+    models, calls = [text_model(sharpness=1.2), text_model(seed=1, sharpness=1.2)], []
+    prepare = PseudoReferences.prepare
+    monkeypatch.setattr(PseudoReferences, "prepare", lambda own, lines: (calls.append(own), prepare(own, lines))[1])
+    lines = [f"{text}\tw7 w2" for text in TEXTS]
+    ensemble = {"members": ["field1", "field2"], "ensemble_weights": [4.0, 1.0]}
+    translator = Translator(models, beam=4, max_len_b=6, **ensemble)
+    references = {**SAMPLES, "beam": 6, "max_len_b": 6}
+    translator.translate(lines, rerank="mbr", **{"reranker.references": references})
+    assert len(calls) == 1
+    wanted = Translator(models, **ensemble, **references).translate(lines, nbest=6)
+    assert list(calls[0].known.values()) == [[item.text for item in line.hypotheses] for line in wanted]
 
 
 def test_ensemble_and_prefix_reach_the_pseudo_references() -> None:

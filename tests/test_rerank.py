@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import pytest
+import torch
 
 from examples.extending.reranker import LengthRatio
+from examples.papers.noisy_channel import NoisyChannel
 from seqgen.errors import ConfigError
+from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.combinations import Fusion
+from seqgen.registry import register_member_source, register_reranker
+from seqgen.text.member_sources import MemberSource
 from seqgen.text.rerank import Reranker
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.translator import Translator
+from seqgen.text.translator import ModelInMemory, Translator
 from tests.text_models import TEXTS, text_model
 
 SETTINGS = {"beam": 6, "max_len_b": 8}
@@ -61,3 +69,109 @@ def test_equal_scores_keep_the_order_of_the_search() -> None:
 def test_refuses_in_one_sentence(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Translator(text_model()).translate(["w1"], **{**SETTINGS, **settings})
+
+
+@dataclass
+class RescoringConfig:
+    """No keys."""
+
+
+@register_reranker("test_rescoring", config=RescoringConfig)
+class Rescoring(Reranker):
+    """Ranks by the log-probability under the ensemble that decodes."""
+
+    def __init__(self, translator: Translator):
+        self.translator = translator
+
+    @classmethod
+    def build(cls, cfg: RescoringConfig, resources: Resources) -> Self:
+        return cls(Translator(list(resources.models), **resources.ensemble))
+
+    def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
+        texts, lines = [item.text for item in hypotheses], [translation.source] * len(hypotheses)
+        found = self.translator.score(lines, texts, numbers=[translation.id] * len(texts), unnormalized=True)
+        return [item.score for item in found]
+
+
+@dataclass
+class NumberedConfig:
+    """No keys."""
+
+
+@register_member_source("test_numbered", config=NumberedConfig)
+class Numbered(MemberSource):
+    def __call__(self, line: str, number: int) -> str:
+        return f"w{number} w{number + 3}"
+
+
+MODELS = [text_model(seed=seed, sharpness=1.2) for seed in (0, 1)]
+
+
+@torch.no_grad()
+def distributions(loaded: ModelInMemory, source: str, target: torch.Tensor) -> torch.Tensor:
+    """The log-probabilities ``(T, V)`` of one model at each position of a target ``(T,)``."""
+    ids, start = loaded.task.encode_source(source).unsqueeze(0), torch.tensor([2])
+    previous = torch.cat([start, target[:-1]]).unsqueeze(0)
+    return loaded.model(ids, torch.tensor([ids.size(1)]), previous).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize(
+    ("settings", "second", "weights"),
+    [
+        ({"members": ["field1", "field2"], "ensemble_weights": [3.0, 1.0]}, "w7 w7 w2", None),
+        ({"members": ["field1", "empty"], "combination": "fusion", "combination.weight": 0.5}, "", 0.5),
+        ({"members": ["field1", "test_numbered"], "combination": Fusion(-0.25)}, "numbered", -0.25),
+        ({"members": ["field1", "input"], "ensemble_weights": [3.0, 1.0]}, "input", None),
+    ],
+    ids=["fields", "fusion", "numbered", "input"],
+)
+def test_a_reranker_scores_with_the_sources_and_weights_of_the_search(
+    settings: dict[str, Any], second: str, weights: float | None, batch_size: int
+) -> None:
+    lines = [f"{text}\tw7 w7 w2" for text in TEXTS]
+    options = {**SETTINGS, **settings, "nbest": 6, "lenpen": 2.0, "suppress": ["<s>", "<unk>"], "max_len_b": 6}
+    translator = Translator(MODELS, **options)
+    plain = translator.translate(lines)
+    found = translator.translate(lines, rerank="test_rescoring", batch_size=batch_size)
+    for number, (before, after) in enumerate(zip(plain, found, strict=True)):
+        other = {"numbered": f"w{number} w{number + 3}", "input": lines[number]}.get(second, second)
+        assert before.member_sources == [TEXTS[number], other]
+        wanted = {}
+        for item in before.hypotheses:
+            ids = MODELS[0].task.encode_target(item.text)
+            one, two = distributions(MODELS[0], TEXTS[number], ids), distributions(MODELS[1], other, ids)
+            mixed = (0.75 * one.exp() + 0.25 * two.exp()).log() if weights is None else one + weights * two
+            wanted[item.text] = float(mixed.gather(1, ids.unsqueeze(1)).sum())
+        assert {item.text: item.rerank_score for item in after.hypotheses} == pytest.approx(wanted, abs=1e-6)
+        assert [item.rerank_score for item in after.hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))
+    assert len({score for line in found for score in (h.rerank_score for h in line.hypotheses)}) > 10
+
+
+def test_guidance_is_part_of_the_ensemble() -> None:
+    """The scorer contrasts with the empty source as the search does."""
+    translator = Translator(MODELS[0], guidance_scale=1.5, unnormalized=True, max_len_b=6)
+    for line in translator.translate(TEXTS, suppress=["<s>", "<unk>"]):
+        (scored,) = translator.score([line.source], [line.hypotheses[0].text])
+        assert scored.score == pytest.approx(line.hypotheses[0].score, abs=1e-5)
+
+
+def test_the_channel_model_scores_what_the_first_member_reads() -> None:
+    options = {"beam": 5, "nbest": 5, "max_len_b": 6, "suppress": ["<s>", "<unk>"]}
+    channel = NoisyChannel(Translator(text_model(seed=4, sharpness=1.2)))
+    fields = Translator(MODELS, members=["field2", "field2"], **options)
+    found = fields.translate([f"w9 w9\t{text}" for text in TEXTS], rerank=channel)
+    plain = Translator(MODELS, **options).translate(TEXTS, rerank=channel)
+    assert [[h.rerank_score for h in t.hypotheses] for t in found] == [
+        pytest.approx([h.rerank_score for h in t.hypotheses]) for t in plain
+    ]
+
+
+def test_lines_are_prepared_together_with_empty_ones() -> None:
+    class Preparing(Constant):
+        def prepare(self, lines: Sequence[Translation]) -> None:
+            prepared.append([(line.id, line.source, len(line.hypotheses)) for line in lines])
+
+    prepared: list[Any] = []
+    Translator(text_model()).translate(["w1", "", "w3"], rerank=Preparing(), buffer_size=2, **SETTINGS)
+    assert prepared == [[(0, "w1", 0), (1, "", 0)], [(2, "w3", 0)]]

@@ -76,8 +76,8 @@ class KnnMT(ProbabilityMean):
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine ``(rows, V)`` log-probabilities of each member, and the neighbors of the first member's features."""
         model = super().__call__(lprobs, context)
-        if context is None or (queries := context.outputs.features) is None:
-            return model  # known targets are scored without neighbors, for the `model_score` of a hypothesis
+        queries = context.outputs.features if context is not None else None
+        assert queries is not None  # `needs` has it, and `ignores_context` is false
         if queries.size(1) != self.features.size(1) or self.tokens.max() >= model.size(1):
             raise ConfigError("combination.datastore is that of another model; build it with the first model of path")
         queries = queries.to(torch.promote_types(queries.dtype, torch.float32))

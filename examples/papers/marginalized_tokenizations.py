@@ -136,7 +136,8 @@ class Marginal(Reranker):
     @classmethod
     def build(cls, cfg: MarginalConfig, resources: Resources) -> Self:
         """Score with the models that decode, without their own decoding settings."""
-        return cls(Translator([ModelInMemory(item.task, item.model) for item in resources.models]), cfg)
+        models = [ModelInMemory(item.task, item.model) for item in resources.models]
+        return cls(Translator(models, **resources.ensemble), cfg)
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         """Score the hypotheses of one line; equal texts have equal scores."""

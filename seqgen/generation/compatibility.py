@@ -161,6 +161,11 @@ NEEDS = (
         "has no effect with generation.match_source_len=true; leave one out",
     ),
     Need(
+        ("min_total_len",),
+        lambda cfg: not cfg.match_source_len,
+        "has no effect with generation.match_source_len=true; leave one out",
+    ),
+    Need(
         ("min_len",),
         lambda cfg: not cfg.max_len or cfg.min_len <= cfg.max_len,
         "is more than generation.max_len allows; decrease it, or increase generation.max_len",

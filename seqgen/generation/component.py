@@ -20,8 +20,8 @@ The session then reorders them with the beams, drops them with finished sentence
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -97,6 +97,8 @@ class Resources:
         device: device of the models.
         models: the models that decode, each with its task (``TextModel``), for a component that decodes or scores text
             with them; empty where sentences are not decoded as text, and for components of the search.
+        ensemble: the settings that make them an ensemble: their sources, weights and combination.
+            ``Translator(models, **ensemble)`` scores and decodes with the same ensemble.
     """
 
     dictionary: Dictionary
@@ -105,6 +107,7 @@ class Resources:
     extra_end_tokens: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
     models: Sequence[Any] = ()
+    ensemble: Mapping[str, Any] = field(default_factory=dict)
 
     def token(self, token: str) -> int:
         """The id of a token.

@@ -82,7 +82,7 @@ def setup_from_config(
             "lower generation.nbest, or choose another strategy"
         )
     members = members_from_config(models, cfg)
-    ensemble = _ensemble(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
+    ensemble = with_guidance(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     return DecodingSetup(
@@ -202,10 +202,16 @@ def members_from_config(
     ]
 
 
-def _ensemble(
+def with_guidance(
     models: Sequence[EncoderDecoderModel | MemberSpec], combination: Combination, guidance_scale: float
 ) -> Ensemble:
-    """The ensemble; for classifier-free guidance, each model is also a member that reads an empty source."""
+    """The ensemble; for classifier-free guidance, each model is also a member that reads an empty source.
+
+    Args:
+        models: the models or members.
+        combination: combines their scores.
+        guidance_scale: 1 for no guidance.
+    """
     if guidance_scale == 1:
         return Ensemble(models, combination)
     plain = Ensemble(models, combination)

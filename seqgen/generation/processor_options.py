@@ -31,6 +31,7 @@ FLAT_KEYS: dict[str, tuple[str, Callable[[GenerationConfig], dict[str, Any]]]] =
     ),
     "bad_words": ("bad_words", lambda cfg: {"texts": cfg.bad_words}),
     "min_len": ("minimum_length", lambda cfg: {"min_len": cfg.min_len}),
+    "min_total_len": ("minimum_length", lambda cfg: {"min_len": cfg.min_total_len, "counts_prompt": True}),
     "match_source_len": ("minimum_length", lambda cfg: {"min_len": sys.maxsize, "yields": True}),
     "prefix_trie": ("prefix_trie", lambda cfg: {"file": cfg.prefix_trie}),
     "forced_first": ("force_first", lambda cfg: {"token": cfg.forced_first}),

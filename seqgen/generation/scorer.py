@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.generation.ensemble.member import INPUT, MemberSpec, check_features
+from seqgen.generation.ensemble.member import (
+    INPUT,
+    MemberOutput,
+    MemberSpec,
+    check_features,
+    check_layers,
+    recorded_layers,
+)
 from seqgen.model import EncoderDecoderModel
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Batch, Hypothesis, Source
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,8 @@ class ScoredTarget:
 class SequenceScorer:
     """Scores the targets of a batch by teacher forcing.
 
-    The scorer applies no temperature, processor or penalty. A generator without them gives an output the same score.
+    The scorer applies no temperature, processor or penalty. A generator without them gives an output the same score. A
+    combination that reads the step context is called once for each position, as in decoding.
 
     Args:
         models: one or more models over one target vocabulary.
@@ -56,6 +70,13 @@ class SequenceScorer:
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
         self.need_attention = need_attention
+        self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
+        self.needs = frozenset() if self.single else self.ensemble.combination.needs
+        members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
+        if FEATURES in self.needs:
+            check_features(members[:1], what)
+        if LAYER_LOGITS in self.needs:
+            check_layers(members, what)
 
     def generate(self, sample: Batch) -> list[list[Hypothesis]]:
         """Score a batch.
@@ -86,21 +107,28 @@ class SequenceScorer:
         target, _ = _targets(sample)
         if lengths is None and sample.target_lengths is not None:
             lengths = sample.target_lengths.tolist()
-        lprobs, weights = [], []
         with self.ensemble.evaluating():
             sources = self.ensemble.sources(sample)
             alike = self.ensemble.read_alike(sources)
-            for spec, source, reads_alike in zip(self.ensemble.members, sources, alike, strict=True):
-                model = spec.model
-                decoder_input = self._decoder_input(model, sample)
-                out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=self.need_attention)
-                lprobs.append(model.get_normalized_probs(out.logits, log_probs=True))
-                weights.append(out.attention if reads_alike else None)
-        members = [_of_tokens(scores, target) for scores in lprobs]
-        single = len(lprobs) == 1 and self.ensemble.combination.keeps_single
-        positional = members[0] if single else _of_tokens(self.ensemble.combination(lprobs, None), target)
+            outputs = [
+                self._output(spec.model, source, sample, number == 0)
+                for number, (spec, source) in enumerate(zip(self.ensemble.members, sources, strict=True))
+            ]
+            weights = [out.attention if same else None for out, same in zip(outputs, alike, strict=True)]
+            attention = (
+                self.ensemble.combine_attention(weights) if self.need_attention or ATTENTION in self.needs else None
+            )
+            pairs = zip(self.ensemble.members, outputs, strict=True)
+            lprobs = [spec.model.get_normalized_probs(out.logits, log_probs=True) for spec, out in pairs]
+            members = [_of_tokens(scores, target) for scores in lprobs]
+            if self.single:
+                positional = members[0]
+            elif self.ensemble.combination.ignores_context:
+                positional = _of_tokens(self.ensemble.combination(lprobs, None), target)
+            else:
+                positional = self._step_by_step(sample, sources[0], lprobs, outputs, attention).cpu()
+        attention = attention if self.need_attention else None
         members = [own for own, spec in zip(members, self.ensemble.members, strict=True) if spec.source == INPUT]
-        attention = self.ensemble.combine_attention(weights) if self.need_attention else None
         results = []
         for row, tokens in enumerate(target.cpu()):
             length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
@@ -110,6 +138,84 @@ class SequenceScorer:
             hypothesis = Hypothesis(tokens[:length], score, scores, own, None if own is None else own.argmax(-1))
             results.append(ScoredTarget(hypothesis, [member[row, :length] for member in members]))
         return results
+
+    def _output(self, model: EncoderDecoderModel, source: Source, sample: Batch, first: bool) -> MemberOutput:
+        """What a member computes at all positions: see ``MemberOutput``, with ``(N, T, ...)`` for ``(rows, ...)``."""
+        decoder_input, need_attention = (
+            self._decoder_input(model, sample),
+            self.need_attention or ATTENTION in self.needs,
+        )
+        with recorded_layers(model.decoder) if LAYER_LOGITS in self.needs else nullcontext() as layers:
+            if not (first and FEATURES in self.needs):
+                out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
+                return MemberOutput(out.logits, out.attention, None, layers)
+            encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+            decoder: Any = model.decoder
+            features, attention = decoder.extract_features(decoder_input, encoder_out, need_attention=need_attention)
+            return MemberOutput(decoder.output_layer(features), attention, features, layers)
+
+    def _step_by_step(
+        self,
+        sample: Batch,
+        source: Source,
+        lprobs: Sequence[Tensor],
+        outputs: Sequence[MemberOutput],
+        attention: Tensor | None,
+    ) -> Tensor:
+        """Combine the members' scores as in decoding, one position after the other.
+
+        Args:
+            sample: the batch.
+            source: what the first member reads.
+            lprobs: ``(N, T, V)`` log-probabilities of each member.
+            outputs: what each member computed.
+            attention: ``(N, T, S)`` combined attention, if the combination needs it.
+
+        Returns:
+            ``(N, T)`` scores of the target tokens.
+        """
+        target, previous = _targets(sample)
+        count, device = len(target), target.device
+        sentences = Sentences(
+            ids=sample.ids.to(device),
+            max_lengths=target.ne(self.pad).sum(1) - 1,
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            src_tokens=source.src_tokens,
+            src_padding=source.padding(self.ensemble.members[0].model.left_pad_source),
+            texts=sample.texts,
+        )
+        batch = BatchInfo(count, 1, self.eos, device, None, sentences.ids, [self.eos], self.pad, sample.texts)
+        combination = self.ensemble.combination.begin(batch)
+        total, positional = lprobs[0].new_zeros(count, 1), []
+        for step in range(target.size(1)):
+            context = StepContext(
+                step=step,
+                sentences=sentences,
+                rows_per_sentence=1,
+                eos=self.eos,
+                pad=self.pad,
+                first_end=0,
+                read_tokens=partial(previous.narrow, 1, 0, 1 + step),
+                continues_source=self.ensemble.members[0].model.continues_source,
+                scores=total.squeeze(1),
+                outputs=self._outputs_at(step, outputs, attention),
+            )
+            tokens = target[:, step : step + 1]
+            positional.append(combination([scores[:, step] for scores in lprobs], context).gather(1, tokens))
+            total = total + positional[-1]
+            combination.advance(Candidates(total, tokens, torch.zeros_like(tokens)))
+        return torch.cat(positional, dim=1)
+
+    def _outputs_at(self, step: int, outputs: Sequence[MemberOutput], attention: Tensor | None) -> StepOutputs:
+        """What the combination needs of one position."""
+        first, logits, exits = outputs[0], None, None
+        if MEMBER_LOGITS in self.needs:
+            logits = [out.logits[:, step].to(torch.promote_types(out.logits.dtype, torch.float32)) for out in outputs]
+        if first.layers is not None:
+            decoder: Any = self.ensemble.members[0].model.decoder
+            exits = LayerLogits([hidden[:, step] for hidden in first.layers], decoder.early_exit)
+        features = None if first.features is None else first.features[:, step]
+        return StepOutputs(features, None if attention is None else attention[:, step], logits, exits)
 
     @torch.inference_mode()
     def features(self, sample: Batch) -> list[Tensor]:

@@ -101,7 +101,7 @@ class Session:
             done=torch.zeros(count, dtype=torch.bool, device=device),
             prefix_tokens=request.prefix_tokens,
             src_tokens=sources[0].src_tokens,
-            src_padding=_padding(sources[0], specs[0].model.left_pad_source),
+            src_padding=sources[0].padding(specs[0].model.left_pad_source),
             texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
@@ -496,13 +496,3 @@ def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:
     """The log-sum-exp of processed scores, ``(rows, 1)``; 0 for a row of which all tokens are forbidden."""
     nothing = scores.amax(1, keepdim=True) == -torch.inf
     return log_sum_exp(scores).masked_fill(nothing, 0.0)
-
-
-def _padding(source: Source, left: bool) -> Tensor | None:
-    """The padding mask of a source, ``(sentences, S)`` bool; ``None`` if there is no padding."""
-    width = source.src_tokens.size(1)
-    if bool((source.src_lengths == width).all()):
-        return None
-    columns = torch.arange(width, device=source.src_tokens.device)
-    lengths = source.src_lengths.unsqueeze(1)
-    return columns < width - lengths if left else columns >= lengths

@@ -132,6 +132,8 @@ class InputEncoder:
                 notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
                 ids = torch.cat([ids[: longest - 1], ids[-1:]])
             sources.append(ids)
+            if len(sources) <= len(self.members):
+                translation.member_sources.append(own)
         return sources
 
     def _phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seqgen.config import GenerationConfig
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.ensemble.member import MemberSpec, input_of
 from seqgen.generation.observers import Observer
@@ -28,6 +29,26 @@ OBJECTS: dict[str, tuple[type, str]] = {
 
 KEYS_BY_ARGUMENT = {argument: key for key, (_, argument) in OBJECTS.items()}
 """The key for each argument of the generator."""
+
+
+OF_ENSEMBLE = ("combination", "ensemble_average", "ensemble_weights", "members", "guidance_scale")
+"""The settings that make models an ensemble, besides the keys of the combination and the members' sources."""
+
+
+def ensemble_settings(cfg: GenerationConfig, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with which another translator makes the same ensemble of the same models.
+
+    Args:
+        cfg: the settings of a call.
+        objects: its objects, by the arguments of the generator.
+    """
+    of_components = {key: v for key, v in cfg.components.items() if key.startswith(("combination.", "source."))}
+    settings = {key: getattr(cfg, key) for key in OF_ENSEMBLE} | of_components
+    if "combination" in objects:
+        settings["combination"] = objects["combination"]
+    if specs := objects.get("members"):
+        settings["members"] = [spec or source for spec, source in zip(specs, cfg.members, strict=True)]
+    return settings
 
 
 def separate_objects(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

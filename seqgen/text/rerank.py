@@ -16,7 +16,18 @@ class Reranker(Component):
 
     A reranker registered with ``@register_reranker`` is selected by its name (``generation.rerank``). It receives all
     hypotheses of the search, of which the ``nbest`` with the highest scores remain.
+
+    ``build`` receives the models that decode (``resources.models``) and the settings of their ensemble. A reranker that
+    scores text with ``Translator(resources.models, **resources.ensemble)`` uses the same sources, weights and
+    combination as the search.
     """
+
+    def prepare(self, lines: Sequence[Translation]) -> None:
+        """Receive lines before their hypotheses are scored, for work that is faster for many lines together.
+
+        Args:
+            lines: consecutive lines, without hypotheses; empty lines included.
+        """
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> Sequence[float]:
         """Score the hypotheses of one line.

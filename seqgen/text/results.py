@@ -77,6 +77,8 @@ class Translation:
         hypotheses: best first; none for an empty line.
         constraints: phrases that the output must contain (``generation.constraints``).
         prefix: the forced beginning of every hypothesis; empty if there is none.
+        member_sources: what each member of the ensemble reads (``generation.members``), by default the line; none for
+            an empty line.
         notes: messages for the user, for example about a truncation.
     """
 
@@ -87,6 +89,12 @@ class Translation:
     notes: list[str] = field(default_factory=list)
     constraints: list[str] = field(default_factory=list)
     prefix: str = ""
+    member_sources: list[str] = field(default_factory=list)
+
+    @property
+    def first_source(self) -> str:
+        """What the first member reads: the line, or a part of it that ``generation.members`` chooses."""
+        return self.member_sources[0] if self.member_sources else self.source
 
     @property
     def text(self) -> str:

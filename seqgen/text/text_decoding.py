@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +68,7 @@ class TextDecoding:
         draft: the model that drafts for the generator; it encodes the source with its own tokenizer.
         utility: ranks hypotheses by minimum Bayes risk; by default the one that ``cfg.mbr`` names.
         reranker: ranks hypotheses by its scores; by default the one that ``cfg.rerank`` names.
+        ensemble: the settings that make the members an ensemble, for components that use the models; see ``Resources``.
 
     Raises:
         ConfigError: ``cfg.mbr`` or ``cfg.rerank`` is not registered, or is used with a beam of 1.
@@ -84,6 +85,7 @@ class TextDecoding:
         draft: TextModel | None = None,
         utility: Utility | None = None,
         reranker: Reranker | None = None,
+        ensemble: Mapping[str, Any] | None = None,
     ):
         self.members, self.cfg, self.generator = list(members), cfg, generator
         self.details, self.streamer, self.notes = details, streamer, list(notes)
@@ -94,7 +96,8 @@ class TextDecoding:
         self.tokens_written = 0
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
-        resources = Resources(target.dictionary, target.encode, target.decode, device=self.device, models=self.members)
+        of_text = (target.dictionary, target.encode, target.decode)
+        resources = Resources(*of_text, device=self.device, models=self.members, ensemble=ensemble or {})
         self.utility = utility or (utility_from_config(cfg, resources) if cfg.mbr else None)
         sources = sources_from_config(cfg, resources)
         self.input_encoder = InputEncoder(self.source_models, cfg, generator.last_steps, sources, len(self.members))
@@ -106,9 +109,9 @@ class TextDecoding:
             raise ConfigError(
                 "a utility and a reranker both rank hypotheses; set only one of generation.mbr and generation.rerank"
             )
-        ensemble, words = generator.setup.ensemble, target.dictionary
+        decoded_by, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
-            ensemble.members, words.pad(), words.eos(), not cfg.unnormalized, ensemble.combination
+            decoded_by.members, words.pad(), words.eos(), not cfg.unnormalized, decoded_by.combination
         )
 
     def translate(
@@ -166,6 +169,8 @@ class TextDecoding:
                 self.streamer.end(line.translation.id)
             elif isinstance(self.streamer, WordStreamer):
                 self.streamer.begin(line.translation.id, self.task.prompt(line.sources[0]).tolist())
+        if self.reranker is not None:
+            self.reranker.prepare([line.translation for line in lines])
         readable = [line for line in lines if line.sources]
         if self._can_batch_continuously(readable):
             self._decode_continuously(readable)

@@ -27,7 +27,7 @@ from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.generation.model_settings import kept_components, resolve_settings
-from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config
+from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config, with_guidance
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
@@ -37,7 +37,13 @@ from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.member_sources import source_text, sources_from_config
-from seqgen.text.object_settings import KEYS_BY_ARGUMENT, identities, separate_dotted_keys, separate_objects
+from seqgen.text.object_settings import (
+    KEYS_BY_ARGUMENT,
+    ensemble_settings,
+    identities,
+    separate_dotted_keys,
+    separate_objects,
+)
 from seqgen.text.results import Translation
 from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
 from seqgen.text.text_decoding import Details, TextDecoding
@@ -250,6 +256,7 @@ class Translator:
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
         ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
+        ensemble = ensemble_settings(cfg, objects)
         key = (need_attention, str(cfg), str(debug), *identities(objects))
         if key not in self._generators:
             self._objects_in_use = dict(objects)  # the key contains their ids, which must not be reused
@@ -265,7 +272,9 @@ class Translator:
             for name, value in {**self.given, **settings}.items()
             if name in ("max_len", "max_len_b") and value > writable
         ]
-        return TextDecoding(self.members, cfg, self._generators[key], details, streamer, notes, draft, **ranks)
+        return TextDecoding(
+            self.members, cfg, self._generators[key], details, streamer, notes, draft, ensemble=ensemble, **ranks
+        )
 
     def _specified(self, specs: Sequence[MemberSpec | None] | None) -> list[Any]:
         """The models, each replaced by its ``MemberSpec`` if there is one.
@@ -317,12 +326,20 @@ class Translator:
                 f"{need} trained with the same one"
             )
 
-    def score(self, sources: Sequence[str], references: Sequence[str], **settings: Any) -> Iterator[Hypothesis]:
+    def score(
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        *,
+        numbers: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Iterator[Hypothesis]:
         """Compute the log-probabilities of known targets.
 
         Args:
             sources: the source lines.
             references: the target of each.
+            numbers: the line number of each, on which the sources of members may depend; by default counted from 0.
             settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
                 ``GenerationConfig``.
 
@@ -338,15 +355,20 @@ class Translator:
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         cfg, scorer = self._scorer(settings)
+        numbers = range(len(sources)) if numbers is None else numbers
         read = sources_from_config(cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))
             targets = [self.task.encode_target(references[i]) for i in rows]
             encoded_sources = []
             for member, source in zip(self.members, read, strict=True):
-                encoded_sources.append([member.task.encode_source(source_text(source, sources[i], i)) for i in rows])
+                encoded_sources.append(
+                    [member.task.encode_source(source_text(source, sources[i], numbers[i])) for i in rows]
+                )
                 _check_lengths(rows, encoded_sources[-1], targets, member.model)
-            batch = self._collate([list(map(Example, rows, encoded, targets)) for encoded in encoded_sources])
+            ids = [numbers[i] for i in rows]
+            batch = self._collate([list(map(Example, ids, encoded, targets)) for encoded in encoded_sources])
+            batch = replace(batch, texts=[sources[i] for i in rows])
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch))
 
     def score_text(
@@ -399,7 +421,11 @@ class Translator:
         target = self.task.target_dictionary
         combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
         members = members_from_config(self._specified(objects.get("members")), cfg)
-        return cfg, SequenceScorer(members, target.pad(), target.eos(), not cfg.unnormalized, combination)
+        # a scale of the model's own settings is for decoding: scores would not be log-probabilities
+        scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
+        ensemble = with_guidance(members, combination, scale)
+        of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
+        return cfg, SequenceScorer(ensemble.members, *of_members)
 
     def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
         """A batch of examples, which are given as each member reads them."""

@@ -11,6 +11,6 @@
     reranker.utility=ter|similarity|embedding     those of utilities.py; or your own
 """
 
-from . import aggregation, exact, low_rank, pruning, utilities
+from . import aggregation, exact, low_rank, pruning, references, utilities
 
-__all__ = ["aggregation", "exact", "low_rank", "pruning", "utilities"]
+__all__ = ["aggregation", "exact", "low_rank", "pruning", "references", "utilities"]

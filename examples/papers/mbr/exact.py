@@ -33,7 +33,8 @@ from seqgen.registry import register_reranker
 from seqgen.text.mbr import Matrix, Utility, utility_from_config
 from seqgen.text.rerank import Reranker
 from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.translator import Translator
+
+from .references import PseudoReferences
 
 
 @dataclass
@@ -45,24 +46,6 @@ class MbrConfig:
     references: dict[str, Any] = option(
         {}, "keys of generation that make the pseudo-references; empty: the candidates are the references"
     )
-
-
-class PseudoReferences:
-    """Decodes each line once more with other settings.
-
-    Args:
-        models: the models, each with its task.
-        keys: keys of ``generation``; all ``beam`` hypotheses of a line are pseudo-references.
-    """
-
-    def __init__(self, models: Sequence[Any], keys: dict[str, Any]):
-        translator = Translator(models, **{**keys, "rerank": "", "mbr": ""})
-        self.decoding = translator.prepare(nbest=translator.settings().beam)
-
-    def __call__(self, translation: Translation) -> list[str]:
-        """Decode a line; the random numbers depend on its number."""
-        (found,) = self.decoding.translate([translation.source], [translation.prefix], first_number=translation.id)
-        return [item.text for item in found.hypotheses]
 
 
 class UtilityMatrix:
@@ -118,10 +101,15 @@ class Mbr(Reranker):
         """Make the utility and the decoding of pseudo-references; further fields are arguments of the constructor."""
         keys = {f"utility.{key}": value for key, value in cfg.utility_keys.items()}
         utility = utility_from_config(GenerationConfig(mbr=cfg.utility, components=keys), resources)
-        references = PseudoReferences(resources.models, cfg.references) if cfg.references else None
+        references = PseudoReferences(resources.models, cfg.references, resources.ensemble) if cfg.references else None
         shared = {field.name for field in fields(MbrConfig)}
         own = {field.name: getattr(cfg, field.name) for field in fields(cfg) if field.name not in shared}
         return cls(utility, references, **own)
+
+    def prepare(self, lines: Sequence[Translation]) -> None:
+        """Make the pseudo-references of all lines together; see ``Reranker``."""
+        if isinstance(self.references, PseudoReferences):
+            self.references.prepare(lines)
 
     def __call__(self, translation: Translation, hypotheses: Sequence[TextHypothesis]) -> list[float]:
         """See ``Reranker``."""

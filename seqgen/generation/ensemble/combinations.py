@@ -24,7 +24,11 @@ class Combination(Component):
     A combination registered with ``@register_combination`` is selected by its name (``generation.combination``).
     """
 
-    flags: ClassVar[Flags] = {"keeps_single": ("__call__",), "can_merge": ("__call__",)}
+    flags: ClassVar[Flags] = {
+        "keeps_single": ("__call__",),
+        "can_merge": ("__call__",),
+        "ignores_context": ("__call__",),
+    }
 
     keeps_single: bool = False
     """Whether the scores of a single member are returned unchanged; then the combination is skipped for one member."""
@@ -33,12 +37,15 @@ class Combination(Component):
     """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
     ``context.steps`` instead of ``context.step``."""
 
+    ignores_context: bool = False
+    """Whether it does not read the context; all positions of a known target are then combined at once."""
+
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine the members' scores of the next token.
 
         Args:
             lprobs: ``(..., V)`` log-probabilities in nats of each member, in the order of the members.
-            context: the step context; ``None`` if known targets are scored.
+            context: the step context. If known targets are scored, a row is a target; ``None`` if ``ignores_context``.
 
         Returns:
             ``(..., V)`` scores in nats; they need not be normalized.
@@ -66,6 +73,7 @@ class Mean(Combination):
 
     keeps_single = True
     can_merge = True
+    ignores_context = True
 
     def __init__(self, weights: Sequence[float] = ()):
         self.weights = list(weights)
@@ -141,6 +149,7 @@ class Product(Combination):
 
     keeps_single = True
     can_merge = True
+    ignores_context = True
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -175,6 +184,7 @@ class Fusion(Combination):
 
     keeps_single = True
     can_merge = True
+    ignores_context = True
 
     def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
         self.weight, self.weights = weight, list(weights)
@@ -209,6 +219,7 @@ class Guidance(Composite, Combination):
 
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
+        self.ignores_context = inner.ignores_context
 
     @property
     def inner(self) -> Combination:

@@ -154,7 +154,8 @@ class Member:
                 logits, attention = decoder(tokens, self.encoder_out, **arguments)
                 logits = logits[:, -1]
         logits = self.model.adjust_logits_during_generation(logits, tokens.size(1) - 1)
-        return MemberOutput(logits, None if attention is None else attention[:, -1], features, layers)
+        newest = None if layers is None else [hidden[:, -1] for hidden in layers]
+        return MemberOutput(logits, None if attention is None else attention[:, -1], features, newest)
 
     def reorder_beams(self, parents: Tensor) -> None:
         """Continue other beams of the same sentences.
@@ -208,12 +209,11 @@ def check_features(models: Sequence[EncoderDecoderModel], what: str) -> None:
 
 @contextmanager
 def recorded_layers(decoder: Any) -> Iterator[list[Tensor]]:
-    """Record what each layer of a decoder returns at the newest position, ``(rows, C)``."""
+    """Record what each layer of a decoder returns, ``(rows, positions, C)``."""
     found: list[Tensor] = []
 
     def record(layer: Any, arguments: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        found.append(hidden[:, -1])
+        found.append(output[0] if isinstance(output, tuple) else output)
 
     handles = [layer.register_forward_hook(record) for layer in decoder.layers]
     try:

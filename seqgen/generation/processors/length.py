@@ -25,6 +25,7 @@ class MinimumLengthConfig:
     yields: bool = option(
         True, "allow an output to end at its maximum length if that is below min_len; default by generation.semantics"
     )
+    counts_prompt: bool = option(False, "language models: count the tokens of the prompt, too")
 
 
 @register_logits_processor("minimum_length", config=MinimumLengthConfig)
@@ -35,30 +36,39 @@ class MinimumLength(LogitsProcessor):
         min_len: tokens before end-of-sentence.
         end_tokens: ids that end an output besides end-of-sentence.
         yields: whether a sentence whose maximum length is below ``min_len`` may end at its maximum length.
+        counts_prompt: whether the tokens of a prompt count, too; other sources never count.
     """
 
     shift_invariant = True
     can_merge = True
 
     @renamed_parameters(end_symbols="end_tokens")
-    def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True):
+    def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True, counts_prompt: bool = False):
         self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
+        self.counts_prompt = counts_prompt
 
     @classmethod
     def build(cls, cfg: MinimumLengthConfig, resources: Resources) -> Self:
         """See ``Component.build``."""
-        return cls(cfg.min_len, resources.extra_end_tokens, cfg.yields)
+        return cls(cfg.min_len, resources.extra_end_tokens, cfg.yields, cfg.counts_prompt)
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if not context.has_joined and context.step >= self.min_len:
             return lprobs
-        short = context.steps < self.min_len
+        short = context.steps + self._counted(context) < self.min_len
         if self.yields:
             short &= context.max_lengths > context.step
         for token in (context.eos, *self.end_tokens):
             lprobs[:, token].masked_fill_(short, -torch.inf)
         return lprobs
+
+    def _counted(self, context: StepContext) -> Tensor | int:
+        """How many tokens of each row count besides the generated ones."""
+        prompts, padding = context.src_tokens, context.src_padding
+        if not self.counts_prompt or not context.continues_source or prompts is None:
+            return 0
+        return prompts.size(1) if padding is None else (~padding).sum(1)
 
 
 @register_logits_processor("force_end_at_maximum")

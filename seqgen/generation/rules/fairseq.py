@@ -17,6 +17,7 @@ from seqgen.generation.search.base import Search
 
 OVERRULED_BY_PREFIX = (
     "min_len",
+    "min_total_len",
     "match_source_len",
     "suppress",
     "suppress_at_begin",

@@ -27,6 +27,7 @@ ORDER = (
     "encoder_no_repeat_ngram_size",
     "bad_words",
     "min_len",
+    "min_total_len",
     "match_source_len",
     "prefix_trie",
     "forced_first",

@@ -17,6 +17,7 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session, StepScores
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.incremental_state import rows_of_sentences
+from seqgen.language_model import LanguageModelDecoder
 from seqgen.registry import register_search
 from seqgen.structures import Source
 
@@ -48,8 +49,8 @@ class ContrastiveSession(Session):
         super().__init__(setup, request)
         start = self.backpointers.matrix().expand(-1, self.topk, -1)
         self.out = self._read(start)
-        self.features = _normalized(self._features()[:, :1])
-        """``(live, positions, C)`` normalized features of all tokens that each sentence has read."""
+        self.features = _normalized(self._prompt_features())
+        """``(live, positions, C)`` normalized features of all tokens that each sentence has read, prompts included."""
         self.chosen = torch.zeros(len(self.live), 1, dtype=torch.int64, device=start.device)
         """``(live, 1)`` int64, which of the ``k`` rows read the newest token."""
 
@@ -69,6 +70,20 @@ class ContrastiveSession(Session):
         """The features of the rows at their newest token, ``(live, k, C)``."""
         assert self.out.features is not None
         return self.out.features.view(-1, self.topk, self.out.features.size(-1))
+
+    def _prompt_features(self) -> Tensor:
+        """The features of what each sentence has read at first, ``(live, P, C)``: the prompt or the start token."""
+        decoder, encoder_out = self.members[0].model.decoder, self.members[0].encoder_out
+        if not isinstance(decoder, LanguageModelDecoder):
+            return self._features()[:, :1]
+        if not self.members[0].shares_encoder_output:
+            rows = torch.arange(0, len(encoder_out.encoder_out), self.topk, device=self.live.device)
+            encoder_out = self.members[0].model.encoder.reorder_encoder_out(encoder_out, rows)
+        features = decoder.prompt_features(encoder_out)
+        if (mask := encoder_out.encoder_padding_mask) is None:
+            return features
+        # a second copy of a position in place of padding does not change the largest similarity
+        return torch.where(mask.unsqueeze(-1), features[:, -1:], features)
 
     def member_outputs(self, need_attention: bool) -> list[MemberOutput]:
         """The output of the row that read the chosen token; see ``Session``."""
@@ -119,7 +134,8 @@ class ContrastiveSearch(Search):
     """Chooses, among the ``k`` most probable tokens, the one that maximizes equation 5 of Su et al. 2022.
 
     With the probability ``p(v)`` of a token and the features ``h`` that the decoder computes when it reads the token,
-    this is ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all earlier x)``.
+    this is ``(1 - alpha) * p(v) - alpha * max(cosine(h(v), h(x)) for all earlier x)``; for a language model, the tokens
+    of the prompt are among the earlier ones.
 
     The score of an output is computed from the log-probabilities of its tokens alone.
 

@@ -1,0 +1,36 @@
+"""Pseudo-references: the outputs of another decoding of the same lines, with the same models and other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+
+
+class PseudoReferences:
+    """Decodes lines once more with other settings.
+
+    Args:
+        models: the models, each with its task.
+        keys: keys of ``generation``; all ``beam`` hypotheses of a line are pseudo-references.
+        ensemble: the settings of the models' ensemble, which ``keys`` override; by default equal weights and sources.
+    """
+
+    def __init__(self, models: Sequence[Any], keys: dict[str, Any], ensemble: Mapping[str, Any] | None = None):
+        translator = Translator(models, **{**(ensemble or {}), **keys, "rerank": "", "mbr": ""})
+        self.decoding = translator.prepare(nbest=translator.settings().beam)
+        self.known: dict[tuple[int, str, str], list[str]] = {}
+
+    def prepare(self, lines: Sequence[Translation]) -> None:
+        """Decode consecutive lines together; the random numbers of a line depend on its number alone."""
+        texts, prefixes = [line.source for line in lines], [line.prefix for line in lines]
+        decoded = self.decoding.translate(texts, prefixes, len(lines), lines[0].id)
+        self.known = {(t.id, t.source, t.prefix): [item.text for item in t.hypotheses] for t in decoded}
+
+    def __call__(self, line: Translation) -> list[str]:
+        """The pseudo-references of a line."""
+        if (line.id, line.source, line.prefix) not in self.known:
+            self.prepare([line])
+        return self.known[line.id, line.source, line.prefix]

@@ -1,0 +1,82 @@
+"""The scorer gives a combination the step context of decoding: forced scores are those of beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Combination
+from seqgen.text.translator import Translator
+from tests.text_models import TEXTS, text_model
+
+
+class Reading(Combination):
+    """Adds something of everything that the context has, and of its own state, to the scores."""
+
+    beam_state = ("count",)
+    count: Tensor
+
+    def __init__(self, needs: frozenset[str]):
+        self.needs = needs  # type: ignore[misc]
+
+    def begin(self, batch: BatchInfo) -> Self:
+        copy = super().begin(batch)
+        copy.count = torch.zeros(batch.num_sentences, batch.beam_size)
+        return copy
+
+    def advance(self, active: Candidates) -> None:
+        super().advance(active)
+        self.count = self.count + active.tokens % 3
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        assert context is not None
+        outputs, total = context.outputs, context.tokens.sum(1) % 5 + context.steps + context.step
+        total = total + context.sentence_ids + self.count.flatten()
+        assert context.scores is not None
+        assert context.src_tokens is not None
+        total = total + 0.1 * context.scores + (context.src_tokens > 5).sum(1)
+        total = total + torch.tensor([len(text) for text in context.source_texts or ()]).repeat_interleave(
+            context.rows_per_sentence
+        )
+        if outputs.features is not None:
+            total = total + outputs.features.sum(1)
+        if outputs.attention is not None:
+            total = total + outputs.attention.amax(1)
+        if outputs.member_logits is not None:
+            total = total + sum(logits[:, 7] for logits in outputs.member_logits)
+        if outputs.layer_logits is not None:
+            total = total + outputs.layer_logits[0][:, 5]
+        words = torch.arange(lprobs[0].size(1)) % 4
+        return torch.stack(list(lprobs)).sum(0) + 0.02 * total.unsqueeze(1) * words
+
+    def attention_weights(self, members: int) -> list[float]:
+        return [1.0, 3.0][:members]
+
+
+MODELS = [text_model(seed=seed, sharpness=1.2) for seed in (0, 1)]
+NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS})
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+@pytest.mark.parametrize(("members", "needs"), [(2, NEEDS), (1, NEEDS | {LAYER_LOGITS}), (2, frozenset[str]())])
+def test_forced_scores_are_those_of_beam_search(members: int, needs: frozenset[str], batch_size: int) -> None:
+    options = {"beam": 3, "nbest": 3, "max_len_b": 6, "suppress": ["<s>", "<unk>"], "unnormalized": True}
+    translator = Translator(MODELS[:members], combination=Reading(needs), unnormalized=True)
+    compared = 0
+    for line in translator.translate(TEXTS, return_scores=True, batch_size=batch_size, **options):
+        texts = [item.text for item in line.hypotheses]
+        sources, numbers = [line.source] * len(texts), [line.id] * len(texts)
+        forced = list(translator.score(sources, texts, numbers=numbers, batch_size=batch_size))
+        for item, scored in zip(line.hypotheses, forced, strict=True):
+            assert item.model_score == pytest.approx(item.score, abs=1e-6)
+            if item.tokens.tolist() == scored.tokens.tolist():
+                torch.testing.assert_close(scored.positional_scores, item.positional_scores, atol=1e-6, rtol=0)
+                compared += 1
+    assert compared > 8
