@@ -157,8 +157,10 @@ def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
         )
     if cfg.rounds and cfg.method != "coordinate":
         raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
-    if cfg.metric == "exact_match" and (cfg.lowercase or cfg.tokenize != TuneConfig.tokenize):
-        raise ConfigError("lowercase and tokenize have no effect on metric=exact_match; remove them")
+    if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
+        raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
+    if cfg.metric == "exact_match" and cfg.lowercase:
+        raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
     keys = [split_argument(argument)[0] for argument in tuned]
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
@@ -316,7 +318,7 @@ def _search(cfg: TuneConfig, space: Sequence[Dimension], trials: Trials) -> None
 def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
     """Print the table and the best setting, and write ``RESULT``."""
     ranked, place = trials.ranked(), Path(cfg.output) / RESULT
-    best, tuned = ranked[0], {dimension.key for dimension in trials.space}
+    best, tuned = ranked[0], {split_argument(argument)[0] for argument in ranked[0].setting}
     result = {
         "setting": dict(split_argument(argument) for argument in best.setting),
         "metric": cfg.metric,

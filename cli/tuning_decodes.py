@@ -234,7 +234,7 @@ def state_of(path: Path) -> Any:
         if path.is_file():
             return digest(path)
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
+            files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix != ".pyc")
             states = [(file, file.stat()) for file in files]
             return [[file.relative_to(path).as_posix(), state.st_size, state.st_mtime_ns] for file, state in states]
     except (OSError, ValueError):  # a text that cannot be a path

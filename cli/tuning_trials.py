@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -91,7 +92,7 @@ class Trials:
         """
         if point in self.refused:
             return -inf
-        setting = arguments(self.space, point)
+        setting, start = arguments(self.space, point), time.perf_counter()
         try:
             settings = self.settings(setting)
             key = self.decodes.key(settings)
@@ -107,6 +108,7 @@ class Trials:
             return -inf
         score, interval = self.metric(outputs)
         self.trials[key] = trial = Trial(setting, score.value, interval, score.signature)
+        how += f", {time.perf_counter() - start:.1f} s"
         log(f"[{len(self.trials)}] {trial.name}: {self.metric.name} {trial} ({how})")
         return trial.score
 
@@ -114,11 +116,10 @@ class Trials:
         """The settings, best first; of equal scores, the one that was scored first.
 
         Raises:
-            ConfigError: no setting could be decoded.
+            ConfigError: so many settings were refused that there is nothing to compare.
         """
-        if not self.trials:
-            reasons = list(self.refused.values())
-            raise ConfigError(f"no setting could be decoded: {reasons[-1]}" if reasons else "no setting was decoded")
+        if self.refused and len(self.trials) < 2:
+            raise ConfigError(f"fewer than two settings can be decoded: {list(self.refused.values())[-1]}")
         return sorted(self.trials.values(), key=lambda trial: -trial.score)
 
     def table(self) -> str:

@@ -123,6 +123,13 @@ class TestTheBestSetting:
         score = sacrebleu.corpus_chrf(outcome.out.split("\n")[:-1], [references]).score
         assert score == pytest.approx(found["score"])
 
+    def test_that_is_the_given_one_is_printed_too(self, place: Path, tmp_path: Path) -> None:
+        outcome = tune(place, tmp_path / "out", "generation.max_len=9", "tune.generation.max_len=1,2")
+        assert result(outcome, tmp_path / "out")["setting"] == {}
+        assert "best:   (no tuned key)" in outcome.out
+        (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
+        assert "generation.max_len=9" in line.split()
+
     def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
         outcome = command("tune", f"path={place}/a", f"output={tmp_path}/out", "tune.generation.beam=1,2", *SHORT)
         assert outcome.code == 0, outcome.err
@@ -305,8 +312,10 @@ class TestRefused:
             (("tune.generation.lenpen=1", "rounds=2"), ["rounds=2", "method=coordinate"]),
             (("tune.generation.lenpen=1", "dataset.gen_subset=test"), ["has no effect"]),
             (("tune.generation.lenpen=1", "metric=exact_match", "lowercase=true"), ["no effect"]),
+            (("tune.generation.lenpen=1", "tokenize=char"), ["tokenize=char", "no effect on metric=chrf"]),
+            (("tune.generation.sampling_topk=2,3",), ["fewer than two settings", "sampling_topk"]),
             (("tune.generation.lenpen=1", "reference="), ["reference is missing"]),
-            (("tune.generation.nbest=5,6", "generation.nbest=4"), ["no setting could be decoded", "nbest"]),
+            (("tune.generation.nbest=5,6", "generation.nbest=4"), ["fewer than two settings can be decoded", "nbest"]),
         ],
     )
     def test_keys(self, place: Path, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
