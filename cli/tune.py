@@ -175,15 +175,9 @@ def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
 
 
 def _check_numeric(key: str, annotation: Any) -> None:
-    if _number_type(annotation) is None:
+    """Refuse a key whose type is neither ``int`` or ``float`` nor a list of them; ``| None`` is allowed."""
+    if not {annotation, *typing.get_args(annotation)} & {int, float}:
         raise ConfigError(f"tune.{key}: only numbers and lists of numbers can be tuned, and this key is neither")
-
-
-def _number_type(annotation: Any) -> type | None:
-    """The type of a key's numbers, ``int`` or ``float``; ``None`` for a key that is no number and no list of them."""
-    inner = (part for part in typing.get_args(annotation) if part is not type(None))
-    parts = (annotation, *inner)
-    return next((part for part in parts if part in (int, float)), None)
 
 
 def _space(generation: GenerationConfig, values: Mapping[str, str], models: int) -> list[Dimension]:

@@ -15,6 +15,7 @@ import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates
 from seqgen.errors import ConfigError
 from seqgen.metrics import score_with_interval, text_scores
@@ -22,6 +23,8 @@ from seqgen.text.text_decoding import TextDecoding
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
 RERANKER = Path(__file__).parent.parent / "examples" / "extending" / "reranker.py"
+PROCESSOR = RERANKER.with_name("logits_processor.py")
+WORD_REWARD = "tune.processor.word_reward.reward=-9,9"
 SHORT = ("generation.max_len_b=14", "generation.beam=3", "common.threads=1")
 
 
@@ -97,9 +100,7 @@ class TestTheBestSetting:
         assert len(decodes) == 7, "six settings, and the start, whose weights are [1,1]"
         trials = {tuple(trial["setting"]): trial["score"] for trial in found["trials"]}
         weights = ("[0,1]", "[0.5,0.5]", "[1,0]")
-        settings = {
-            (f"generation.no_repeat_ngram_size={p}", f"combination.weights={w}") for p in "02" for w in weights
-        }
+        settings = {(f"generation.no_repeat_ngram_size={p}", f"combination.weights={w}") for p in "02" for w in weights}
         assert settings < set(trials)
         expected = {s: exhaustive(place, tmp_path, list(s), path="a,b") for s in trials}
         assert trials == pytest.approx(expected)
@@ -129,6 +130,22 @@ class TestTheBestSetting:
         assert "best:   (no tuned key)" in outcome.out
         (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
         assert "generation.max_len=9" in line.split()
+
+    @pytest.mark.parametrize(
+        ("path", "arguments"),
+        [
+            ("a,b", ("generation.combination=fusion", "tune.combination.weight=-0.5,2")),
+            ("a,b", ("generation.combination=fusion", "combination.weights=[0.3]", "tune.combination.weights=-0.5,2")),
+            ("a", (f"common.user_dir={PROCESSOR}", "generation.processors=[word_reward]", WORD_REWARD)),
+        ],
+    )
+    def test_of_components(self, place: Path, tmp_path: Path, path: str, arguments: tuple[str, ...]) -> None:
+        found = result(tune(place, tmp_path / "out", *arguments, path=path), tmp_path / "out")
+        given_ = [item for item in arguments if not item.startswith("tune.")]
+        for trial in found["trials"]:
+            expected = exhaustive(place, tmp_path, trial["setting"], *given_, path=path)
+            assert trial["score"] == pytest.approx(expected)
+        assert len({trial["score"] for trial in found["trials"]}) > 1
 
     def test_of_a_split_of_the_task(self, place: Path, tmp_path: Path) -> None:
         outcome = command("tune", f"path={place}/a", f"output={tmp_path}/out", "tune.generation.beam=1,2", *SHORT)
@@ -332,6 +349,10 @@ class TestRefused:
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "outputs.jsonl").write_text('{"key": 1}\n')
         refused(tune(place, tmp_path / "out", key), "outputs.jsonl, line 1 is damaged")
+
+    def test_a_folder_that_is_in_use(self, place: Path, tmp_path: Path) -> None:
+        with run_lock(tmp_path / "out"):
+            refused(tune(place, tmp_path / "out", "tune.generation.lenpen=1"), f"output={tmp_path}/out is in use")
 
     def test_values_that_exclude_each_other_are_left_out(self, place: Path, tmp_path: Path) -> None:
         outcome = tune(place, tmp_path / "out", "tune.generation.beam=1,2,4", "generation.nbest=2")
