@@ -57,9 +57,10 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     _check_keys(cfg)
     streamer = TextStreamer() if cfg.stream else None
     decoding = _decoding(cfg, given, streamer)
-    lines, references, prefixes = _input_lines(cfg, decoding), _references(cfg, decoding), _prefixes(cfg)
+    task = decoding.task
+    lines, references, prefixes = input_lines(cfg, task), reference_lines(cfg, task), prefix_lines(cfg)
     if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # a pipe can be read only once
-        _check_input(cfg, references)
+        check_input(cfg, references)
     hypotheses: list[str] = []
     notes: list[tuple[int, str]] = []
     start = time.perf_counter()
@@ -127,8 +128,9 @@ def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStrea
     return decoding
 
 
-def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
-    task = _task(cfg, decoding)
+def input_lines(cfg: GenerateConfig, task: Task) -> Iterator[str]:
+    """The lines to decode: those of ``input``, or of the split ``dataset.gen_subset`` of the models' task."""
+    task = _part(cfg, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
     lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
@@ -137,12 +139,12 @@ def _input_lines(cfg: GenerateConfig, decoding: TextDecoding) -> Iterator[str]:
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
 
 
-def _task(cfg: GenerateConfig, decoding: TextDecoding) -> Task:
+def _part(cfg: GenerateConfig, task: Task) -> Task:
     """The task, or the part of a mixture that ``dataset.gen_source`` names."""
-    return decoding.task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else decoding.task
+    return task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
 
 
-def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
+def check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
     """Read the input once before decoding, so that errors in it are reported before hours of work."""
     count = count_lines(Path(cfg.input))
     if references is not None and len(references) != count:
@@ -157,15 +159,17 @@ def _check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
         )
 
 
-def _prefixes(cfg: GenerateConfig) -> Iterator[str] | None:
+def prefix_lines(cfg: GenerateConfig) -> Iterator[str] | None:
+    """The forced beginnings of the outputs; ``None`` if there are none."""
     return read_lines(Path(cfg.prefix)) if cfg.prefix else None
 
 
-def _references(cfg: GenerateConfig, decoding: TextDecoding) -> list[str] | None:
+def reference_lines(cfg: GenerateConfig, task: Task) -> list[str] | None:
+    """The reference outputs of ``input_lines``; ``None`` if there are none."""
     if cfg.reference:
         return list(read_lines(Path(cfg.reference), pipes=True))
     if not cfg.input:
-        lines = _task(cfg, decoding).references(cfg.dataset.gen_subset)
+        lines = _part(cfg, task).references(cfg.dataset.gen_subset)
         return None if lines is None else list(lines)
     return None
 

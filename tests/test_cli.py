@@ -238,7 +238,7 @@ def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
-@pytest.mark.parametrize("name", ["train", "generate", "preprocess", "score", "average"])
+@pytest.mark.parametrize("name", ["train", "generate", "preprocess", "score", "average", "tune"])
 def test_help_lists_every_key(name: str) -> None:
     outcome = command(name, "--help")
     assert outcome.code == 0

@@ -187,13 +187,6 @@ def test_runs_with_other_tokenizers_are_not_averaged(run: Path, data: Path, tmp_
     assert (outcome.code, outcome.err) == (0, "")
 
 
-def test_averaged_models_that_differ_are_noted(run: Path, data: Path, tmp_path: Path) -> None:
-    other = train(data, tmp_path / "other", "model.decoder_attention_heads=4")
-    outcome = command("average", f"path=[{run},{other}]")
-    assert outcome.code == 0
-    assert outcome.err == f"{other}: model.decoder_attention_heads is 4; the average uses 2\n"
-
-
 def test_an_older_run_is_read_and_gets_checksums_when_it_is_continued(run: Path, data: Path) -> None:
     expected = outputs(run)
     content = (run / RUN_CHECKSUMS).read_bytes()

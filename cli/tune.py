@@ -1,0 +1,337 @@
+"""``seqgen-tune``: find the values of decoding keys that score best on a validation set."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shlex
+import sys
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from seqgen.arguments import given_values, split_argument
+from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
+from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
+from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
+from seqgen.cli.tuning_trials import Metric, Trials
+from seqgen.component_keys import component_of_key, parse_component_value
+from seqgen.config import (
+    CommonConfig,
+    DebugConfig,
+    GenerateConfig,
+    GenerateDatasetConfig,
+    GenerationConfig,
+    ReadingConfig,
+    option,
+)
+from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config_keys import annotation_of
+from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
+from seqgen.files import write_atomically
+from seqgen.metrics import METRICS
+from seqgen.registry import DECODING_COMPONENTS
+from seqgen.text.translator import Translator
+
+DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
+tune.KEY=VALUES gives the values of a key; it may be given for several keys, and KEY=VALUE sets any other key for all
+decodes. VALUES is A,B,C or FIRST:LAST:STEP; for a list (combination.weights) these are the values of each element,
+[A,B],[C,D] are values of the whole list, and simplex:N are all lists of multiples of 1/N that sum to 1. The outputs are
+kept in the folder output=; the same command continues an interrupted tuning."""
+
+PREFIX = "tune."
+TUNABLE = ("generation", *DECODING_COMPONENTS)
+"""The groups whose keys can be tuned."""
+
+KEPT = (*TUNABLE, "common", "reading", "debug")
+"""The groups whose keys are repeated in the printed command."""
+
+OUTPUTS, RESULT = "outputs.jsonl", "best.json"
+"""The files in the output folder."""
+
+
+@dataclass
+class TuneDatasetConfig(GenerateDatasetConfig):
+    """Which split of the task is decoded."""
+
+    gen_subset: str = option("valid", "split of the task to decode if input is empty")
+
+
+@dataclass
+class TuneConfig:
+    """The configuration of ``seqgen-tune``."""
+
+    path: list[str] = option([], "model, as for seqgen-generate; [A,B] for an ensemble")
+    input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
+    reference: str = option("", "text file with the reference outputs of input")
+    prefix: str = option("", "text file whose line n is the forced beginning of output n")
+    output: str = option("tuning", "folder for the outputs of all decodes and the result")
+    method: str = option(
+        "grid",
+        "try all combinations of the values (grid), or tune one number after the other, in rounds (coordinate)",
+        choices=("grid", "coordinate"),
+    )
+    rounds: int = option(
+        0, "method=coordinate: maximum number of rounds; 0 to stop when a round improves nothing", minimum=0
+    )
+    metric: str = option("bleu", "score to maximize", choices=METRICS)
+    lowercase: bool = option(False, "whether BLEU and chrF ignore case")
+    tokenize: str = option("13a", "sacreBLEU's tokenizer for BLEU", choices=("13a", "intl", "char", "none", "zh"))
+    dataset: TuneDatasetConfig = dataclasses.field(default_factory=TuneDatasetConfig)
+    reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
+    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    shared = [argument for argument in given if not argument.startswith(PREFIX)]
+    tuned = [argument.removeprefix(PREFIX) for argument in given if argument.startswith(PREFIX)]
+    overrides = [argument for argument in shared if "=" in argument]
+    run(TuneConfig, lambda cfg: tune(cfg, overrides, tuned), DESCRIPTION, shared)
+
+
+def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
+    """Decode the validation set with all settings of the search, and print and write the best one.
+
+    Args:
+        cfg: the configuration that all decodes share.
+        shared: its ``key=value`` arguments.
+        tuned: the arguments ``KEY=VALUES``, without ``tune.``.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: a key, model or file cannot be used, or memory runs out.
+    """
+    _check_keys(cfg, tuned)
+    values = dict(split_argument(argument) for argument in tuned)
+    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
+    for note in (note for item in loaded for note in item.notes):
+        log(note)
+    given = given_values(cfg, "generation", shared)
+    named = _named(cfg.generation, loaded[0].generation, given)
+    space = _space(named, values, len(loaded))
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(run_lock(Path(cfg.output)))
+        except CheckpointError:
+            raise ConfigError(
+                f"output={cfg.output} is in use by another process; wait for it, or choose another"
+            ) from None
+        trials = Trials(space, _settings(cfg, named, given), *_decoding(cfg, space, loaded))
+        try:
+            _search(cfg, space, trials)
+        except KeyboardInterrupt:
+            log(f"{len(trials.trials)} settings are decoded and kept; the same command continues")
+            raise
+        _report(cfg, shared, trials)
+    return 0
+
+
+def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
+    """Check before the models are loaded that no key is missing, misspelt or without effect."""
+    if not cfg.path:
+        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    if not tuned:
+        raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
+    if cfg.input and not cfg.reference:
+        raise ConfigError("reference is missing: give reference=FILE, the correct outputs of input")
+    if cfg.reference and not cfg.input:
+        raise ConfigError(f"reference={cfg.reference} needs input=FILE; a split of the task has its own references")
+    if cfg.input and cfg.dataset.gen_subset != TuneDatasetConfig.gen_subset:
+        raise ConfigError(
+            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
+            "remove one of the two keys"
+        )
+    if cfg.rounds and cfg.method != "coordinate":
+        raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
+    if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
+        raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
+    if cfg.metric == "exact_match" and cfg.lowercase:
+        raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
+    keys = [split_argument(argument)[0] for argument in tuned]
+    for index, key in enumerate(keys):
+        group = key.partition(".")[0]
+        if key in keys[:index]:
+            raise ConfigError(f"tune.{key} is given twice; give all its values at once")
+        if group not in TUNABLE or "." not in key:
+            raise ConfigError(
+                f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}{nearest(group, TUNABLE)}"
+            )
+        if group == "generation":
+            _check_numeric(key, annotation_of(cfg, key))
+
+
+def _check_numeric(key: str, annotation: Any) -> None:
+    """Refuse a key whose type is neither ``int`` or ``float`` nor a list of them; ``| None`` is allowed."""
+    if not {annotation, *typing.get_args(annotation)} & {int, float}:
+        raise ConfigError(f"tune.{key}: only numbers and lists of numbers can be tuned, and this key is neither")
+
+
+def _space(generation: GenerationConfig, values: Mapping[str, str], models: int) -> list[Dimension]:
+    """The dimensions of the search; keys of ``RANKING`` come last, so that a grid changes them fastest.
+
+    Args:
+        generation: the user's settings; it names the components in use.
+        values: the text of each tuned key's values.
+        models: number of models.
+
+    Returns:
+        The dimensions.
+
+    Raises:
+        ConfigError: a key is unknown, or a value cannot be used.
+    """
+    space: list[Dimension] = []
+    for key in sorted(values, key=lambda key: key.partition(".")[0] in RANKING):
+        annotation, start = _key_type(generation, key), None
+        _check_numeric(key, annotation)
+        if typing.get_origin(annotation) is list:
+            start = [f"{item:.12g}" for item in _current(generation, key) or [1] * models]
+        new = dimensions(key, values[key], start)
+        for text in dict.fromkeys(text for dimension in new for text in dimension.values):
+            _parse(generation, key, text if start is None or new[0].element is None else f"[{text}]")
+        space += new
+    return space
+
+
+def _named(generation: GenerationConfig, own: Mapping[str, Any], given: Collection[str]) -> GenerationConfig:
+    """The user's settings, with the components that the first model's own settings name where the user names none."""
+    return dataclasses.replace(generation, **{key: own[key] for key in _CHOOSERS & set(own) - set(given)})
+
+
+_CHOOSERS = {chooser for _, chooser in DECODING_COMPONENTS.values()}
+
+
+def _key_type(generation: GenerationConfig, key: str) -> Any:
+    """The type of a decoding key."""
+    group, _, name = key.partition(".")
+    if group == "generation":
+        return typing.get_type_hints(GenerationConfig)[name]
+    registry, component, field = component_of_key(generation, key)
+    config = registry.config(component)
+    if field not in {item.name for item in dataclasses.fields(config)}:
+        parse_component_value(generation, key, "")  # raises, and lists the component's keys
+    return typing.get_type_hints(type(config))[field]
+
+
+def _current(generation: GenerationConfig, key: str) -> list[float]:
+    """The value that a list has without tuning."""
+    group, _, name = key.partition(".")
+    if group == "generation":
+        value = getattr(generation, name)
+    else:
+        value = generation.components.get(key, generation.ensemble_weights if group == "combination" else [])
+    return list(parse_component_value(generation, key, value) if isinstance(value, str) else value)
+
+
+def _parse(generation: GenerationConfig, key: str, text: str) -> Any:
+    """Read a value, a number or a list of numbers, and check its type and range as ``seqgen-generate`` does."""
+    group, _, name = key.partition(".")
+    if group != "generation":
+        return parse_component_value(generation, key, text)
+    items = [float(item) if set(item) & set(".eE") else int(item) for item in text.strip("[]").split(",")]
+    value = items if text.startswith("[") else items[0]
+    from_dict(GenerationConfig, {name: value}, "tune.generation")
+    return value
+
+
+def _as_generate(cfg: TuneConfig) -> GenerateConfig:
+    """The configuration of a ``seqgen-generate`` that reads the same text."""
+    values = {key: getattr(cfg, key) for key in ("path", "input", "reference", "prefix", "dataset")}
+    return GenerateConfig(**values)
+
+
+def _check_lines(cfg: TuneConfig, lines: Sequence[str], references: Sequence[str] | None) -> None:
+    if not lines:
+        raise DataError(f"{cfg.input or cfg.dataset.gen_subset} has no lines; there is nothing to decode")
+    if references is None:
+        raise DataError(f"split {cfg.dataset.gen_subset} has no references; give input=FILE and reference=FILE")
+    if len(references) != len(lines):
+        raise DataError(
+            f"input={cfg.input} has {len(lines)} lines but reference={cfg.reference} has {len(references)}; line n of "
+            "the reference must belong to line n of the input"
+        )
+    if not cfg.input and cfg.dataset.gen_subset == "test":
+        log("the split test is tuned on: its score is then no estimate of the quality on new text")
+
+
+def _settings(
+    cfg: TuneConfig, named: GenerationConfig, given: Mapping[str, Any]
+) -> Callable[[Sequence[str]], dict[str, Any]]:
+    """Make the function that turns the tuned ``key=value`` arguments into all settings of a decode."""
+    parse = functools.cache(functools.partial(_parse, named))
+    debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
+
+    def settings(setting: Sequence[str]) -> dict[str, Any]:
+        values = {key: parse(key, text) for key, text in map(split_argument, setting)}
+        own = {key.removeprefix("generation."): value for key, value in values.items() if key.startswith("generation.")}
+        components = {key: value for key, value in values.items() if not key.startswith("generation.")}
+        return {**given, **own, **debug, "components": {**cfg.generation.components, **components}}
+
+    return settings
+
+
+def _decoding(cfg: TuneConfig, space: Sequence[Dimension], loaded: Sequence[LoadedModel]) -> tuple[Decodes, Metric]:
+    """Read the validation set, and prepare its decoding and scoring; the output folder is locked."""
+    files, task = _as_generate(cfg), loaded[0].task
+    lines, references = list(input_lines(files, task)), reference_lines(files, task)
+    prefixes = None if (found := prefix_lines(files)) is None else list(found)
+    _check_lines(cfg, lines, references)
+    user_files = {path: state_of(Path(path)) for path in cfg.common.user_dir}
+    inputs = sha256(json.dumps([digest_of(loaded), lines, prefixes, user_files]))
+    ranks = any(dimension.key.partition(".")[0] in RANKING for dimension in space)
+    translator = Translator(loaded, dtype=cfg.generation.dtype)
+    decodes = Decodes(translator, lines, prefixes, OutputsFile(Path(cfg.output) / OUTPUTS), inputs, ranks)
+    return decodes, Metric(cfg.metric, cfg.lowercase, cfg.tokenize, references or [])
+
+
+def _search(cfg: TuneConfig, space: Sequence[Dimension], trials: Trials) -> None:
+    total = prod(len(dimension.values) for dimension in space)
+    if cfg.method == "grid":
+        log(f"{total} settings, and the one to compare them with")
+        for point in (start_of(space), *grid(space)):
+            trials.score(point)
+    else:
+        log(f"coordinate search in {len(space)} dimensions, whose grid has {total} settings")
+        search_coordinates(space, trials.score, cfg.rounds)
+
+
+def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
+    """Print the table and the best setting, and write ``RESULT``."""
+    ranked, place = trials.ranked(), Path(cfg.output) / RESULT
+    best, tuned = ranked[0], {split_argument(argument)[0] for argument in ranked[0].setting}
+    result = {
+        "setting": dict(split_argument(argument) for argument in best.setting),
+        "metric": cfg.metric,
+        "score": best.score,
+        "interval": best.interval,
+        "signature": best.signature,
+        "trials": [{"setting": t.setting, "score": t.score, "interval": t.interval} for t in ranked],
+        "refused": [
+            {"setting": arguments(trials.space, point), "reason": reason} for point, reason in trials.refused.items()
+        ],
+    }
+    write_atomically(place, (json.dumps(result, ensure_ascii=False, indent=1) + "\n").encode())
+    kept = [item for item in shared if split_argument(item)[0] not in tuned and item.partition(".")[0] in KEPT]
+    models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
+    print(trials.table())
+    print(f"best:   {best.name}" + (f"  ({best.signature})" if best.signature else ""))
+    print(f"decode: {shlex.join(['seqgen-generate', models, 'input=FILE', *kept, *best.setting])}")
+    print(f"{place} has all settings")
+
+
+if __name__ == "__main__":
+    main()
