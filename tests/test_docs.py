@@ -84,8 +84,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+FIRST = ["README.md", *(f"docs/{name}.md" for name in ("training", "generation", "decoding", "ensembles", "extending"))]
+"""The pages that a new user reads first; the others are run by the slow tests."""
+
 SHOWN = [
-    pytest.param(page, marks=pytest.mark.slow) if page == "docs/papers.md" else page
+    page if page in FIRST else pytest.param(page, marks=pytest.mark.slow)
     for page in PAGES
     if shown_commands(page)
 ]
