@@ -17,9 +17,11 @@ from seqgen.incremental_state import StateKey
 from seqgen.modules.cached_weight import Stamp
 from seqgen.structures import EncoderOut, Source
 
-_COMPARED_SEPARATELY = {"_parameters", "_buffers", "_modules"}
-_CACHES = {"_kept"}
-"""Attributes with tensors that ``CachedWeight`` computes from its weight."""
+_NOT_COMPARED = {
+    *("_parameters", "_buffers", "_modules"),  # compared separately
+    "_kept",  # what ``CachedWeight`` computes from its weight
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+}
 
 
 def encode(encoder: Encoder, source: Source) -> EncoderOut:
@@ -36,7 +38,11 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
         return _run(encoder, source)
     encoder = batch.representatives.get(encoder, encoder)
     for other, read, output in batch.encoded:
-        if other is encoder and _equal(read.src_tokens, source.src_tokens) and _equal(read.src_lengths, source.src_lengths):
+        if (
+            other is encoder
+            and _equal(read.src_tokens, source.src_tokens)
+            and _equal(read.src_lengths, source.src_lengths)
+        ):
             return output
     output = _run(encoder, source)
     batch.encoded.append((encoder, source, output))
@@ -122,7 +128,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in _COMPARED_SEPARATELY | _CACHES and not isinstance(value, StateKey)
+        if name not in _NOT_COMPARED and not isinstance(value, StateKey)
     }
 
 
