@@ -34,18 +34,14 @@ def encode(encoder: Encoder, source: Source) -> EncoderOut:
         source: ``(sentences, S)``.
     """
     batch = _BATCH.get()
-    if batch is None:
+    first = None if batch is None else batch.first.get(encoder)
+    if batch is None or first is None:
         return _run(encoder, source)
-    encoder = batch.representatives.get(encoder, encoder)
     for other, read, output in batch.encoded:
-        if (
-            other is encoder
-            and _equal(read.src_tokens, source.src_tokens)
-            and _equal(read.src_lengths, source.src_lengths)
-        ):
+        if other is first and _equal_sources(read, source):
             return output
-    output = _run(encoder, source)
-    batch.encoded.append((encoder, source, output))
+    output = _run(first, source)
+    batch.encoded.append((first, source, output))
     return output
 
 
@@ -54,7 +50,8 @@ class SharedEncoders:
 
     Two encoders are identical if their modules have the same classes, attributes and weights. An attribute of which
     this is unknown, such as a function that is defined for each object, counts as different. Weights are compared once,
-    and again after they have changed.
+    and again after they have changed. An encoder with a module in training mode, such as dropout that stays active, may
+    be random and is not shared.
 
     Args:
         encoders: the encoder of each member.
@@ -67,18 +64,19 @@ class SharedEncoders:
     @contextmanager
     def sharing(self) -> Iterator[None]:
         """In the ``with`` block, ``encode`` runs identical encoders once for equal sources."""
-        token = _BATCH.set(_Batch(self.representatives(), []))
+        token = _BATCH.set(_Batch(self.first_identical(), []))
         try:
             yield
         finally:
             _BATCH.reset(token)
 
-    def representatives(self) -> dict[Encoder, Encoder]:
-        """For each encoder the first one that is identical to it, which may be itself."""
+    def first_identical(self) -> dict[Encoder, Encoder]:
+        """For each encoder the first one that is identical to it, often itself; not for encoders in training mode."""
         found: dict[Encoder, Encoder] = {}
         for encoder in self.encoders:
-            firsts = (first for first in dict.fromkeys(found.values()) if self._identical(first, encoder))
-            found[encoder] = next(firsts, encoder)
+            if not any(module.training for module in encoder.modules()):
+                firsts = (first for first in dict.fromkeys(found.values()) if self._identical(first, encoder))
+                found[encoder] = next(firsts, encoder)
         return found
 
     def _identical(self, one: Encoder, other: Encoder) -> bool:
@@ -95,9 +93,9 @@ class SharedEncoders:
 
 @dataclass
 class _Batch:
-    """The encoder outputs of a batch: the encoder, its source and its output."""
+    """The first of the encoders that are identical to each one, and what was encoded: encoder, source and output."""
 
-    representatives: dict[Encoder, Encoder]
+    first: dict[Encoder, Encoder]
     encoded: list[tuple[Encoder, Source, EncoderOut]]
 
 
@@ -109,16 +107,19 @@ def _run(encoder: Encoder, source: Source) -> EncoderOut:
     return output
 
 
+def _equal_sources(one: Source, other: Source) -> bool:
+    return _equal(one.src_tokens, other.src_tokens) and _equal(one.src_lengths, other.src_lengths)
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
 def _alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules, with all modules in them, differ at most in their weights, and none is in training mode."""
+    """Whether two modules, with all modules in them, differ at most in their weights."""
     mine, theirs = dict(one.named_modules()), dict(other.named_modules())
     return mine.keys() == theirs.keys() and all(
         type_before_parametrizations(module) is type_before_parametrizations(theirs[name])
-        and not module.training
         and _same_attributes(_attributes(module), _attributes(theirs[name]))
         for name, module in mine.items()
     )
