@@ -115,7 +115,7 @@ class Member:
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
-        self.encoder_out = encode(model.encoder, source)
+        self.encoder_out: Any = encode(model.encoder, source)  # a model may have its own subclass of EncoderOut
         use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
         self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
         if not self.shares_encoder_output:
