@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import ensembles
 from benchmarks.decode import main
 from benchmarks.decoding import report
 from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.models import random_sources, save_random_t5
+from benchmarks.decoding.models import Vocabulary, random_sources, save_random_t5
 from benchmarks.decoding.plots import curves
 from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
@@ -72,10 +73,23 @@ def test_all_of_benchmark_a(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "t5_tiny, 4 sentences in batches of 4, beam 5, source 6, 5 tokens" in capsys.readouterr().out
 
 
+def test_the_benchmark_of_ensembles(capsys: pytest.CaptureFixture[str]) -> None:
+    ensembles.main(["--tiny", "--members", "1", "2", "--batch", "2", "--rounds", "1"])
+    cells = [line.split("|")[1:3] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [[cell.strip() for cell in row] for row in cells] == [
+        ["1", "different"],
+        ["2", "different"],
+        ["2", "identical"],
+    ]
+    one, two = ensembles.models_of_one_shape("transformer_tiny", Vocabulary(50), 2, same=True)
+    same = {name for name, weight in two.state_dict().items() if torch.equal(weight, one.state_dict()[name])}
+    assert {name for name in one.state_dict() if name.startswith("encoder.")} <= same != set(one.state_dict())
+
+
 def test_all_of_benchmark_b(tmp_path: Path) -> None:
     rows = run_tiny("b", tmp_path, "--inside")
-    ensembles = {"transformer + transformer", "fconv + fconv", "fconv + transformer"}
-    assert {row["model"] for row in rows} == {"transformer", "fconv", *ensembles}
+    together = {"transformer + transformer", "fconv + fconv", "fconv + transformer"}
+    assert {row["model"] for row in rows} == {"transformer", "fconv", *together}
     assert all(row["same"] == 1 for row in rows)
 
 

@@ -91,7 +91,8 @@ def _models(arguments: argparse.Namespace) -> tuple[list[EncoderDecoderModel], D
         loaded = load_models(arguments.models)
         return [one.model for one in loaded], loaded[0].task.target_dictionary
     vocabulary = Vocabulary(arguments.vocabulary)
-    return [random_model(name, vocabulary) for name in arguments.models], vocabulary.target_dictionary
+    named = enumerate(arguments.models, start=1)
+    return [random_model(name, vocabulary, seed) for seed, name in named], vocabulary.target_dictionary
 
 
 if __name__ == "__main__":

@@ -63,10 +63,11 @@ class Session:
         specs = setup.ensemble.members
         starts = [spec.model.start_token(setup.eos) for spec in specs]
         # generated tokens follow the start token of the first member
-        self.members = [
-            self.new_member(spec, source, start if start != starts[0] else None)
-            for spec, source, start in zip(specs, sources, starts, strict=True)
-        ]
+        with setup.encoding():
+            self.members = [
+                self.new_member(spec, source, start if start != starts[0] else None)
+                for spec, source, start in zip(specs, sources, starts, strict=True)
+            ]
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)
         self.live = torch.arange(count, device=device)

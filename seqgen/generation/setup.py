@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -136,6 +136,11 @@ class DecodingSetup:
         """Apply the debug switches that are global (``seqgen/switches.py``) while the context is active."""
         debug = self.debug
         return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """While the context is active, members with identical encoders share encoder outputs."""
+        shares = self.debug.shared_encoders and len(self.ensemble.members) > 1
+        return self.ensemble.encoders.sharing() if shares else nullcontext()
 
     @cached_property
     def reads_history(self) -> bool:

@@ -83,6 +83,7 @@ UNOPTIMIZED = DebugConfig(
     use_cache=False,
     beam_table="off",
     share_encoder_output=False,
+    shared_encoders=False,
     skip_log_softmax=False,
     two_stage_candidates=False,
     prepacked_weights=False,

@@ -40,13 +40,13 @@ class CachedWeight(nn.Module):
         kept: _Kept = self.__dict__.setdefault("_kept", _Kept())
         entry = kept.get(name)
         if entry is None or not entry[0].holds(parameters):
-            entry = kept[name] = (_Stamp(parameters), make())
+            entry = kept[name] = (Stamp(parameters), make())
         made: T = entry[1]
         return made
 
     def refresh(self) -> None:
         """Clear the cache if sampled values of the parameters have changed without autograd counting it."""
-        kept: dict[str, tuple[_Stamp, Any]] = self.__dict__.get("_kept", {})
+        kept: dict[str, tuple[Stamp, Any]] = self.__dict__.get("_kept", {})
         if not all(stamp.looks_alike() for stamp, _ in kept.values()):
             self._forget()
 
@@ -80,7 +80,7 @@ class CachedWeight(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
 
-class _Stamp:
+class Stamp:
     """The state of parameters at one time: their identity, memory, version counters and some of their values.
 
     It keeps the parameters and their memory alive, so that no new tensor can have the same identity or address.
@@ -124,7 +124,7 @@ def _version(parameter: Tensor) -> int | None:
     return None if parameter.is_inference() else parameter._version
 
 
-class _Kept(dict[str, tuple[_Stamp, Any]]):
+class _Kept(dict[str, tuple[Stamp, Any]]):
     """The cache of a module; a copied or pickled module has an empty one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:

@@ -11,6 +11,7 @@ from torch import Tensor
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
 from seqgen.generation.ensemble.member import INPUT, MemberSpec
+from seqgen.generation.ensemble.shared_encoders import SharedEncoders
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, Source
@@ -29,6 +30,7 @@ class Ensemble:
             raise ConfigError("an ensemble needs at least one model")
         self.members = [item if isinstance(item, MemberSpec) else MemberSpec(item) for item in members]
         self.combination = combination or ProbabilityMean()
+        self.encoders = SharedEncoders([member.model.encoder for member in self.members])
         self.combination.attention_weights(len(self.members))  # raises where weights and members do not match
 
     @property

@@ -14,6 +14,7 @@ from torch import Tensor
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.incremental_state import IncrementalState, rows_of_sentences
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MEMBER_SOURCES
@@ -114,7 +115,7 @@ class Member:
         self.start_token = start_token
         sentences, device = source.src_tokens.size(0), source.src_tokens.device
         decoder = model.decoder
-        self.encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+        self.encoder_out: Any = encode(model.encoder, source)  # a model may have its own subclass of EncoderOut
         use_cache, shares = debug.use_cache, getattr(decoder, "shares_encoder_output", False)
         self.shares_encoder_output = use_cache and debug.share_encoder_output and shares
         if not self.shares_encoder_output:

@@ -1,0 +1,101 @@
+"""Time of ensembles compared with one model, for models of one shape with random weights.
+
+    python -m benchmarks.ensembles [--members 1 2 4] [--batch 16] [--source 0] [--rounds 5] [--threads 1]
+
+The models have the shape of fairseq's transformer_iwslt_de_en: vocabulary 8,000, outputs of exactly 41 tokens, beam 5.
+In each round, all ensembles decode the same batch one after the other in this process. An ensemble of k models is
+measured with k different encoders, and with identical ones, which run once. The table has the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.decoding.models import Vocabulary, natural_lengths, random_model, random_sources
+from seqgen.config import GenerationConfig
+from seqgen.data.collate import collate
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 4], help="sizes of the ensembles, 1 first")
+    parser.add_argument("--batch", type=int, default=16, help="sentences")
+    parser.add_argument("--source", type=int, default=0, help="tokens of each source; 0 for natural lengths")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tiny", action="store_true", help="small models, to test the benchmark itself")
+    options = parser.parse_args(argv)
+    if options.members[0] != 1 or min(*options.members, options.batch, options.rounds) < 1 or options.source < 0:
+        parser.error("--members must begin with 1, and numbers must be at least 1; --source may be 0")
+    return options
+
+
+def models_of_one_shape(preset: str, vocabulary: Vocabulary, count: int, same: bool) -> list[EncoderDecoderModel]:
+    """Models with different weights; with identical encoders if ``same``."""
+    models = [random_model(preset, vocabulary, seed) for seed in range(1, count + 1)]
+    for model in models[1:] if same else []:
+        model.encoder.load_state_dict(models[0].encoder.state_dict())
+    return models
+
+
+def batch_of(sentences: int, length: int, vocabulary: int) -> Batch:
+    """Random sources of one length, or of the lengths in the middle of the natural ones if it is 0."""
+    natural = natural_lengths(200)
+    middle = max(0, (len(natural) - sentences) // 2)
+    lengths = [length - 1] * sentences if length else natural[middle : middle + sentences]
+    rows = [torch.tensor(source) for source in random_sources(lengths, vocabulary, 2)]
+    return collate(
+        [(number, row, None) for number, row in enumerate(rows)],
+        source_pad=1,
+        target_pad=1,
+        start_token=2,
+        left_pad_source=False,
+    )
+
+
+def measure(options: argparse.Namespace) -> dict[tuple[int, str], list[tuple[float, float]]]:
+    """CPU and wall seconds of each round, by the number of members and their encoders."""
+    preset, size, length = ("transformer_tiny", 200, 5) if options.tiny else ("transformer_iwslt_de_en", 8000, 41)
+    vocabulary = Vocabulary(size)
+    batch = batch_of(options.batch, options.source, size)
+    cfg = GenerationConfig(semantics="fairseq", beam=5, min_len=length - 1, max_len_b=length - 1)
+    generators = {}
+    for kind, same in (("different", False), ("identical", True)):
+        models = models_of_one_shape(preset, vocabulary, max(options.members), same)
+        for count in options.members[int(same) :]:
+            of_size = SequenceGenerator.from_config(models[:count], vocabulary.target_dictionary, cfg)
+            generators[count, kind] = of_size
+    seconds: dict[tuple[int, str], list[tuple[float, float]]] = {key: [] for key in generators}
+    for number in range(options.rounds + 1):
+        for key, generator in generators.items():
+            processor, wall = time.process_time(), time.perf_counter()
+            generator.generate(batch)
+            if number > 0:  # the first round prepacks weights
+                seconds[key].append((time.process_time() - processor, time.perf_counter() - wall))
+    return seconds
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print a table."""
+    options = arguments(argv)
+    torch.set_num_threads(options.threads)
+    seconds = measure(options)
+    one = seconds[1, "different"]
+    print("| members | encoders | CPU s | CPU time / one model | time / one model |\n|---|---|---|---|---|")
+    for (count, kind), rounds in seconds.items():
+        processor = statistics.median(own for own, _ in rounds)
+        ratios = [statistics.median(a[i] / b[i] for a, b in zip(rounds, one, strict=True)) for i in (0, 1)]
+        print(f"| {count} | {kind} | {processor:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
