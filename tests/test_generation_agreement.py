@@ -47,9 +47,7 @@ def generator(
 
 
 def outputs(hypotheses: Sequence[Hypothesis]) -> Found:
-    return [
-        (tuple(tuple(tokens.tolist()) for tokens in one.member_tokens or ()), one.score) for one in hypotheses
-    ]
+    return [(tuple(tuple(tokens.tolist()) for tokens in one.member_tokens or ()), one.score) for one in hypotheses]
 
 
 def assert_same(found: Found, expected: Found) -> None:
@@ -97,7 +95,9 @@ def test_a_member_that_cannot_generate_the_rest_excludes_a_token() -> None:
         members = [log_probabilities(rule, tuple(source)) for rule in rules]
         assert_same(outputs(own), beam_search(members, tables, (0.5, 0.5), 9, 2))
         for one in own:
-            first, second = (tokenizer.decode(t.tolist()) for tokenizer, t in zip(tokenizers, one.member_tokens or (), strict=True))
+            first, second = (
+                tokenizer.decode(t.tolist()) for tokenizer, t in zip(tokenizers, one.member_tokens or (), strict=True)
+            )
             assert first == second
 
 
@@ -117,9 +117,7 @@ def test_equal_vocabularies_without_prefixes_give_the_plain_ensemble() -> None:
     plain = SequenceGenerator(
         [ScriptedModel(rule) for rule in rules], tokenizer.dictionary, combination=WeightedSum(), **options
     )
-    for own, expected in zip(
-        agreement.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True
-    ):
+    for own, expected in zip(agreement.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
         assert_same(outputs(own), [((tuple(one.tokens.tolist()),) * 2, one.score) for one in expected])
 
 
@@ -179,3 +177,9 @@ def test_characters_of_several_bytes() -> None:
             assert byte.decode(first.tolist()) == pieces.decode(second.tolist())
             texts.add(pieces.decode(second.tolist()))
     assert any(not text.isascii() for text in texts)
+
+
+def test_an_output_is_cut_off_if_a_member_is_full_inside_a_token_of_another() -> None:
+    tokenizers = [Pieces(["abc"]), Pieces(["a", "b", "c"])]
+    (found,) = generator(tokenizers, rules_of(tokenizers), beam_size=2, max_len_b=2).generate(batch_of(SOURCES[:1]))
+    assert [tokens for tokens, _ in outputs(found)] == [((4,), (4, 5))]
