@@ -12,6 +12,7 @@ import torch
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.byte import ByteTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files
+from seqgen.generation.agreement import lexicon
 from seqgen.generation.agreement.search import AgreementSearch
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -71,10 +72,14 @@ def test_a_wide_beam_finds_what_enumeration_finds(weights: tuple[float, float]) 
         assert_same(outputs(own), expected)
 
 
+@pytest.mark.parametrize("width", [32, 1])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("beam", [1, 2, 5])
-def test_each_step_has_the_best_joint_continuations(beam: int, seed: int) -> None:
+def test_each_step_has_the_best_joint_continuations(
+    beam: int, seed: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reference tries all combinations of all tokens, with three members of three vocabularies."""
+    monkeypatch.setattr(lexicon, "_WIDTH", width)
     tokenizers = [Pieces(pieces) for pieces in VOCABULARIES]
     rules, tables, weights = rules_of(tokenizers, 10 * seed), [texts_of(one) for one in tokenizers], (2.0, 1.0, 1.0)
     found = generator(tokenizers, rules, weights, beam_size=beam, max_len_b=6).generate(batch_of(SOURCES))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.generation.candidates import best_continuations
 
 END = chr(256)
 """The text of end-of-sentence."""
@@ -23,6 +24,9 @@ Ahead: TypeAlias = tuple[str, ...]
 """The text of each member after the text that all members have generated: empty for the members that step next."""
 
 _LAST = chr(0x10FFFF)
+
+_WIDTH = 32
+"""Tokens of each member that are tried first as the longest text; more are tried until the result is exact."""
 
 
 def token_texts(tokenizer: Tokenizer) -> list[str]:
@@ -76,6 +80,20 @@ class Vocabulary:
         return self._reachable[text]
 
 
+class Longest(NamedTuple):
+    """The longest texts of the best joint continuations.
+
+    Attributes:
+        values: ``(sentences, K)`` value of the best continuation with this longest text; ``-inf`` if there is none.
+        rows: ``(sentences, K)`` int64, the row that it continues.
+        nodes: ``(sentences, K)`` int64, the node of the longest text; the root for the text of the waiting members.
+    """
+
+    values: Tensor
+    rows: Tensor
+    nodes: Tensor
+
+
 class Lexicon:
     """The distinct texts of all members' tokens, sorted; each is a node, and its parent is its longest proper prefix.
 
@@ -89,7 +107,7 @@ class Lexicon:
         members: the texts of each member.
         texts: the text of each node.
         root: the number of the root.
-        parents: ``(nodes + 1,)`` int64.
+        paths: ``(nodes + 1, D)`` int64, the nodes from each node up to the root, filled with the root.
         tokens: for each member ``(nodes + 1, R)`` int64, the tokens with the text of each node, filled with ``V``.
     """
 
@@ -98,12 +116,17 @@ class Lexicon:
         self.texts = sorted(set().union(*(own.known for own in self.members)))
         self.root = len(self.texts)
         self._numbers = {text: node for node, text in enumerate(self.texts)}
-        self.parents = torch.tensor([*(self._nearest(text[:-1]) for text in self.texts), self.root])
+        paths: list[list[int]] = []
+        for node, text in enumerate(self.texts):  # a prefix is sorted before the text, so that its path is known
+            parent = self.nearest(text[:-1])
+            paths.append([node, *(paths[parent] if parent < node else [])])
+        self.paths = torch.tensor(_filled([*paths, []], self.root))
         self.tokens = [self._tokens_of(own) for own in texts]
-        self._shorter = [self._pairs_of(own) for own in self.members]
+        self._nodes = [torch.tensor([self._numbers.get(text, self.root) for text in own]) for own in texts]
+        self._reached = [torch.tensor(_filled(self._reached_by(own, paths), False)) for own in self.members]
         self._barred: dict[Ahead, list[int]] = {}
 
-    def _nearest(self, text: str) -> int:
+    def nearest(self, text: str) -> int:
         """The node of the longest prefix of a text, itself included."""
         return next((self._numbers[text[:n]] for n in range(len(text), 0, -1) if text[:n] in self._numbers), self.root)
 
@@ -112,48 +135,42 @@ class Lexicon:
         for token, text in enumerate(texts):
             if text:
                 lists[self._numbers[text]].append(token)
-        width = max(map(len, lists))
-        return torch.tensor([own + [len(texts)] * (width - len(own)) for own in lists])
+        return torch.tensor(_filled(lists, len(texts)))
 
-    def _pairs_of(self, member: Vocabulary) -> list[Tensor]:
-        """Pairs of a node and a node above it at which the member can wait for the rest; ``(2, pairs)`` by distance."""
-        by_distance: dict[int, list[tuple[int, int]]] = {}
-        parents = self.parents.tolist()
-        for node, text in enumerate(self.texts):
-            above, distance = parents[node], 1
-            while above != self.root:
-                shorter = self.texts[above]
-                if shorter in member.known and member.reaches(text[len(shorter) :]):
-                    by_distance.setdefault(distance, []).append((node, above))
-                above, distance = parents[above], distance + 1
-        return [torch.tensor(pairs).T for pairs in by_distance.values()]
+    def _reached_by(self, member: Vocabulary, paths: list[list[int]]) -> list[list[bool]]:
+        """Whether a member can generate the rest of the text of a node after each node on the path."""
+        reached = [
+            [member.reaches(text[len(self.texts[above]) :]) for above in path]
+            for text, path in zip(self.texts, paths, strict=True)
+        ]
+        return [*reached, []]
 
     def to(self, device: torch.device) -> None:
         """Move the tables to a device."""
-        self.parents = self.parents.to(device)
-        self.tokens = [tokens.to(device) for tokens in self.tokens]
-        self._shorter = [[pairs.to(device) for pairs in own] for own in self._shorter]
+        self.paths = self.paths.to(device)
+        self.tokens, self._nodes, self._reached = (
+            [table.to(device) for table in tables] for tables in (self.tokens, self._nodes, self._reached)
+        )
 
     def possible(self, texts: Ahead) -> bool:
         """Whether each member can generate the rest of the longest text."""
         longest = max(texts, key=len)
         return all(own.reaches(longest[len(text) :]) for own, text in zip(self.members, texts, strict=True))
 
-    def span(self, ahead: Ahead) -> tuple[int, int, int]:
+    def span(self, ahead: Ahead) -> tuple[int, int]:
         """Where the continuations of a joint hypothesis are.
 
         Args:
             ahead: the text of each member after the text of all members.
 
         Returns:
-            The first node that is longer than the longest of these texts and begins with it; the first node after all
-            of these; and the node of the longest prefix of this text, itself included.
+            The first node that is longer than the longest of these texts and begins with it, and the first node after
+            all of these.
         """
         text = max(ahead, key=len)
         if not text:
-            return 0, self.root, self.root
-        first, end = bisect_left(self.texts, text), bisect_left(self.texts, text + _LAST)
-        return first + (text in self._numbers), end, self._nearest(text)
+            return 0, self.root
+        return bisect_left(self.texts, text) + (text in self._numbers), bisect_left(self.texts, text + _LAST)
 
     def barred(self, ahead: Ahead) -> list[int]:
         """The nodes in the span of a joint hypothesis that a waiting member cannot reach.
@@ -163,77 +180,113 @@ class Lexicon:
         """
         if ahead not in self._barred:
             waiting = [(own, len(text)) for own, text in zip(self.members, ahead, strict=True) if text]
-            nodes = range(*self.span(ahead)[:2]) if waiting else ()
+            nodes = range(*self.span(ahead)) if waiting else ()
             self._barred[ahead] = [
                 node for node in nodes if not all(own.reaches(self.texts[node][size:]) for own, size in waiting)
             ]
         return self._barred[ahead]
 
-    def path(self, nodes: Tensor) -> Tensor:
-        """The nodes from each of ``nodes`` up to the root: ``(...)`` gives ``(..., D)``, filled with the root."""
-        path = [nodes]
-        while bool((path[-1] != self.root).any()):
-            path.append(self.parents[path[-1]])
-        return torch.stack(path, dim=-1)
-
-    def best(self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead]) -> Tensor:
-        """The largest sum of gains that each longest text allows.
+    def best(
+        self, gains: Sequence[Tensor | None], base: Tensor, aheads: Sequence[Ahead], beam: int, count: int
+    ) -> Longest:
+        """The longest texts that allow the best joint continuations of each sentence, exactly.
 
         The tokens of the members that step are on the path to the longest text, and at least one of them ends there,
         unless the longest text is what a waiting member has generated already. Tokens after which a member could not
         generate the rest of the longest text are left out.
 
+        First the longest texts are the ``_WIDTH`` best tokens of each member. Any other continuation is worse than one
+        with the worst of these tokens and the best tokens of the other members. If this bound is above the results,
+        twice as many tokens are tried.
+
         Args:
             gains: for each member ``(rows, V)``, what each token adds; ``None`` for a member that waits in all rows.
+            base: ``(rows,)``, added to each value; ``-inf`` for a row that does not exist.
             aheads: for each row, see ``span``.
-
-        Returns:
-            ``(rows, nodes + 1)``; in the last column, the longest text is that of the waiting members. ``-inf`` where
-            there is no agreement.
+            beam: rows of each sentence.
+            count: ``K``, the number of longest texts.
         """
-        example = next(own for own in gains if own is not None)
-        device = example.device
-        total = example.new_zeros(len(aheads), self.root + 1)
+        width, longest = max(_WIDTH, count), max(len(own.texts) for own in self.members)
+        while True:
+            values, nodes, bound = self._among_best(gains, aheads, width)
+            values, bound = (values + base.unsqueeze(1)).view(-1, beam * values.size(1)), (bound + base).view(-1, beam)
+            best, entries = values.topk(count, dim=1)
+            if width >= longest or bool((best[:, -1] >= bound.amax(1)).all()):
+                # (sentences, beam * w): entry 2 * w + 7 is the seventh node of beam 2
+                begins = torch.arange(0, len(base), beam, device=base.device).unsqueeze(1)
+                return Longest(best, begins + entries // nodes.size(1), nodes.view(len(best), -1).gather(1, entries))
+            width *= 2
+
+    def _among_best(
+        self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead], width: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The values of the best tokens of each member as longest texts, their nodes, and a bound for all others."""
+        device = self.paths.device
+        steps = torch.tensor([[not text for text in ahead] for ahead in aheads], device=device)
+        first, end = torch.tensor([self.span(ahead) for ahead in aheads], device=device).T.unsqueeze(-1)
+        nodes, largest, excess = [], [], []
+        for own, numbers, step in zip(gains, self._nodes, steps.T, strict=True):
+            if own is None:
+                continue
+            inside = (numbers >= first) & (numbers < end) & step.unsqueeze(1)
+            allowed = own.masked_fill(~inside, -torch.inf).unsqueeze(1)
+            found = best_continuations(allowed, own.new_zeros(len(own), 1), width)
+            nodes.append(numbers[found.tokens].masked_fill(found.scores == -torch.inf, self.root))
+            top, worst = own.amax(1), found.scores[:, -1]
+            largest.append(top.masked_fill(~step, 0.0))
+            excess.append((worst - top).masked_fill(~step | (worst == -torch.inf), -torch.inf))
+        bound = torch.stack(largest).sum(0) + torch.stack(excess).amax(0)
+        longest = torch.cat(nodes, dim=1).sort(dim=1).values
+        again = torch.nn.functional.pad(longest[:, 1:] == longest[:, :-1], (1, 0))
+        longest = longest.masked_fill(again, self.root)
+        values = self._values(gains, steps, longest)
+        for row, ahead in enumerate(aheads):
+            if barred := self.barred(ahead):
+                values[row].masked_fill_(torch.isin(longest[row], torch.tensor(barred, device=device)), -torch.inf)
+        column = torch.full_like(longest[:, :1], self.root)
+        return torch.cat([values, self._inside(gains, aheads)], dim=1), torch.cat([longest, column], dim=1), bound
+
+    def _values(self, gains: Sequence[Tensor | None], steps: Tensor, longest: Tensor) -> Tensor:
+        """The best sum of gains with each longest text, ``(rows, w)``; ``-inf`` without agreement."""
+        total = torch.zeros_like(longest, dtype=next(own for own in gains if own is not None).dtype)
         loss = torch.full_like(total, torch.inf)
         for number, own in enumerate(gains):
             if own is None:
                 continue
-            step = torch.tensor([not ahead[number] for ahead in aheads], device=device).unsqueeze(1)
-            ending = self._at_nodes(own, self.tokens[number])
-            upto = ending.clone()  # the best gain of a token on the path to each node
-            for nodes, above in self._shorter[number]:
-                upto[:, nodes] = torch.maximum(upto[:, nodes], ending[:, above])
-            inside = torch.tensor(_filled([self._inside(ahead, number) for ahead in aheads], self.root), device=device)
-            upto[:, -1] = ending.gather(1, inside).amax(1)
+            step = steps[:, number : number + 1]
+            on_path = self._at_nodes(own, number, self.paths[longest])  # (rows, w, D)
+            upto = on_path.masked_fill(~self._reached[number][longest], -torch.inf).amax(-1)
             total += upto.masked_fill(~step, 0.0)
-            lost = (upto - ending).masked_fill(~step | (ending == -torch.inf), torch.inf)
-            loss = torch.minimum(loss, lost)
-        loss[:, -1] = torch.tensor([0.0 if any(ahead) else torch.inf for ahead in aheads], device=device)
-        spans = torch.tensor([[*self.span(ahead)[:2], self.root] for ahead in aheads], device=device)
-        columns = torch.arange(self.root + 1, device=device)
-        outside = (columns < spans[:, :1]) | ((columns >= spans[:, 1:2]) & (columns < self.root))
-        best = (total - loss).masked_fill_(outside, -torch.inf)
-        barred = [(row, node) for row, ahead in enumerate(aheads) for node in self.barred(ahead)]
-        if barred:
-            rows, nodes = torch.tensor(barred, device=device).T
-            best[rows, nodes] = -torch.inf
-        return best
+            ending = on_path[..., 0]
+            loss = torch.minimum(loss, (upto - ending).masked_fill(~step | (ending == -torch.inf), torch.inf))
+        return total - loss
 
-    def _inside(self, ahead: Ahead, number: int) -> list[int]:
-        """The nodes inside the text of the waiting members at which a member can wait for the rest of it."""
-        text, own = max(ahead, key=len), self.members[number]
+    def _inside(self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead]) -> Tensor:
+        """The best sum of gains if the longest text is that of the waiting members, ``(rows, 1)``."""
+        total = torch.zeros_like(next(own for own in gains if own is not None)[:, :1])
+        for number, own in enumerate(gains):
+            if own is None:
+                continue
+            waits = torch.tensor([bool(ahead[number]) for ahead in aheads], device=own.device)
+            lists = [[] if ahead[number] else self._parts(max(ahead, key=len), number) for ahead in aheads]
+            best = self._at_nodes(own, number, torch.tensor(_filled(lists, self.root), device=own.device)).amax(1)
+            total += best.masked_fill(waits, 0.0).unsqueeze(1)
+        free = torch.tensor([not any(ahead) for ahead in aheads], device=total.device)
+        return total.masked_fill(free.unsqueeze(1), -torch.inf)
+
+    def _parts(self, text: str, number: int) -> list[int]:
+        """The nodes inside a text after which a member can generate the rest of it."""
+        own = self.members[number]
         sizes = (n for n in range(1, len(text) + 1) if text[:n] in own.known and own.reaches(text[n:]))
         return [self._numbers[text[:n]] for n in sizes]
 
-    def _at_nodes(self, gains: Tensor, tokens: Tensor) -> Tensor:
-        """The best gain of a token with the text of each node: ``(rows, V)`` gives ``(rows, nodes + 1)``."""
+    def _at_nodes(self, gains: Tensor, number: int, nodes: Tensor) -> Tensor:
+        """A member's best gain at each node: ``(rows, V)`` gains and ``(rows, ...)`` nodes give ``(rows, ...)``."""
+        tokens = self.tokens[number][nodes]
         padded = torch.nn.functional.pad(gains, (0, 1), value=-torch.inf)
-        best = padded[:, tokens[:, 0]]
-        for column in tokens.T[1:]:
-            best = torch.maximum(best, padded[:, column])
-        return best
+        return padded.gather(1, tokens.flatten(1)).view(tokens.shape).amax(-1)
 
 
-def _filled(lists: Sequence[list[int]], value: int) -> list[list[int]]:
-    width = max(1, *map(len, lists)) if lists else 1
+def _filled(lists: Sequence[list[Any]], value: Any) -> list[list[Any]]:
+    width = max(1, *map(len, lists))
     return [own + [value] * (width - len(own)) for own in lists]

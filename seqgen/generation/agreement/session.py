@@ -18,9 +18,6 @@ from seqgen.generation.ensemble.member import EMPTY
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Hypothesis
 
-_SCORED_NODES = 2**23
-"""Nodes of the lexicon that are scored at a time, over all rows, so that memory is limited."""
-
 
 @dataclass(frozen=True)
 class JointStep:
@@ -145,34 +142,24 @@ class AgreementSession:
             lprobs: what ``score`` returned.
             steps: what ``steps`` returned.
         """
-        lexicon, nodes = self.lexicon, self.lexicon.root + 1
         nothing = ("",) * len(self.members)
         aheads = [ahead or nothing for own in self.beams for ahead in own]
-        nearest = torch.tensor([lexicon.span(ahead)[2] for ahead in aheads], device=steps.device)
         gains, base = self._gains(lprobs, steps)
+        best = self.lexicon.best(gains, base, aheads, self.beam, 2 * self.beam)
+        inside = torch.tensor([self.lexicon.nearest(max(ahead, key=len)) for ahead in aheads], device=steps.device)
+        # the root stands for the text of the waiting members, whose path begins at its longest prefix
+        paths = self.lexicon.paths[torch.where(best.nodes == self.lexicon.root, inside[best.rows], best.nodes)]
+        options = [
+            None if own is None else self._options(number, own, best.rows, paths) for number, own in enumerate(lprobs)
+        ]
         scores = Scores.of(self.members)
-        at_once = max(1, _SCORED_NODES // (self.beam * nodes))
-        for first in range(0, len(self.live), at_once):
-            rows = slice(first * self.beam, (first + at_once) * self.beam)
-            part = [None if own is None else own[rows] for own in gains]
-            best = lexicon.best(part, aheads[rows]) + base[rows].unsqueeze(1)
-            best.masked_fill_(~steps[rows].any(1, keepdim=True), -torch.inf)  # beams that do not exist
-            # (sentences, beam * nodes): entry 2 * nodes + 7 is node 7 after beam 2
-            values, entries = best.view(-1, self.beam * nodes).topk(min(2 * self.beam, self.beam * nodes), dim=1)
-            begins = rows.start + torch.arange(len(values), device=steps.device).unsqueeze(1) * self.beam
-            chosen, longest = begins + entries // nodes, entries % nodes
-            paths = lexicon.path(torch.where(longest == lexicon.root, nearest[chosen], longest))
-            options = [
-                None if own is None else self._options(number, own, chosen, paths) for number, own in enumerate(lprobs)
+        for place, each in enumerate(zip(*(tensor.tolist() for tensor in best), strict=True)):
+            found = [
+                self.joint_steps(row, node, [None if own is None else own[place][k] for own in options], scores)
+                for k, (value, row, node) in enumerate(zip(*each, strict=True))
+                if value > -torch.inf
             ]
-            for place, own_values in enumerate(values.tolist()):
-                each = zip(own_values, chosen[place].tolist(), longest[place].tolist(), strict=True)
-                found = [
-                    self.joint_steps(row, node, [None if own is None else own[place][k] for own in options], scores)
-                    for k, (value, row, node) in enumerate(each)
-                    if value > -torch.inf
-                ]
-                yield heapq.nlargest(2 * self.beam, itertools.chain(*found), key=lambda joint: joint.value)
+            yield heapq.nlargest(2 * self.beam, itertools.chain(*found), key=lambda joint: joint.value)
 
     def _gains(self, lprobs: Sequence[Tensor | None], steps: Tensor) -> tuple[list[Tensor | None], Tensor]:
         """What each token of each member contributes to the value of a continuation, and what waiting members do.
@@ -186,6 +173,7 @@ class AgreementSession:
             so_far, count = member.lprobs.sum(1), member.lengths
             base += (weight * so_far / count.clamp(min=1)).masked_fill(step, 0.0)
             gains.append(None if own is None else (own + so_far.unsqueeze(1)) * (weight / (count + 1)).unsqueeze(1))
+        base.masked_fill_(~steps.any(1), -torch.inf)  # beams that do not exist
         return gains, base.to(next(own for own in gains if own is not None).dtype)
 
     def _options(self, number: int, lprobs: Tensor, rows: Tensor, paths: Tensor) -> list[list[list[tuple[int, float]]]]:
