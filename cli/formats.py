@@ -38,7 +38,7 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
-        return Details(attention=True, scores=scores)
+        return Details(attention=not translator.by_agreement, scores=scores)
     return Details(attention=cfg.print_alignment)
 
 

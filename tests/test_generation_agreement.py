@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -188,3 +189,42 @@ def test_an_output_is_cut_off_if_a_member_is_full_inside_a_token_of_another() ->
     tokenizers = [Pieces(["abc"]), Pieces(["a", "b", "c"])]
     (found,) = generator(tokenizers, rules_of(tokenizers), beam_size=2, max_len_b=2).generate(batch_of(SOURCES[:1]))
     assert [tokens for tokens, _ in outputs(found)] == [((4,), (4, 5))]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_best_longest_texts_are_those_of_all_combinations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random vocabularies with tokens of equal texts, and members that wait; few tokens are tried first."""
+    monkeypatch.setattr(lexicon, "_WIDTH", 1)
+    draw, beam, size, count = random.Random(seed), 2, 20, 3
+    torch.manual_seed(seed)
+    tables = [
+        [lexicon.END, *("".join(draw.choices("abc", k=draw.choice([1, 1, 2, 3]))) for _ in range(size - 1))]
+        for _ in range(2 + seed % 2)
+    ]
+    own = lexicon.Lexicon(tables)
+    gains = [torch.randn(2 * beam, size, dtype=torch.float64) * draw.choice([0.3, 3.0]) for _ in tables]
+    base = torch.randn(2 * beam, dtype=torch.float64)
+    aheads = [("", *draw.choices(["", "a", "ab", "cab", "b" + lexicon.END], k=1), *[""] * (seed % 2)) for _ in base]
+    aheads = [ahead if own.possible(ahead) else ("",) * len(ahead) for ahead in aheads]
+    found = own.best(gains, base, aheads, beam, count)
+    for sentence in range(2):
+        expected: dict[tuple[int, str], float] = {}
+        for row in range(sentence * beam, (sentence + 1) * beam):
+            options = [
+                [(text, 0.0)] if text else list(zip(table, gain[row].tolist(), strict=True))
+                for text, table, gain in zip(aheads[row], tables, gains, strict=True)
+            ]
+            for chosen in itertools.product(*options):
+                texts = tuple(text for text, _ in chosen)
+                longest = max(texts, key=len)
+                if all(longest.startswith(text) for text in texts) and own.possible(texts):
+                    key = row, "" if longest in aheads[row] else longest
+                    value = float(base[row]) + sum(gain for _, gain in chosen)
+                    expected[key] = max(value, expected.get(key, -torch.inf))
+        best = sorted(expected.items(), key=lambda item: -item[1])[:count]
+        exist = found.values[sentence] > -torch.inf
+        rows, nodes = found.rows[sentence][exist].tolist(), found.nodes[sentence][exist].tolist()
+        keys = [(row, "" if node == own.root else own.texts[node]) for row, node in zip(rows, nodes, strict=True)]
+        assert keys == [key for key, _ in best]
+        values = torch.tensor([value for _, value in best], dtype=torch.float64)
+        torch.testing.assert_close(found.values[sentence][exist], values)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.files import TokenizerFiles, to_json
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
@@ -18,6 +24,7 @@ from seqgen.generation.agreement.lexicon import first_text, token_texts
 from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.text_models import task_of, text_model
 
 TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
@@ -37,7 +44,24 @@ def pieces(size: int) -> Tokenizer:
 
 def t5(kind: str = "T5Tokenizer") -> Tokenizer:
     files = t5_files(train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS), extra_ids=2)
-    return make_tokenizer(files)
+    config = {**files.json("tokenizer_config.json"), "tokenizer_class": kind}
+    return make_tokenizer(replace(files, contents={**files.contents, "tokenizer_config.json": to_json(config)}))
+
+
+def byte_level() -> Tokenizer:
+    """GPT-2's tokenizer, in which no merge joins the two bytes of a rare character."""
+    pipeline = Pipeline(models.BPE())
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    alphabet, special = sorted(pre_tokenizers.ByteLevel.alphabet()), ["<|endoftext|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    pipeline.train_from_iterator(TEXT, trainer)
+    config = to_json({"tokenizer_class": "GPT2Tokenizer"})
+    return make_tokenizer(
+        TokenizerFiles("the test", {"tokenizer.json": pipeline.to_str().encode(), "tokenizer_config.json": config})
+    )
 
 
 TOKENIZERS = {
@@ -46,6 +70,8 @@ TOKENIZERS = {
     "other pieces": lambda: pieces(30),
     "t5": t5,
     "bytes": lambda: make_tokenizer(byte_files()),
+    "fast t5": lambda: t5("T5TokenizerFast"),
+    "byte-level BPE": byte_level,
 }
 
 
@@ -60,7 +86,7 @@ def test_the_tokens_of_a_text_have_its_bytes(name: str, tokenizers: dict[str, To
     table = tokenizer.token_bytes()
     assert len(table) == len(tokenizer.dictionary)
     before = first_text(tokenizer, token_texts(tokenizer))
-    assert before == (" " if name == "bytes" else "")
+    assert before == (" " if "byte" in name else "")
     for line in TEXT:
         joined = b"".join(table[token] or b"?" for token in tokenizer.encode(line))
         assert before.encode() + joined == b" " + line.encode()
@@ -218,3 +244,27 @@ def test_a_tokenizer_without_bytes_is_refused(members: list[Any]) -> None:
     other = text_model(task=task_of(Unspelled(words)))
     with pytest.raises(ConfigError, match="Unspelled does not return the bytes of its tokens"):
         Translator([members[0], other]).prepare()
+
+
+def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) -> None:
+    data = corpus(tmp_path / "data")
+    for name, model, size in (("a", SMALL_FCONV, 44), ("b", SMALL_TRANSFORMER, 40)):
+        arguments = [*training_arguments(data, tmp_path / name), *model, "optimization.max_update=2"]
+        assert command("train", *arguments, f"task.vocab_size={size}").code == 0
+    path = f"path=[{tmp_path}/a,{tmp_path}/b]"
+    keys = (f"input={data}/test.en", "generation.max_len_b=6", "generation.beam=2")
+    outcome = command("generate", path, *keys, "generation.nbest=2", "format=json", "combination.weights=[2,1]")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("by agreement on the text") == 1
+    assert "agreement on the text: " in outcome.err, "the number of calls is printed at the end"
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert len(rows) == 20
+    for best in (row["hypotheses"][0] for row in rows):
+        first, second = best["member_scores"]
+        assert [len(first), len(second)] == [len(tokens) for tokens in best["member_tokens"]]
+        assert best["tokens"] == best["member_tokens"][0]
+        assert best["score"] == pytest.approx(2 / 3 * sum(first) / len(first) + sum(second) / len(second) / 3, abs=1e-5)
+    for key in ("generation.sampling=true", "generation.bad_words=[x]", f"prefix={data}/test.de", "stream=true"):
+        refused = command("generate", path, *keys[:2], key)
+        assert refused.code == 2, refused.err
+        assert "different target vocabularies" in refused.err.strip().splitlines()[-1], refused.err

@@ -197,7 +197,7 @@ class Lexicon:
 
         First the longest texts are the ``_WIDTH`` best tokens of each member. Any other continuation is worse than one
         with the worst of these tokens and the best tokens of the other members. If this bound is above the results,
-        twice as many tokens are tried.
+        eight times as many tokens are tried.
 
         Args:
             gains: for each member ``(rows, V)``, what each token adds; ``None`` for a member that waits in all rows.
@@ -215,7 +215,7 @@ class Lexicon:
                 # (sentences, beam * w): entry 2 * w + 7 is the seventh node of beam 2
                 begins = torch.arange(0, len(base), beam, device=base.device).unsqueeze(1)
                 return Longest(best, begins + entries // nodes.size(1), nodes.view(len(best), -1).gather(1, entries))
-            width *= 2
+            width *= 8
 
     def _among_best(
         self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead], width: int
