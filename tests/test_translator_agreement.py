@@ -268,3 +268,6 @@ def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) ->
         refused = command("generate", path, *keys[:2], key)
         assert refused.code == 2, refused.err
         assert "different target vocabularies" in refused.err.strip().splitlines()[-1], refused.err
+    outcome = command("check", "diff", path, keys[0])
+    assert outcome.code == 2
+    assert "different target vocabularies cannot be recorded" in outcome.err
