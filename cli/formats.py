@@ -38,7 +38,7 @@ def wanted_details(cfg: GenerateConfig, translator: Translator) -> Details:
     """
     if cfg.format == "json":
         scores = len(translator.members) > 1 or changes_scores(translator.settings())
-        return Details(attention=True, scores=scores)
+        return Details(attention=not translator.by_agreement, scores=scores)
     return Details(attention=cfg.print_alignment)
 
 
@@ -84,6 +84,8 @@ def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:
         values["model_score"] = item.model_score
     if item.member_scores is not None and members > 1:
         values["member_scores"] = [scores.tolist() for scores in item.member_scores]
+    if item.hypothesis.member_tokens is not None:
+        values["member_tokens"] = [tokens.tolist() for tokens in item.hypothesis.member_tokens]
     if item.utility is not None:
         values["utility"] = item.utility
     if item.rerank_score is not None:

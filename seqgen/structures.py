@@ -228,6 +228,9 @@ class Hypothesis:
         attention: ``(T, S)`` weights over the source; ``None`` if not requested.
         alignment: ``(T,)`` int64 source position with the largest attention weight; ``None`` if not requested.
         timed_out: whether ``generation.max_time`` ended the search of this sentence.
+        member_tokens: for each member ``(T,)`` int64 its own tokens, if the members have different target vocabularies;
+            ``tokens`` and ``positional_scores`` are then those of the first member.
+        member_scores: for each member ``(T,)`` the log-probabilities of its own tokens, in nats, in this case.
     """
 
     tokens: Tensor
@@ -236,3 +239,5 @@ class Hypothesis:
     attention: Tensor | None = None
     alignment: Tensor | None = None
     timed_out: bool = False
+    member_tokens: list[Tensor] | None = None
+    member_scores: list[Tensor] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config_dicts import from_dict, to_dict
+from seqgen.errors import ConfigError
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.inspection.trace import LineTrace, Probe, Recorder
 from seqgen.text.results import Translation
@@ -105,10 +106,20 @@ class InspectedModels:
         self.translators: dict[str, Translator] = {}
 
     def translator(self, dtype: str) -> Translator:
-        """The models in a dtype; ``""`` means float32."""
+        """The models in a dtype; ``""`` means float32.
+
+        Raises:
+            ConfigError: the models have different target vocabularies.
+        """
         dtype = "" if dtype == "float32" else dtype
         if dtype not in self.translators:
-            self.translators[dtype] = Translator(list(self.load()), **({"dtype": dtype} if dtype else {}))
+            translator = Translator(list(self.load()), **({"dtype": dtype} if dtype else {}))
+            if translator.by_agreement:
+                raise ConfigError(
+                    "the steps of members with different target vocabularies cannot be recorded; give models with the "
+                    "same target vocabulary"
+                )
+            self.translators[dtype] = translator
         return self.translators[dtype]
 
     def resolve(self, given: Values, debug: DebugConfig) -> Settings:

@@ -324,6 +324,8 @@ class TextDecoding:
         rest = beginning if cfg.prefix_trie and not whole else ""
         if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
             return f"has the maximum length of {size} tokens and may be cut off{rest}"
+        if item.hypothesis.member_tokens is not None and not whole:
+            return "was cut off: a model reached its maximum length before all models agreed on an end"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:
@@ -361,6 +363,8 @@ class TextDecoding:
 
     def _with_details(self, pairs: Sequence[tuple[InputLine, TextHypothesis]]) -> list[TextHypothesis]:
         """Fill the optional fields of some hypotheses."""
+        if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
+            return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
         items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
         if self.details.scores:

@@ -24,6 +24,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config_dicts import from_dict
 from seqgen.data.collate import Example
 from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.generation.agreement.search import NOTE, AgreementSearch, check_details, check_supported, supported_settings
 from seqgen.generation.component import Resources
 from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.generation.model_settings import kept_components, resolve_settings
@@ -81,13 +82,13 @@ class Translator:
 
     Args:
         models: a path or a loaded model, or a sequence of them for an ensemble. Each model encodes the source with the
-            tokenizer of its own task.
+            tokenizer of its own task. Models with different target vocabularies are decoded by agreement on the text.
         device: the device of models that are loaded here.
         settings: the settings of ``translate``, for all calls; a call can override them. Keys that are not given come
             from the first model's own settings, and otherwise from the defaults.
 
     Raises:
-        CheckpointError: a model cannot be loaded, or the members' target vocabularies differ.
+        CheckpointError: a model cannot be loaded.
         ConfigError: a key is unknown, a value has the wrong type or range, settings exclude each other, or the device
             is not available.
     """
@@ -110,13 +111,13 @@ class Translator:
         self.members: list[TextModel] = []
         for item in given:
             self.members.extend(load_models([str(item)], device) if isinstance(item, str | Path) else [item])
+        vocabulary = self.members[0].task.target_dictionary
+        self.by_agreement = any(member.task.target_dictionary != vocabulary for member in self.members[1:])
         self._resolve(settings, self._given_objects)  # compatibility needs the models' own settings
         self.dtype = str(settings.get("dtype", ""))
         self.models = [self._in_dtype(member.model) for member in self.members]
         self.task = self.members[0].task
         self.device = next(self.models[0].parameters()).device
-        for number, member in enumerate(self.members[1:], start=2):
-            self._check_vocabulary(member, f"model {number} of the ensemble", "an ensemble needs models")
         self._generators: dict[tuple[Any, ...], SequenceGenerator] = {}
         self._objects_in_use: dict[str, Any] = {}
         self._drafts: dict[str, TextModel] = {}
@@ -152,7 +153,14 @@ class Translator:
         own = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
         ]
-        return resolve_settings(own, settings)
+        if not self.by_agreement:
+            return resolve_settings(own, settings)
+        kept, ignored = supported_settings(own)
+        cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **settings})
+        check_supported(cfg, objects)
+        unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
+        cfg = replace(cfg, search="")  # beam search, which is given as an object
+        return cfg, [NOTE, *([unused] if ignored else []), *notes]
 
     def _settings(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """The configuration of a call, and notes for the user about it."""
@@ -252,6 +260,8 @@ class Translator:
         cfg, notes = self._settings(settings, objects)
         if streamer is not None:
             _check_streamable(cfg)
+        if self.by_agreement:
+            check_details(attention=details.attention, hidden=details.hidden, streaming=streamer is not None)
         self._check_shared_vocabulary(cfg)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
@@ -264,6 +274,9 @@ class Translator:
             objects["debug"] = from_dict(DebugConfig, debug, "debug")
             if draft is not None:
                 objects["draft"] = draft.model
+            if self.by_agreement:
+                tokenizers = [member.task.target_tokenizer for member in self.members]
+                objects["search_strategy"] = AgreementSearch(tokenizers, cfg.min_len, cfg.max_len)
             generator = self.task.build_generator(models, cfg, need_attention=need_attention, **objects)
             self._generators = {key: generator}
         writable = self._generators[key].setup.limits.max_len
@@ -312,19 +325,15 @@ class Translator:
         """Load the draft model, once for each path."""
         if path not in self._drafts:
             draft: TextModel = load_model(path, self.device, torch.float32)
-            self._check_vocabulary(draft, f"generation.draft={path}", "a draft needs a model")
+            own, other = self.task.target_dictionary, draft.task.target_dictionary
+            if own != other:
+                raise CheckpointError(
+                    f"generation.draft={path} has another target vocabulary ({len(other)} tokens) than model 1 "
+                    f"({len(own)} tokens); a draft needs a model trained with the same one"
+                )
             self._in_dtype(draft.model)
             self._drafts[path] = draft
         return self._drafts[path]
-
-    def _check_vocabulary(self, member: TextModel, which: str, need: str) -> None:
-        """Refuse a model whose target vocabulary differs from that of the first."""
-        own, other = self.task.target_dictionary, member.task.target_dictionary
-        if own != other:
-            raise CheckpointError(
-                f"{which} has another target vocabulary ({len(other)} tokens) than model 1 ({len(own)} tokens); "
-                f"{need} trained with the same one"
-            )
 
     def score(
         self,
@@ -416,6 +425,11 @@ class Translator:
         if unused := sorted(set(settings) - set(OF_SCORING)):
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
+            )
+        if self.by_agreement:
+            raise ConfigError(
+                "known targets are scored by models with one target vocabulary, and these have different ones; score "
+                "with each model alone"
             )
         cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
         target = self.task.target_dictionary

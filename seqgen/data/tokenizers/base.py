@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.token_bytes import TokenBytes, no_token_bytes
 from seqgen.errors import DataError
 from seqgen.files import new_folder, write_atomically
 from seqgen.reading import parse_json, read_bytes
@@ -96,6 +97,19 @@ class Tokenizer(ABC):
         """
         return []
 
+    def token_bytes(self) -> TokenBytes:
+        """The UTF-8 bytes that each token adds to a text, for ensembles of members with different vocabularies.
+
+        The tokens of a text give the text itself, or the text after one space.
+
+        Returns:
+            The bytes of each id; ``None`` for a token without text, such as padding.
+
+        Raises:
+            ConfigError: the tokenizer does not implement this.
+        """
+        raise no_token_bytes(self)
+
     @cached_property
     def _sentinels(self) -> list[int]:
         ids = (self._find_sentinel(number) for number in count())
@@ -175,6 +189,11 @@ class WhitespaceTokenizer(Tokenizer):
         """See ``Tokenizer.unknown``."""
         unk = self.dictionary.unk()
         return [word for word in text.split() if self.dictionary.word_index(word) == unk]
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``; each word follows a space."""
+        silent = set(self.dictionary.special_ids.values())
+        return [None if i in silent else f" {word}".encode() for i, word in enumerate(self.dictionary)]
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""

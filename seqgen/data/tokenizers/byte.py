@@ -8,6 +8,7 @@ from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.token_bytes import TokenBytes
 
 FIRST = ("<pad>", "</s>", "<unk>")
 """The tokens with the ids 0 to 2; the bytes follow from id 3."""
@@ -48,6 +49,14 @@ class ByteTokenizer(SlowTokenizer):
     def piece_id(self, piece: str) -> int:
         """See ``SlowTokenizer.piece_id``."""
         return ord(piece) + len(FIRST)
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        pieces: TokenBytes = [None] * len(self.dictionary)
+        for byte in range(256):
+            index = byte + len(FIRST)
+            pieces[index] = None if index in self.added.tokens else bytes([byte])
+        return pieces
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``; bytes that are not valid UTF-8 are left out."""

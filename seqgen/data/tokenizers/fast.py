@@ -13,6 +13,7 @@ from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
+from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
 from seqgen.errors import shown
 
 
@@ -54,6 +55,11 @@ class FastTokenizer(PretrainedTokenizer):
             text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self.clean_up(text)
 
+    def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
+        """The token of each id, ``None`` for an unused one, and the ids without text: special and added tokens."""
+        tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
+        return tokens, {*self._pipeline.get_added_tokens_decoder(), *self.dictionary.special_ids.values()}
+
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""
         encoding = self._encode(text)
@@ -91,6 +97,10 @@ class FastT5Tokenizer(FastTokenizer):
             special.fill(special=True)
         special.fill()
         super().__init__(files, special, pipeline, vocab_size)
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_spaced_pieces(*self.tokens_and_silent())
 
 
 def read_pipeline(files: TokenizerFiles) -> Any:

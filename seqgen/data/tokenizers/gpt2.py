@@ -11,6 +11,7 @@ from seqgen.data.pipeline_limits import pipeline_errors
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
 from seqgen.data.tokenizers.files import FAST_FILE, MERGES_FILE, VOCAB_FILE, TokenizerFiles
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.token_bytes import TokenBytes, of_byte_characters
 from seqgen.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -42,6 +43,10 @@ class GPT2Tokenizer(FastTokenizer):
         _set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
         self.begins_with_eos = self._begins_with_eos()
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_byte_characters(*self.tokens_and_silent())
 
     def _begins_with_eos(self) -> bool:
         """Whether ``transformers`` adds begin-of-sentence, which is the same token as end-of-sentence, to a text.

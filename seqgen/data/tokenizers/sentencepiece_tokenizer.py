@@ -12,6 +12,7 @@ import sentencepiece
 
 from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, register_tokenizer, write_settings
+from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
 from seqgen.errors import DataError
 from seqgen.files import write_atomically
 from seqgen.reading import read_bytes
@@ -136,6 +137,12 @@ class SentencePieceTokenizer(Tokenizer):
             unk = self.dictionary.unk()
             lacking = [piece for piece in pieces if self.dictionary.word_index(piece) == unk]
         return [piece.strip("▁") for piece in lacking if piece.strip("▁")]
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        controls = {self._processor.id_to_piece(i) for i in self._own_silent}
+        named = {i for i, symbol in enumerate(self.dictionary) if symbol in controls}
+        return of_spaced_pieces(self.dictionary.symbols, named | set(self.dictionary.special_ids.values()))
 
     def fingerprint(self) -> str:
         """See ``Tokenizer.fingerprint``."""

@@ -9,6 +9,7 @@ from seqgen.data.tokenizers.files import MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
 from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
 
 SPACE = "▁"
 
@@ -74,6 +75,11 @@ class SlowT5Tokenizer(SlowTokenizer):
         """See ``SlowTokenizer.piece_id``."""
         index: int = self._processor.piece_to_id(piece)
         return index
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        pieces = [self._tokens.get(i) for i in range(len(self.dictionary))]
+        return of_spaced_pieces(pieces, {*self.added.tokens, *self.dictionary.special_ids.values()})
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``."""

@@ -1,0 +1,141 @@
+"""The strategy of members with different target vocabularies, and the settings that it supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seqgen.config import GenerationConfig
+from seqgen.config_dicts import to_dict
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import ConfigError
+from seqgen.generation.agreement.lexicon import Lexicon, first_text, token_texts
+from seqgen.generation.agreement.session import AgreementSession
+from seqgen.generation.search.base import Search
+
+SUPPORTED = frozenset(
+    (
+        *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "min_len"),
+        *("unnormalized", "lenpen", "length_penalty", "temperature", "mbr", "rerank", "members", "ensemble_weights"),
+        *("max_tokens", "batch_size", "buffer_size", "dtype", "components"),
+    )
+)
+"""The keys of the ``generation`` group that can be used."""
+
+COMPONENT_KEYS = ("combination.weights", "utility.", "reranker.")
+"""The beginnings of the components' own keys that can be used."""
+
+OBJECTS = ("utility", "reranker", "members")
+"""The decoding components that can be given as objects."""
+
+NOTE = (
+    "the members have different target vocabularies, so that they are decoded by agreement on the text: each member "
+    "generates its own tokens, and the score is the weighted mean of the members' scores"
+)
+
+
+class AgreementSearch(Search):
+    """Beam search over the tokens of several members that agree on the text (Wicks et al. 2025).
+
+    Args:
+        tokenizers: the target tokenizer of each member, in the order of the members.
+        min_len: each member generates at least this many tokens before end-of-sentence.
+        max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
+
+    Attributes:
+        steps: number of steps of all batches so far.
+        calls: number of calls of each member's decoder so far.
+
+    Raises:
+        ConfigError: a tokenizer does not return the bytes of its tokens.
+    """
+
+    session_class = AgreementSession
+
+    def __init__(self, tokenizers: Sequence[Tokenizer], min_len: int = 1, max_len: int = 0):
+        self.texts = [token_texts(tokenizer) for tokenizer in tokenizers]
+        first_texts = [first_text(*pair) for pair in zip(tokenizers, self.texts, strict=True)]
+        # where no member begins with a space, or every member does, outputs begin with any token
+        self.first_texts = first_texts if len(set(first_texts)) > 1 else [""] * len(first_texts)
+        self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
+        self.lexicon = Lexicon(self.texts)
+        self.min_len, self.max_len = min_len, max_len
+        self.steps, self.calls = 0, [0] * len(self.ends)
+
+    def count(self, steps: int, calls: Sequence[int]) -> None:
+        """Add the steps of a batch, and the calls of each member's decoder."""
+        self.steps += steps
+        self.calls = [total + own for total, own in zip(self.calls, calls, strict=True)]
+
+    def summary(self) -> str:
+        """See ``Search.summary``."""
+        calls = " and ".join(map(str, self.calls))
+        return f"agreement on the text: {self.steps} steps, in which the members' decoders were called {calls} times"
+
+
+def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
+    """Refuse settings that need one vocabulary, or another search.
+
+    Args:
+        cfg: the settings.
+        objects: the decoding components that are given as objects, by the names of ``from_config``'s parameters.
+
+    Raises:
+        ConfigError: names the first such setting.
+    """
+    neutral = to_dict(GenerationConfig())
+    given = {key: value for key, value in to_dict(cfg).items() if value != neutral[key]}
+    allowed = {"search": "beam", "combination": "log", "ensemble_average": "log"}
+    refused = {f"generation.{key}": value for key, value in given.items() if key not in SUPPORTED}
+    refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
+    refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
+    refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
+    if cfg.semantics != "fairseq":
+        refused["generation.semantics"] = cfg.semantics
+    for key, value in refused.items():
+        raise _impossible(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+    weights = cfg.component_values("combination", cfg.combination or cfg.ensemble_average).get("weights")
+    if 0 in (weights or cfg.ensemble_weights):
+        raise ConfigError(
+            "a member with the weight 0 would still restrict the text on which members with different target "
+            "vocabularies agree; leave its model out of path"
+        )
+
+
+def check_details(**wanted: bool) -> None:
+    """Refuse what the search does not compute.
+
+    Args:
+        wanted: what the user wants, by name.
+
+    Raises:
+        ConfigError: names the first.
+    """
+    for name, value in wanted.items():
+        if value:
+            raise _impossible(name)
+
+
+def _impossible(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} is not possible with members that have different target vocabularies; leave it out, or give models "
+        "with the same target vocabulary"
+    )
+
+
+def supported_settings(own: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Leave out the models' own settings that ``check_supported`` would refuse.
+
+    Args:
+        own: the own settings of each model.
+
+    Returns:
+        The other settings of each model, and the names of those of the first model that are left out.
+    """
+    wanted = SUPPORTED - {"semantics", "components"}
+    kept = [{key: value for key, value in settings.items() if key in wanted} for settings in own]
+    neutral = to_dict(GenerationConfig())
+    ignored = [
+        key for key, value in own[0].items() if key not in wanted and value not in (neutral[key], "fairseq", "beam")
+    ]
+    return kept, sorted(ignored)

@@ -1,0 +1,273 @@
+"""Translators of models with different target vocabularies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import examples.lstm  # noqa: F401  # registers a model that cannot roll back
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.files import TokenizerFiles, to_json
+from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.errors import ConfigError
+from seqgen.generation.agreement.lexicon import first_text, token_texts
+from seqgen.generation.ensemble.combinations import Product
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.text_models import task_of, text_model
+
+TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
+LINES = ["ein Hund", "der Mann sieht Vögel und einen Fluß und Hunde", "", "März"]
+
+
+def whitespace() -> Tokenizer:
+    words = Dictionary()
+    for word in sorted({word for line in TEXT for word in line.split()}):
+        words.add_symbol(word)
+    return WhitespaceTokenizer(words)
+
+
+def pieces(size: int) -> Tokenizer:
+    return SentencePieceTokenizer(train_sentencepiece(TEXT, vocab_size=size))
+
+
+def t5(kind: str = "T5Tokenizer") -> Tokenizer:
+    files = t5_files(train_sentencepiece(TEXT, vocab_size=33, special_ids=T5_IDS), extra_ids=2)
+    config = {**files.json("tokenizer_config.json"), "tokenizer_class": kind}
+    return make_tokenizer(replace(files, contents={**files.contents, "tokenizer_config.json": to_json(config)}))
+
+
+def byte_level() -> Tokenizer:
+    """GPT-2's tokenizer, in which no merge joins the two bytes of a rare character."""
+    pipeline = Pipeline(models.BPE())
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    alphabet, special = sorted(pre_tokenizers.ByteLevel.alphabet()), ["<|endoftext|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    pipeline.train_from_iterator(TEXT, trainer)
+    config = to_json({"tokenizer_class": "GPT2Tokenizer"})
+    return make_tokenizer(
+        TokenizerFiles("the test", {"tokenizer.json": pipeline.to_str().encode(), "tokenizer_config.json": config})
+    )
+
+
+TOKENIZERS = {
+    "whitespace": whitespace,
+    "pieces": lambda: pieces(35),
+    "other pieces": lambda: pieces(30),
+    "t5": t5,
+    "bytes": lambda: make_tokenizer(byte_files()),
+    "fast t5": lambda: t5("T5TokenizerFast"),
+    "byte-level BPE": byte_level,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {name: make() for name, make in TOKENIZERS.items()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_tokens_of_a_text_have_its_bytes(name: str, tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers[name]
+    table = tokenizer.token_bytes()
+    assert len(table) == len(tokenizer.dictionary)
+    before = first_text(tokenizer, token_texts(tokenizer))
+    assert before == (" " if "byte" in name else "")
+    for line in TEXT:
+        joined = b"".join(table[token] or b"?" for token in tokenizer.encode(line))
+        assert before.encode() + joined == b" " + line.encode()
+    words = tokenizer.dictionary
+    assert [table[i] for i in (words.pad(), words.eos(), words.unk())] == [None] * 3
+
+
+@pytest.fixture(scope="module")
+def members(tokenizers: dict[str, Tokenizer]) -> list[Any]:
+    """A transformer with a cache that rolls back, a T5 over bytes, and an LSTM that cannot roll back."""
+    return [
+        text_model("transformer_tiny", 0, task_of(tokenizers["pieces"]), 2.0),
+        text_model("t5_tiny", 1, task_of(tokenizers["bytes"]), 1.2),
+        text_model("lstm_tiny", 2, task_of(tokenizers["other pieces"]), 2.0),
+        text_model("fconv_tiny", 3, task_of(tokenizers["whitespace"]), 1.2),
+    ]
+
+
+GROUPS = [(0, 1), (2, 1, 3), *(pytest.param(group, marks=pytest.mark.slow) for group in ((0, 2), (3, 1)))]
+
+
+def results(found: list[Translation]) -> list[Any]:
+    """Texts, all members' tokens, and scores."""
+    return [
+        [
+            (item.text, [tokens.tolist() for tokens in item.hypothesis.member_tokens or ()], pytest.approx(item.score))
+            for item in one.hypotheses
+        ]
+        for one in found
+    ]
+
+
+SETTINGS: dict[str, Any] = {"beam": 3, "nbest": 3, "max_len_b": 12}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_alone_as_in_a_batch_with_and_without_a_cache(group: tuple[int, ...], members: list[Any]) -> None:
+    chosen = [members[i] for i in group]
+    translator = Translator(chosen, **SETTINGS)
+    found = translator.translate(LINES)
+    expected = results(found)
+    assert [len(one.hypotheses) > 0 for one in found] == [True, True, False, True]
+    assert results([translator.translate([line])[0] for line in LINES]) == expected
+    assert results(translator.translate(LINES[::-1], batch_size=2)[::-1]) == expected
+    for switch in ({"debug.use_cache": False}, {"debug.beam_table": "on"}):
+        assert results(translator.translate(LINES, **switch)) == expected
+    for item in (item for one in found for item in one.hypotheses):
+        ids = [member.task.target_dictionary.eos() for member in chosen]
+        ended = [int(own[-1]) == eos for own, eos in zip(item.hypothesis.member_tokens or (), ids, strict=True)]
+        texts = [
+            member.task.decode(own) for member, own in zip(chosen, item.hypothesis.member_tokens or (), strict=True)
+        ]
+        if all(ended):
+            assert len(set(texts)) == 1
+            assert item.text == texts[0]
+        lprobs = [scores.double().mean() for scores in item.hypothesis.member_scores or ()]
+        assert item.score == pytest.approx(float(sum(lprobs) / len(lprobs)))
+
+
+@torch.inference_mode()
+def test_members_score_their_own_tokens_as_each_model_alone_does(members: list[Any]) -> None:
+    """The oracle is the scorer of each model, which reads the tokens in parallel."""
+    chosen = members[:2]
+    found = Translator(chosen, **SETTINGS).translate(LINES[:2], return_scores=True)
+    checked = 0
+    for line, one in zip(LINES[:2], found, strict=True):
+        for item in one.hypotheses:
+            assert item.member_scores is not None
+            for number, member in enumerate(chosen):
+                tokens = (item.hypothesis.member_tokens or ())[number]
+                batch = member.task.collate([(0, member.task.encode_source(line), tokens)], member.model)
+                source = batch.source
+                encoder_out = member.model.encoder(source.src_tokens, source.src_lengths)
+                logits = member.model.decoder(batch.prev_output_tokens, encoder_out)[0][0]
+                lprobs = logits.log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+                torch.testing.assert_close(item.member_scores[number], lprobs, rtol=0, atol=1e-9)
+                checked += len(tokens)
+    assert checked > 20
+
+
+def test_weights_and_unnormalized_scores(members: list[Any]) -> None:
+    translator = Translator(members[:2], **SETTINGS)
+    for settings in ({"combination.weights": [3, 1]}, {"ensemble_weights": [3.0, 1.0], "combination": "log"}):
+        for item in translator.translate(LINES[:2], unnormalized=True, **settings)[1].hypotheses:
+            first, second = (float(scores.sum()) for scores in item.hypothesis.member_scores or ())
+            assert item.score == pytest.approx(0.75 * first + 0.25 * second)
+
+
+def test_it_is_said_how_the_members_are_decoded(members: list[Any]) -> None:
+    decoding = Translator(members[:2], **SETTINGS).prepare()
+    assert len([note for note in decoding.notes if "by agreement on the text" in note]) == 1
+    list(decoding.translate(LINES))
+    first, second = decoding.generator.setup.search.calls
+    assert 0 < first <= decoding.generator.setup.search.steps
+    assert "called" in decoding.generator.setup.search.summary()
+    assert second == decoding.generator.setup.search.steps - 1, "the member of bytes steps after the first space"
+
+
+def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None:
+    found = Translator([members[3], members[1]], beam=2, max_len_b=1).translate(LINES[:2])
+    for one in found:
+        assert (
+            "the output was cut off: a model reached its maximum length before all models agreed on an end" in one.notes
+        )
+        assert len(one.text) >= 2, "the member of words has the whole word"
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"sampling": True}, "generation.sampling=true"),
+        ({"search": "exact"}, "generation.search=exact"),
+        ({"diverse_beam_groups": 2, "beam": 4}, "generation.diverse_beam_groups=2"),
+        ({"constraints": "ordered"}, "generation.constraints=ordered"),
+        ({"no_repeat_ngram_size": 2}, "generation.no_repeat_ngram_size=2"),
+        ({"prompt_lookup": 2, "beam": 1}, "generation.prompt_lookup=2"),
+        ({"suppress": ["x"]}, "generation.suppress"),
+        ({"stop_strings": ["."]}, "generation.stop_strings"),
+        ({"max_time": 3.0}, "generation.max_time"),
+        ({"semantics": "huggingface"}, "generation.semantics=huggingface"),
+        ({"combination": "fusion", "combination.weight": 0.3}, "generation.combination=fusion"),
+        ({"combination": Product()}, "combination=Product"),
+        ({"replace_unknown": "source"}, "generation.replace_unknown=source"),
+        ({"combination.weights": [1, 0]}, "weight 0"),
+        ({"ensemble_weights": [1.0]}, "1 weights"),
+    ],
+)
+def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: str, members: list[Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        Translator(members[:2]).prepare(**settings)
+    assert named in str(error.value)
+    assert "leave" in str(error.value) or "give" in str(error.value)
+
+
+def test_calls_that_need_one_vocabulary_are_refused(members: list[Any]) -> None:
+    translator = Translator(members[:2], beam=1, max_len_b=5)
+    with pytest.raises(ConfigError, match="streaming"):
+        list(translator.stream(LINES))
+    with pytest.raises(ConfigError, match="attention"):
+        translator.translate(LINES, return_attention=True)
+    with pytest.raises(ConfigError, match="hidden"):
+        translator.translate(LINES, return_hidden=True)
+    with pytest.raises(ConfigError, match="forced beginning"):
+        translator.translate(["ein Hund"], prefixes=["der"])
+    with pytest.raises(ConfigError, match="score with each model alone"):
+        list(translator.score(["a"], ["b"]))
+
+
+def test_a_tokenizer_without_bytes_is_refused(members: list[Any]) -> None:
+    class Unspelled(WhitespaceTokenizer):
+        token_bytes = Tokenizer.token_bytes
+
+    words = Dictionary()
+    words.add_symbol("x")
+    other = text_model(task=task_of(Unspelled(words)))
+    with pytest.raises(ConfigError, match="Unspelled does not return the bytes of its tokens"):
+        Translator([members[0], other]).prepare()
+
+
+def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) -> None:
+    data = corpus(tmp_path / "data")
+    for name, model, size in (("a", SMALL_FCONV, 44), ("b", SMALL_TRANSFORMER, 40)):
+        arguments = [*training_arguments(data, tmp_path / name), *model, "optimization.max_update=2"]
+        assert command("train", *arguments, f"task.vocab_size={size}").code == 0
+    path = f"path=[{tmp_path}/a,{tmp_path}/b]"
+    keys = (f"input={data}/test.en", "generation.max_len_b=6", "generation.beam=2")
+    outcome = command("generate", path, *keys, "generation.nbest=2", "format=json", "combination.weights=[2,1]")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("by agreement on the text") == 1
+    assert "agreement on the text: " in outcome.err, "the number of calls is printed at the end"
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert len(rows) == 20
+    for best in (row["hypotheses"][0] for row in rows):
+        first, second = best["member_scores"]
+        assert [len(first), len(second)] == [len(tokens) for tokens in best["member_tokens"]]
+        assert best["tokens"] == best["member_tokens"][0]
+        assert best["score"] == pytest.approx(2 / 3 * sum(first) / len(first) + sum(second) / len(second) / 3, abs=1e-5)
+    for key in ("generation.sampling=true", "generation.bad_words=[x]", f"prefix={data}/test.de", "stream=true"):
+        refused = command("generate", path, *keys[:2], key)
+        assert refused.code == 2, refused.err
+        assert "different target vocabularies" in refused.err.strip().splitlines()[-1], refused.err
+    outcome = command("check", "diff", path, keys[0])
+    assert outcome.code == 2
+    assert "different target vocabularies cannot be recorded" in outcome.err
