@@ -88,9 +88,7 @@ FIRST = ["README.md", *(f"docs/{name}.md" for name in ("training", "generation",
 """The pages that a new user reads first; the others are run by the slow tests."""
 
 SHOWN = [
-    page if page in FIRST else pytest.param(page, marks=pytest.mark.slow)
-    for page in PAGES
-    if shown_commands(page)
+    page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES if shown_commands(page)
 ]
 
 
