@@ -73,14 +73,10 @@ def test_a_wide_beam_finds_what_enumeration_finds(weights: tuple[float, float]) 
         assert_same(outputs(own), expected)
 
 
-@pytest.mark.parametrize("width", [32, 1])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("beam", [1, 2, 5])
-def test_each_step_has_the_best_joint_continuations(
-    beam: int, seed: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_step_has_the_best_joint_continuations(beam: int, seed: int) -> None:
     """The reference tries all combinations of all tokens, with three members of three vocabularies."""
-    monkeypatch.setattr(lexicon, "_WIDTH", width)
     tokenizers = [Pieces(pieces) for pieces in VOCABULARIES]
     rules, tables, weights = rules_of(tokenizers, 10 * seed), [texts_of(one) for one in tokenizers], (2.0, 1.0, 1.0)
     found = generator(tokenizers, rules, weights, beam_size=beam, max_len_b=6).generate(batch_of(SOURCES))
@@ -192,9 +188,8 @@ def test_an_output_is_cut_off_if_a_member_is_full_inside_a_token_of_another() ->
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_best_longest_texts_are_those_of_all_combinations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random vocabularies with tokens of equal texts, and members that wait; few tokens are tried first."""
-    monkeypatch.setattr(lexicon, "_WIDTH", 1)
+def test_the_best_longest_texts_are_those_of_all_combinations(seed: int) -> None:
+    """Random vocabularies with tokens of equal texts, and members that wait."""
     draw, beam, size, count = random.Random(seed), 2, 20, 3
     torch.manual_seed(seed)
     tables = [
@@ -228,3 +223,23 @@ def test_the_best_longest_texts_are_those_of_all_combinations(seed: int, monkeyp
         assert keys == [key for key, _ in best]
         values = torch.tensor([value for _, value in best], dtype=torch.float64)
         torch.testing.assert_close(found.values[sentence][exist], values)
+
+
+def test_few_tokens_are_tried_as_the_longest_text() -> None:
+    """Of 20 tokens that all agree only with themselves, the best pairs are among the five best of either member."""
+    texts = [f" {letter}" for letter in "abcdefghijklmnopqrs"]
+    table = [lexicon.END, *texts]
+    torch.manual_seed(1)
+    first = torch.randn(3, 20, dtype=torch.float64).mul(3).log_softmax(1)
+    second = (first + 0.1 * torch.randn(3, 20, dtype=torch.float64)).log_softmax(1)
+    base, aheads = torch.zeros(3, dtype=torch.float64), [("", "")] * 3
+    exact = lexicon.Lexicon([table, table], width=20).best([first, second], base, aheads, 1, 3)
+    for found, wanted in zip(
+        lexicon.Lexicon([table, table], width=5).best([first, second], base, aheads, 1, 3), exact, strict=True
+    ):
+        assert torch.equal(found, wanted)
+    reversed_ = second.argsort(1).argsort(1).neg().double()  # members that agree on nothing
+    few = lexicon.Lexicon([table, table], width=3).best([first, reversed_], base, aheads, 1, 3).values
+    assert bool(
+        (few <= lexicon.Lexicon([table, table], width=20).best([first, reversed_], base, aheads, 1, 3).values).all()
+    )

@@ -25,8 +25,13 @@ Ahead: TypeAlias = tuple[str, ...]
 
 _LAST = chr(0x10FFFF)
 
-_WIDTH = 32
-"""Tokens of each member that are tried first as the longest text; more are tried until the result is exact."""
+WIDTH = 64
+"""Tokens of each member that are tried as the longest text.
+
+With all tokens, the best joint continuations are exact, but a step takes 20 times as long. For a fconv with 8,000
+pieces and a transformer with 4,000, and 100 lines of Multi30k, 64 tokens gave the outputs and scores of 512 for all
+lines, 32 tokens for 98.
+"""
 
 
 def token_texts(tokenizer: Tokenizer) -> list[str]:
@@ -102,6 +107,7 @@ class Lexicon:
 
     Args:
         texts: the text of each token of each member.
+        width: number of tokens of each member that are tried as the longest text, see ``best``.
 
     Attributes:
         members: the texts of each member.
@@ -111,7 +117,8 @@ class Lexicon:
         tokens: for each member ``(nodes + 1, R)`` int64, the tokens with the text of each node, filled with ``V``.
     """
 
-    def __init__(self, texts: Sequence[Sequence[str]]):
+    def __init__(self, texts: Sequence[Sequence[str]], width: int = WIDTH):
+        self.width = width
         self.members = [Vocabulary(own) for own in texts]
         self.texts = sorted(set().union(*(own.known for own in self.members)))
         self.root = len(self.texts)
@@ -189,15 +196,12 @@ class Lexicon:
     def best(
         self, gains: Sequence[Tensor | None], base: Tensor, aheads: Sequence[Ahead], beam: int, count: int
     ) -> Longest:
-        """The longest texts that allow the best joint continuations of each sentence, exactly.
+        """The longest texts that allow the best joint continuations of each sentence.
 
         The tokens of the members that step are on the path to the longest text, and at least one of them ends there,
         unless the longest text is what a waiting member has generated already. Tokens after which a member could not
-        generate the rest of the longest text are left out.
-
-        First the longest texts are the ``_WIDTH`` best tokens of each member. Any other continuation is worse than one
-        with the worst of these tokens and the best tokens of the other members. If this bound is above the results,
-        eight times as many tokens are tried.
+        generate the rest of the longest text are left out. The ``width`` best tokens of each member are tried as the
+        longest text; the result is exact if ``width`` is at least the size of the largest vocabulary.
 
         Args:
             gains: for each member ``(rows, V)``, what each token adds; ``None`` for a member that waits in all rows.
@@ -206,25 +210,18 @@ class Lexicon:
             beam: rows of each sentence.
             count: ``K``, the number of longest texts.
         """
-        width, longest = max(_WIDTH, count), max(len(own.texts) for own in self.members)
-        while True:
-            values, nodes, bound = self._among_best(gains, aheads, width)
-            values, bound = (values + base.unsqueeze(1)).view(-1, beam * values.size(1)), (bound + base).view(-1, beam)
-            best, entries = values.topk(count, dim=1)
-            if width >= longest or bool((best[:, -1] >= bound.amax(1)).all()):
-                # (sentences, beam * w): entry 2 * w + 7 is the seventh node of beam 2
-                begins = torch.arange(0, len(base), beam, device=base.device).unsqueeze(1)
-                return Longest(best, begins + entries // nodes.size(1), nodes.view(len(best), -1).gather(1, entries))
-            width *= 8
+        values, nodes = self._among_best(gains, aheads, max(self.width, count))
+        best, entries = (values + base.unsqueeze(1)).view(-1, beam * values.size(1)).topk(count, dim=1)
+        # (sentences, beam * w): entry 2 * w + 7 is the seventh node of beam 2
+        begins = torch.arange(0, len(base), beam, device=base.device).unsqueeze(1)
+        return Longest(best, begins + entries // nodes.size(1), nodes.view(len(best), -1).gather(1, entries))
 
-    def _among_best(
-        self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead], width: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The values of the best tokens of each member as longest texts, their nodes, and a bound for all others."""
+    def _among_best(self, gains: Sequence[Tensor | None], aheads: Sequence[Ahead], width: int) -> tuple[Tensor, Tensor]:
+        """The values of the ``width`` best tokens of each member as longest texts, and their nodes."""
         device = self.paths.device
         steps = torch.tensor([[not text for text in ahead] for ahead in aheads], device=device)
         first, end = torch.tensor([self.span(ahead) for ahead in aheads], device=device).T.unsqueeze(-1)
-        nodes, largest, excess = [], [], []
+        nodes = []
         for own, numbers, step in zip(gains, self._nodes, steps.T, strict=True):
             if own is None:
                 continue
@@ -232,10 +229,6 @@ class Lexicon:
             allowed = own.masked_fill(~inside, -torch.inf).unsqueeze(1)
             found = best_continuations(allowed, own.new_zeros(len(own), 1), width)
             nodes.append(numbers[found.tokens].masked_fill(found.scores == -torch.inf, self.root))
-            top, worst = own.amax(1), found.scores[:, -1]
-            largest.append(top.masked_fill(~step, 0.0))
-            excess.append((worst - top).masked_fill(~step | (worst == -torch.inf), -torch.inf))
-        bound = torch.stack(largest).sum(0) + torch.stack(excess).amax(0)
         longest = torch.cat(nodes, dim=1).sort(dim=1).values
         again = torch.nn.functional.pad(longest[:, 1:] == longest[:, :-1], (1, 0))
         longest = longest.masked_fill(again, self.root)
@@ -244,7 +237,7 @@ class Lexicon:
             if barred := self.barred(ahead):
                 values[row].masked_fill_(torch.isin(longest[row], torch.tensor(barred, device=device)), -torch.inf)
         column = torch.full_like(longest[:, :1], self.root)
-        return torch.cat([values, self._inside(gains, aheads)], dim=1), torch.cat([longest, column], dim=1), bound
+        return torch.cat([values, self._inside(gains, aheads)], dim=1), torch.cat([longest, column], dim=1)
 
     def _values(self, gains: Sequence[Tensor | None], steps: Tensor, longest: Tensor) -> Tensor:
         """The best sum of gains with each longest text, ``(rows, w)``; ``-inf`` without agreement."""

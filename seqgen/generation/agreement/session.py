@@ -64,8 +64,8 @@ class AgreementSession:
     token, so that of any two texts one is a prefix of the other. The other members wait. End-of-sentence is a part of
     the text, so that all members end with the same text.
 
-    The best continuations of a sentence are found exactly: ``Lexicon.best`` gives the best continuation with each
-    longest text, and the best ``K`` continuations are among those with the ``K`` best longest texts.
+    ``Lexicon.best`` gives the best continuation with each longest text. The best ``K`` continuations of a sentence are
+    among those with the ``K`` best longest texts.
 
     Args:
         setup: how to decode; its search is an ``AgreementSearch``.
