@@ -17,27 +17,23 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.config_dicts import from_dict
-from seqgen.data.collate import Example
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.agreement.search import NOTE, AgreementSearch, check_details, check_supported, supported_settings
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.member import INPUT, MemberSpec
+from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.model_settings import kept_components, resolve_settings
 from seqgen.generation.options import SEARCH_KEYS, combination_from_config, members_from_config, with_guidance
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
-from seqgen.structures import Batch, Hypothesis
+from seqgen.structures import Hypothesis
 from seqgen.task import Task
-from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.object_settings import (
     KEYS_BY_ARGUMENT,
     ensemble_settings,
@@ -46,9 +42,9 @@ from seqgen.text.object_settings import (
     separate_objects,
 )
 from seqgen.text.results import Translation
-from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
 from seqgen.text.text_decoding import Details, TextDecoding
 from seqgen.text.text_model import TextModel
+from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
 
@@ -66,12 +62,6 @@ class ModelInMemory:
     model: EncoderDecoderModel
     generation: Mapping[str, Any] = field(default_factory=dict)
 
-
-OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
-"""The settings that ``Translator.score`` accepts."""
-
-_SCORED_TOKENS = 4096
-"""Most tokens of running text that are scored at once; each needs one score for every token of the vocabulary."""
 
 Model: TypeAlias = str | Path | TextModel
 """A path for ``load_model``, or a model that it returned."""
@@ -363,22 +353,8 @@ class Translator:
             raise DataError("sources and references are lists of texts, not one text; write [text]")
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
-        cfg, scorer = self._scorer(settings)
         numbers = range(len(sources)) if numbers is None else numbers
-        read = sources_from_config(cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
-        for start in range(0, len(sources), cfg.batch_size):
-            rows = range(start, min(start + cfg.batch_size, len(sources)))
-            targets = [self.task.encode_target(references[i]) for i in rows]
-            encoded_sources = []
-            for member, source in zip(self.members, read, strict=True):
-                encoded_sources.append(
-                    [member.task.encode_source(source_text(source, sources[i], numbers[i])) for i in rows]
-                )
-                _check_lengths(rows, encoded_sources[-1], targets, member.model)
-            ids = [numbers[i] for i in rows]
-            batch = self._collate([list(map(Example, ids, encoded, targets)) for encoded in encoded_sources])
-            batch = replace(batch, texts=[sources[i] for i in rows])
-            yield from (hypotheses[0] for hypotheses in scorer.generate(batch))
+        yield from self._scoring(settings).lines(sources, references, numbers)
 
     def score_text(
         self, lines: Sequence[str], *, tokens_per_sample: int = 0, context_window: int = 0, **settings: Any
@@ -402,26 +378,13 @@ class Translator:
                 model can read.
             DataError: a line is longer than a model can read.
         """
-        _check_blocks(self.models, tokens_per_sample, context_window)
+        check_blocks(self.models, tokens_per_sample, context_window)
         if not tokens_per_sample:
             yield from self.score([""] * len(lines), lines, **settings)
             return
-        cfg, scorer = self._scorer(settings)
-        encoded = [self.task.encode_target(line) for line in lines]
-        cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
-        rows = max(1, min(cfg.batch_size, _SCORED_TOKENS // tokens_per_sample))
+        yield from self._scoring(settings).running_text(lines, tokens_per_sample, context_window)
 
-        def score(examples: list[Example]) -> Iterator[Tensor]:
-            lengths = [len(example.target) for example in examples if example.target is not None]
-            scored = scorer.score(self._collate([examples] * len(self.members)), lengths)
-            return (one.hypothesis.positional_scores for one in scored)
-
-        first = int(self.task.encode_source("")[-1])
-        for tokens, scores in zip(encoded, score_running_text(encoded, first, cut, rows, score), strict=True):
-            yield line_hypothesis(tokens, scores, not cfg.unnormalized)
-
-    def _scorer(self, settings: Mapping[str, Any]) -> tuple[GenerationConfig, SequenceScorer]:
-        """The settings of scoring, and the scorer."""
+    def _scoring(self, settings: Mapping[str, Any]) -> TextScoring:
         if unused := sorted(set(settings) - set(OF_SCORING)):
             raise ConfigError(
                 f"{', '.join(unused)} has no effect on the scores of known targets; use only: {', '.join(OF_SCORING)}"
@@ -439,13 +402,7 @@ class Translator:
         scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
-        return cfg, SequenceScorer(ensemble.members, *of_members)
-
-    def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
-        """A batch of examples, which are given as each member reads them."""
-        batches = [member.task.collate(own, member.model) for member, own in zip(self.members, examples, strict=True)]
-        sources = [other.source for other in batches] if len(batches) > 1 else None
-        return replace(batches[0], member_sources=sources).to(self.device)
+        return TextScoring(self.members, cfg, SequenceScorer(ensemble.members, *of_members), self.device)
 
 
 def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
@@ -482,34 +439,3 @@ def _check_streamable(cfg: GenerationConfig) -> None:
             f"generation.replace_unknown={cfg.replace_unknown} cannot be streamed, because unknown words are "
             "replaced when the output is complete; leave the key out, or do not stream"
         )
-
-
-def _check_blocks(models: Sequence[EncoderDecoderModel], tokens_per_sample: int, context_window: int) -> None:
-    """Refuse to score running text by a model that needs a source, or in blocks that it cannot read."""
-    if not all(isinstance(model, LanguageModel) for model in models):
-        raise ConfigError("text without sources is scored by language models only; give the sources too")
-    longest = min(model.max_positions()[1] for model in models)
-    if tokens_per_sample > longest:
-        raise ConfigError(f"tokens_per_sample={tokens_per_sample} is more than the {longest} positions of the model")
-    if context_window and not tokens_per_sample:
-        raise ConfigError(f"context_window={context_window} needs tokens_per_sample: each line is scored alone")
-    if not 0 <= context_window <= max(0, tokens_per_sample - 1):
-        raise ConfigError(
-            f"context_window={context_window} leaves no token to score in blocks of tokens_per_sample="
-            f"{tokens_per_sample}; lower it"
-        )
-
-
-def _check_lengths(
-    rows: Sequence[int], sources: Sequence[Tensor], targets: Sequence[Tensor], model: EncoderDecoderModel
-) -> None:
-    longest = model.max_positions()
-    rooms = model.max_target_lengths(torch.tensor([len(source) for source in sources]))
-    for index, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
-        room = longest[1] if rooms is None else int(rooms[index])
-        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, room)):
-            if len(tokens) > limit:
-                raise DataError(
-                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can "
-                    "process; shorten the line"
-                )

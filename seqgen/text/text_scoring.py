@@ -1,0 +1,123 @@
+"""The scores of known targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from seqgen.config import GenerationConfig
+from seqgen.data.collate import Example
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.member import INPUT
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.language_model import LanguageModel
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Hypothesis
+from seqgen.text.member_sources import source_text, sources_from_config
+from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
+from seqgen.text.text_model import TextModel
+
+OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
+"""The settings that ``Translator.score`` accepts."""
+
+_SCORED_TOKENS = 4096
+"""Most tokens of running text that are scored at once; each needs one score for every token of the vocabulary."""
+
+
+class TextScoring:
+    """Scores known targets with one model or an ensemble, in batches.
+
+    Args:
+        members: the models, each with the task that encodes its source.
+        cfg: the settings.
+        scorer: the scorer of all models.
+        device: the device of the models.
+    """
+
+    def __init__(
+        self, members: Sequence[TextModel], cfg: GenerationConfig, scorer: SequenceScorer, device: torch.device
+    ):
+        self.members, self.cfg, self.scorer, self.device = members, cfg, scorer, device
+        self.task = members[0].task
+
+    def lines(self, sources: Sequence[str], references: Sequence[str], numbers: Sequence[int]) -> Iterator[Hypothesis]:
+        """Score one target for each source line; see ``Translator.score``."""
+        read = sources_from_config(self.cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
+        for start in range(0, len(sources), self.cfg.batch_size):
+            rows = range(start, min(start + self.cfg.batch_size, len(sources)))
+            targets = [self.task.encode_target(references[i]) for i in rows]
+            encoded_sources = []
+            for member, source in zip(self.members, read, strict=True):
+                encoded_sources.append(
+                    [member.task.encode_source(source_text(source, sources[i], numbers[i])) for i in rows]
+                )
+                _check_lengths(rows, encoded_sources[-1], targets, member.model)
+            ids = [numbers[i] for i in rows]
+            batch = self._collate([list(map(Example, ids, encoded, targets)) for encoded in encoded_sources])
+            batch = replace(batch, texts=[sources[i] for i in rows])
+            yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
+
+    def running_text(self, lines: Sequence[str], tokens_per_sample: int, context_window: int) -> Iterator[Hypothesis]:
+        """Score lines as one text, in blocks; see ``Translator.score_text``."""
+        encoded = [self.task.encode_target(line) for line in lines]
+        cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
+        rows = max(1, min(self.cfg.batch_size, _SCORED_TOKENS // tokens_per_sample))
+
+        def score(examples: list[Example]) -> Iterator[Tensor]:
+            lengths = [len(example.target) for example in examples if example.target is not None]
+            scored = self.scorer.score(self._collate([examples] * len(self.members)), lengths)
+            return (one.hypothesis.positional_scores for one in scored)
+
+        first = int(self.task.encode_source("")[-1])
+        for tokens, scores in zip(encoded, score_running_text(encoded, first, cut, rows, score), strict=True):
+            yield line_hypothesis(tokens, scores, not self.cfg.unnormalized)
+
+    def _collate(self, examples: Sequence[Sequence[Example]]) -> Batch:
+        """A batch of examples, which are given as each member reads them."""
+        batches = [member.task.collate(own, member.model) for member, own in zip(self.members, examples, strict=True)]
+        sources = [other.source for other in batches] if len(batches) > 1 else None
+        return replace(batches[0], member_sources=sources).to(self.device)
+
+
+def check_blocks(models: Sequence[EncoderDecoderModel], tokens_per_sample: int, context_window: int) -> None:
+    """Refuse to score running text by a model that needs a source, or in blocks that it cannot read.
+
+    Args:
+        models: the models.
+        tokens_per_sample: tokens of each block; 0 if each line is scored alone.
+        context_window: tokens of each block that are context.
+
+    Raises:
+        ConfigError: says what is wrong.
+    """
+    if not all(isinstance(model, LanguageModel) for model in models):
+        raise ConfigError("text without sources is scored by language models only; give the sources too")
+    longest = min(model.max_positions()[1] for model in models)
+    if tokens_per_sample > longest:
+        raise ConfigError(f"tokens_per_sample={tokens_per_sample} is more than the {longest} positions of the model")
+    if context_window and not tokens_per_sample:
+        raise ConfigError(f"context_window={context_window} needs tokens_per_sample: each line is scored alone")
+    if not 0 <= context_window <= max(0, tokens_per_sample - 1):
+        raise ConfigError(
+            f"context_window={context_window} leaves no token to score in blocks of tokens_per_sample="
+            f"{tokens_per_sample}; lower it"
+        )
+
+
+def _check_lengths(
+    rows: Sequence[int], sources: Sequence[Tensor], targets: Sequence[Tensor], model: EncoderDecoderModel
+) -> None:
+    longest = model.max_positions()
+    rooms = model.max_target_lengths(torch.tensor([len(source) for source in sources]))
+    for index, (row, source, target) in enumerate(zip(rows, sources, targets, strict=True)):
+        room = longest[1] if rooms is None else int(rooms[index])
+        for side, tokens, limit in (("source", source, longest[0]), ("reference", target, room)):
+            if len(tokens) > limit:
+                raise DataError(
+                    f"{side}, line {row + 1}: {len(tokens)} tokens are more than the {limit} that the model can "
+                    "process; shorten the line"
+                )
