@@ -131,6 +131,7 @@ class TestTheBestSetting:
         (line,) = re.findall(r"^decode: (.*)$", outcome.out, re.MULTILINE)
         assert "generation.max_len=9" in line.split()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("path", "arguments"),
         [
@@ -192,6 +193,7 @@ class TestNothingIsDecodedTwice:
         tune(place, tmp_path / "out", keys, "metric=bleu")
         assert len(decodes) == 8, "another metric needs no decoding"
 
+    @pytest.mark.slow
     def test_but_other_models_inputs_and_settings_are(self, place: Path, tmp_path: Path, decodes: list[int]) -> None:
         keys = "tune.generation.lenpen=1"
         tune(place, tmp_path / "out", keys)
@@ -215,6 +217,7 @@ class TestNothingIsDecodedTwice:
             tune(place, tmp_path / "out", "tune.generation.lenpen=1", f"generation.prefix_trie={tmp_path}/trie")
             assert len(decodes) == number
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("fixed", "tuned"),
         [
