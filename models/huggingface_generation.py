@@ -70,7 +70,13 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = False) -> tuple[dict[str, Any], list[str]]:
+GENERATION_KEYS = frozenset({name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART)
+"""All keys that are read or known not to change outputs."""
+
+
+def read_generation(
+    folder: Path, tokenizer: Tokenizer, decoder_only: bool = False, defaults: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Read the decoding settings of a folder.
 
     Args:
@@ -78,6 +84,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
             ``config.json`` are read.
         tokenizer: turns ids into tokens and texts.
         decoder_only: whether lengths without ``new_tokens`` in their names count the prompt, not the start token.
+        defaults: values that hold where there is no ``generation_config.json`` and ``config.json`` lacks the key.
 
     Returns:
         Values by the names of ``GenerationConfig``'s fields, and notes for the user.
@@ -87,6 +94,8 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
     """
     has_file = (folder / FILE).is_file()
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    if not has_file:
+        config = JSONConfig(config.path, {**(defaults or {}), **config.values})
     reader = _Reader(config, tokenizer)
     lengths = reader.lengths_with_prompt() if decoder_only else reader.lengths()
     values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **lengths, **reader.strategy()}
@@ -98,9 +107,8 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
-        known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
         for name, value in config.values.items():
-            if name not in known and not name.startswith("_") and value not in (None, False, 0, [], ""):
+            if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
                 reader.notes.append(f"{config.path}: {name}={value!r} is not supported and is ignored")
     return values, reader.notes
 
