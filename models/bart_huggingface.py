@@ -1,12 +1,11 @@
 """BART and its relatives in Hugging Face's layout: mBART, Pegasus, Marian, M2M-100 and NLLB. All are a ``transformer``.
 
-A ``config.json`` names the type and the sizes. What else distinguishes the types is in the table ``KINDS``.
+A ``config.json`` names the type and the sizes. What else distinguishes the types is in ``bart_kinds.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.models.bart_kinds import KINDS, NO_EFFECT, OFF, PROBABILITIES, READ, SIDES, SIZES, Kind, described_structure
 from seqgen.models.huggingface_architecture import (
     HEAD,
     Architecture,
@@ -30,116 +30,6 @@ from seqgen.models.huggingface_weights import Layout, Piece, stacked, weights_of
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 
 _SHARED, _BIAS = "model.shared.weight", "final_logits_bias"
-_SIDES = ("encoder", "decoder")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What all models of one ``model_type`` have in common.
-
-    Attributes:
-        class_name: the class of transformers.
-        pre_norm: whether layer normalization is applied before each sublayer, and once more after the last layer.
-        norms_embeddings: whether layer normalization is applied to embeddings.
-        positions: ``learned``, or the name of the table of sinusoids.
-        position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
-        has_bias: whether the output projection has a bias.
-        separates_inputs: whether source and target embeddings may differ although there is one vocabulary.
-        ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
-        defaults: other values of such a model, where they differ from those of BART.
-    """
-
-    class_name: str
-    pre_norm: bool
-    norms_embeddings: bool
-    positions: str
-    position_offset: int | None
-    has_bias: bool
-    separates_inputs: bool
-    ids: Mapping[str, int]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def options(self, pad: int) -> dict[str, Any]:
-        """The values of the model's configuration that all models of this type have."""
-        return {
-            **{f"{side}_normalize_before": self.pre_norm for side in _SIDES},
-            **{f"{side}_learned_pos": self.positions == "learned" for side in _SIDES},
-            "layernorm_embedding": self.norms_embeddings,
-            "sinusoids": "fairseq" if self.positions == "learned" else self.positions,
-            "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
-        }
-
-
-def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str, int]:
-    names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
-    return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
-
-
-_M2M = {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "layerdrop": 0.05}
-KINDS = {
-    "bart": Kind("BartForConditionalGeneration", False, True, "learned", 2, True, True, _ids(1, 2, 0, 2, 2)),
-    "mbart": Kind("MBartForConditionalGeneration", True, True, "learned", 2, True, True, _ids(1, 2, 0, -1, 2)),
-    "pegasus": Kind("PegasusForConditionalGeneration", True, False, "paper", 0, True, False, _ids(0, 1, -1, 0, 1)),
-    "marian": Kind(
-        *("MarianMTModel", False, False, "paper", 0, True, False),
-        ids=_ids(58100, 0, -1, 58100, 0),
-        defaults={"vocab_size": 58101},
-    ),
-    "m2m_100": Kind(
-        *("M2M100ForConditionalGeneration", True, False, "fairseq", None, False, True),
-        ids=_ids(1, 2, 0, 2, -1),
-        defaults={"vocab_size": 128112, **_M2M},
-    ),
-}
-"""The supported values of ``model_type``."""
-
-_SIZES = (
-    ("encoder_layers", "encoder_layers", 12),
-    ("encoder_ffn_dim", "encoder_ffn_embed_dim", 4096),
-    ("decoder_layers", "decoder_layers", 12),
-    ("decoder_ffn_dim", "decoder_ffn_embed_dim", 4096),
-    ("decoder_attention_heads", "decoder_attention_heads", 16),
-)
-"""The name in ``config.json``, ours, and the default."""
-
-_PROBABILITIES = (("dropout", 0.1), ("attention_dropout", 0.0), ("activation_dropout", 0.0))
-
-_OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
-"""Keys that change the computation and are not supported."""
-
-_READ = frozenset(
-    {
-        *("model_type", "d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
-        *("decoder_vocab_size", "max_position_embeddings", "activation_function", "scale_embedding"),
-        *("encoder_layerdrop", "decoder_layerdrop", "tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        *("is_encoder_decoder", "force_bos_token_to_be_generated", "torch_dtype", "dtype", "transformers_version"),
-        *("quantization_config", *(name for name, _, _ in _SIZES), *(name for name, _ in _PROBABILITIES), *_OFF),
-    }
-)
-"""Keys that are read, besides decoding settings."""
-
-_NO_EFFECT = frozenset(
-    """
-    architectures use_cache num_hidden_layers init_std classifier_dropout classif_dropout num_labels id2label label2id
-    problem_type finetuning_task task_specific_params tokenizer_class prefix torchscript output_past return_dict
-    use_bfloat16 gradient_checkpointing attn_implementation chunk_size_feed_forward cross_attention_hidden_size
-    sep_token_id tf_legacy_loss extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions auto_map name_or_path adapters tokenizer_type
-    """.split()  # noqa: SIM905
-)
-"""Keys that do not change what transformers 4.53.3 computes."""
-
-
-def _fixed(kind: Kind) -> dict[str, bool]:
-    """Keys of old versions that describe what the type alone determines."""
-    return {
-        "normalize_before": kind.pre_norm,
-        "add_final_layer_norm": kind.pre_norm,
-        "normalize_embedding": kind.norms_embeddings,
-        "static_position_embeddings": kind.positions != "learned",
-        "add_bias_logits": False,
-        "do_blenderbot_90_layernorm": False,
-    }
 
 
 class BartArchitecture(Architecture):
@@ -151,7 +41,7 @@ class BartArchitecture(Architecture):
         """Turn a folder's ``config.json`` into a configuration."""
         name = config.string("model_type")
         kind = KINDS[name]
-        refuse(config, _OFF, name)
+        refuse(config, OFF, name)
         if not config.boolean("is_encoder_decoder", True):
             raise CheckpointError(f"{config.path}: a {name} with is_encoder_decoder=false is not supported")
         default = kind.defaults
@@ -165,18 +55,17 @@ class BartArchitecture(Architecture):
         values = {
             "_name": "transformer",
             **kind.options(max(_id(config, kind, "pad_token_id"), 0)),
-            **{f"{side}_embed_dim": dim for side in _SIDES},
-            **{ours: config.integer(theirs, value, minimum=1) for theirs, ours, value in _SIZES},
+            **{f"{side}_embed_dim": dim for side in SIDES},
+            **{ours: config.integer(theirs, value, minimum=1) for theirs, ours, value in SIZES},
             "encoder_attention_heads": heads,
             "max_source_positions": longest,
             "max_target_positions": longest,
             "activation_fn": activation_of(config, default.get("activation_function", "gelu")),
             "no_scale_embedding": not config.boolean("scale_embedding", default.get("scale_embedding", False)),
             "output_bias": kind.has_bias,
-            **{key: config.number(key, default.get(key, value)) for key, value in _PROBABILITIES},
+            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES},
             **{
-                f"{side}_layerdrop": config.number(f"{side}_layerdrop", default.get("layerdrop", 0.0))
-                for side in _SIDES
+                f"{side}_layerdrop": config.number(f"{side}_layerdrop", default.get("layerdrop", 0.0)) for side in SIDES
             },
             **_sharing(shared, tied),
         }
@@ -203,11 +92,11 @@ class BartArchitecture(Architecture):
     def make_task(self, cfg: TransformerConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
         """The task that decodes; the configuration gets the first decoder input.
 
-        A tokenizer with a separate vocabulary for the target has the attribute ``target``, a tokenizer.
+        A tokenizer with other files for the target has the attribute ``target_side``, the tokenizer of the target.
         """
         config = JSONConfig.read(path / "config.json")
         kind = KINDS[config.string("model_type")]
-        target: Tokenizer = getattr(tokenizer, "target", None) or tokenizer
+        target: Tokenizer = getattr(tokenizer, "target_side", tokenizer)
         wanted = _vocab_sizes(config, kind)[1]
         if len(target.dictionary) != wanted:
             raise DataError(
@@ -228,12 +117,12 @@ class BartArchitecture(Architecture):
     def reading_notes(self, config: JSONConfig) -> list[str]:
         """Notes about keys that are unknown, or that contradict the type."""
         name = config.string("model_type")
-        fixed = _fixed(KINDS[name])
+        fixed = described_structure(KINDS[name])
         notes = []
         for key, value in config.values.items():
             if key in fixed and value is not None and bool(value) != fixed[key]:
                 notes.append(f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers")
-            elif key.startswith("_") or key in fixed or key in _READ | _NO_EFFECT | GENERATION_KEYS:
+            elif key.startswith("_") or key in fixed or key in READ | NO_EFFECT | GENERATION_KEYS:
                 continue
             elif value not in (None, False, 0, [], "", {}):
                 notes.append(f"{config.path}: {key}={shown(value)} is unknown and is ignored")
@@ -252,14 +141,14 @@ class BartArchitecture(Architecture):
             "is_encoder_decoder": True,
             "vocab_size": vocab_size,
             "d_model": cfg.encoder_embed_dim,
-            **{theirs: getattr(cfg, ours) for theirs, ours, _ in _SIZES},
+            **{theirs: getattr(cfg, ours) for theirs, ours, _ in SIZES},
             "encoder_attention_heads": cfg.encoder_attention_heads,
             "num_hidden_layers": cfg.encoder_layers,
             "max_position_embeddings": cfg.max_source_positions,
             "activation_function": activation_name(cfg.activation_fn),
             "scale_embedding": not cfg.no_scale_embedding,
-            **{key: getattr(cfg, key) for key, _ in _PROBABILITIES},
-            **{f"{side}_layerdrop": getattr(cfg, f"{side}_layerdrop") for side in _SIDES},
+            **{key: getattr(cfg, key) for key, _ in PROBABILITIES},
+            **{f"{side}_layerdrop": getattr(cfg, f"{side}_layerdrop") for side in SIDES},
             "tie_word_embeddings": tied and (shared or name == "marian"),
             **own,
             "use_cache": True,
@@ -282,7 +171,7 @@ class BartArchitecture(Architecture):
         tensors = weights_of(model, self.layout(model.cfg))
         shared, tied = _shares(model.cfg)
         if _kind_of(model)[1].separates_inputs and not (shared and tied):
-            ours = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in _SIDES}}
+            ours = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in SIDES}}
             tensors |= {name: stack.embed_tokens.weight.detach().clone() for name, stack in ours.items()}
             tensors[HEAD] = model.decoder.output_projection.weight.detach().clone()
         return tensors
@@ -296,14 +185,14 @@ class BartArchitecture(Architecture):
         if shared:
             pieces[_SHARED] = Piece("encoder.embed_tokens.weight")
             names = tuple(
-                prefix + _embedding(side).removeprefix("model.") for side in _SIDES for prefix in ("model.", "")
+                prefix + _embedding(side).removeprefix("model.") for side in SIDES for prefix in ("model.", "")
             )
             if tied:
                 aliases[_SHARED] = names
             else:
                 ties = dict.fromkeys(names, _SHARED)
         else:
-            pieces |= {_embedding(side): Piece(f"{side}.embed_tokens.weight") for side in _SIDES}
+            pieces |= {_embedding(side): Piece(f"{side}.embed_tokens.weight") for side in SIDES}
         if tied:
             ties[HEAD] = _SHARED if shared else _embedding("decoder")
         else:
@@ -311,7 +200,7 @@ class BartArchitecture(Architecture):
         if cfg.output_bias:
             pieces[_BIAS] = Piece("decoder.output_projection.bias", is_row=True)
             optional.add(_BIAS)
-        for side in _SIDES:
+        for side in SIDES:
             pieces |= _stack(cfg, side)
             ignored |= {f"{prefix}{side}.embed_positions.weights" for prefix in ("model.", "")}  # sinusoids of an M2M
             if not cfg.encoder_learned_pos:
@@ -329,7 +218,8 @@ class BartArchitecture(Architecture):
                 model.decoder.output_projection.weight, tied = nn.Parameter(tensor), False
             else:
                 stack = model.encoder if "encoder." in name else model.decoder
-                stack.embed_tokens.weight, shared = nn.Parameter(tensor), False
+                padding_idx = stack.embed_tokens.padding_idx
+                stack.embed_tokens, shared = nn.Embedding(*tensor.shape, padding_idx, _weight=tensor), False
         for key, value in _sharing(shared, tied).items():
             setattr(model.cfg, key, value)
 
@@ -419,7 +309,8 @@ def _kind_of(model: TransformerModel) -> tuple[str, Kind]:
         if not differing[name] and (one_vocabulary or name == "marian"):
             return name, kind
     nearest = min(differing, key=lambda name: len(differing[name]))
-    keys = ", ".join(f"model.{key}={str(getattr(cfg, key)).lower()}" for key in differing[nearest])
+    values = {key: getattr(cfg, key) for key in differing[nearest]}
+    keys = ", ".join(f"model.{key}={'null' if value is None else str(value).lower()}" for key, value in values.items())
     raise ConfigError(
         f"a transformer with {keys or 'two vocabularies'} cannot be written in Hugging Face's layout; the nearest type "
         f"is {nearest}"

@@ -183,7 +183,8 @@ class _Reader:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
         for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
-            if ids := self._ids(theirs):
+            ids = self._ids(theirs) + (self._bad_words()[1] if ours == "suppress" else [])
+            if ids:
                 values[ours] = [self._token(theirs, index) for index in ids]
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             if ids := self._ids(theirs):
@@ -212,7 +213,7 @@ class _Reader:
             values["stop_strings"] = (
                 [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
             )
-        if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
+        if forbidden := self._sequences("bad_words_ids", self._bad_words()[0]):
             values["bad_words"] = forbidden
         biased = []
         for pair in self._list("sequence_bias"):
@@ -236,17 +237,24 @@ class _Reader:
             )
         return value[0], float(number)
 
+    def _bad_words(self) -> tuple[list[Any], list[int]]:
+        """The sequences of ``bad_words_ids``, and those of its ids that are no texts: tokens such as padding.
+
+        As in transformers, end-of-sentence is left out.
+        """
+        sequences = self._list("bad_words_ids")
+        single = [ids for ids in sequences if self._is_sequence(ids) and len(ids) == 1 and not self._text(ids)]
+        ends = self._ids("eos_token_id") or [self.tokenizer.dictionary.eos()]
+        return [ids for ids in sequences if ids not in single], [ids[0] for ids in single if ids[0] not in ends]
+
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """The texts of sequences of ids; a sequence is left out if its text is encoded as other ids."""
         texts = []
-        size = len(self.tokenizer.dictionary)
         for ids in sequences:
-            if not isinstance(ids, list) or not all(type(index) is int and 0 <= index < size for index in ids):
-                raise CheckpointError(
-                    f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {size - 1}"
-                )
-            text = self.tokenizer.decode(ids)
-            if text and list(self.tokenizer.encode(text)) == ids:
+            if not self._is_sequence(ids):
+                last = len(self.tokenizer.dictionary) - 1
+                raise CheckpointError(f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {last}")
+            if text := self._text(ids):
                 texts.append(text)
             else:
                 self.notes.append(
@@ -254,6 +262,15 @@ class _Reader:
                     "these ids"
                 )
         return texts
+
+    def _is_sequence(self, ids: Any) -> bool:
+        size = len(self.tokenizer.dictionary)
+        return isinstance(ids, list) and all(type(index) is int and 0 <= index < size for index in ids)
+
+    def _text(self, ids: list[int]) -> str:
+        """The text that is encoded as these ids; empty if there is none."""
+        text = self.tokenizer.decode(ids)
+        return text if list(self.tokenizer.encode(text)) == ids else ""
 
     def _list(self, name: str) -> list[Any]:
         value = self.config.values.get(name)

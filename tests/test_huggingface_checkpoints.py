@@ -535,10 +535,11 @@ def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    change_config(folder, model_type="bart", architectures=["BartForConditionalGeneration"])
-    assert "its architecture is BartForConditionalGeneration, which seqgen does not support; it supports" in refusal(
-        folder
-    )
+    change_config(folder, model_type="prophetnet", architectures=["ProphetNetForConditionalGeneration"])
+    said = "its architecture is ProphetNetForConditionalGeneration, which seqgen does not support; it supports"
+    assert said in refusal(folder)
+    change_config(folder, model_type="nllb-moe", architectures=["NllbMoeForConditionalGeneration"])
+    assert "its architecture is NllbMoeForConditionalGeneration, a mixture of experts; the dense" in refusal(folder)
     change_config(folder, model_type="absent", architectures="absent")
     assert "its architecture is unnamed" in refusal(folder)
     change_config(folder, model_type=["t5"])
