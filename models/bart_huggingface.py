@@ -218,8 +218,9 @@ class BartArchitecture(Architecture):
                 model.decoder.output_projection.weight, tied = nn.Parameter(tensor), False
             else:
                 stack = model.encoder if "encoder." in name else model.decoder
-                padding_idx = stack.embed_tokens.padding_idx
-                stack.embed_tokens, shared = nn.Embedding(*tensor.shape, padding_idx, _weight=tensor), False
+                rows, dim = tensor.shape
+                stack.embed_tokens = nn.Embedding(rows, dim, stack.embed_tokens.padding_idx, _weight=tensor)
+                shared = False
         for key, value in _sharing(shared, tied).items():
             setattr(model.cfg, key, value)
 
