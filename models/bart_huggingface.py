@@ -166,15 +166,24 @@ class BartArchitecture(Architecture):
     def weights(self, model: TransformerModel) -> dict[str, Tensor]:
         """The weights of a model by their names in a folder.
 
-        Where the output projection has its own weight, transformers 4 expects that of each side of its own, too.
+        Where the output projection has its own weight, transformers expects that of each side under its name, too.
         """
         tensors = weights_of(model, self.layout(model.cfg))
         shared, tied = _shares(model.cfg)
-        if _kind_of(model)[1].separates_inputs and not (shared and tied):
+        if (shared and not tied) or (not shared and _kind_of(model)[0] != "marian"):
             ours = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in SIDES}}
             tensors |= {name: stack.embed_tokens.weight.detach().clone() for name, stack in ours.items()}
             tensors[HEAD] = model.decoder.output_projection.weight.detach().clone()
         return tensors
+
+    def notes(self, model: TransformerModel) -> list[str]:
+        """A note about a Pegasus with separate embeddings, which version 4 of transformers does not have."""
+        if _shares(model.cfg)[0] or _kind_of(model)[0] != "pegasus":
+            return []
+        return [
+            "Pegasus with separate embeddings of source and target: transformers 5 computes the same logits from this "
+            "folder, transformers 4 does not, because it shares them"
+        ]
 
     def layout(self, cfg: TransformerConfig) -> Layout:
         """The names of the weights; folders of the model without its output projection lack ``model.``."""
@@ -297,14 +306,11 @@ def _kind_of(model: TransformerModel) -> tuple[str, Kind]:
     has = {**vars(cfg), "position_offset": pad + 1 if cfg.position_offset is None else cfg.position_offset}
     if cfg.encoder_learned_pos:
         has["sinusoids"] = "fairseq"  # no matter which
-    shared, _ = _shares(cfg)
     differing: dict[str, list[str]] = {}
     for name, kind in KINDS.items():
         wanted = kind.options(pad)
         wanted |= {"decoder_embed_dim": cfg.encoder_embed_dim, "max_target_positions": cfg.max_source_positions}
         wanted |= {} if kind.has_bias else {"output_bias": False}
-        if not shared and name == "pegasus":
-            wanted["share_encoder_decoder_embed"] = True
         differing[name] = [key for key, value in wanted.items() if has[key] != value]
         one_vocabulary = model.encoder.embed_tokens.num_embeddings == model.decoder.embed_tokens.num_embeddings
         if not differing[name] and (one_vocabulary or name == "marian"):

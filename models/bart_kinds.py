@@ -20,7 +20,6 @@ class Kind:
         positions: ``learned``, or the name of the table of sinusoids.
         position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
         has_bias: whether the output projection has a bias.
-        separates_inputs: whether source and target embeddings may differ although there is one vocabulary.
         ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
         defaults: other values of such a model, where they differ from those of BART.
     """
@@ -31,7 +30,6 @@ class Kind:
     positions: str
     position_offset: int | None
     has_bias: bool
-    separates_inputs: bool
     ids: Mapping[str, int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,7 +61,6 @@ KINDS = {
         positions="learned",
         position_offset=2,
         has_bias=True,
-        separates_inputs=True,
         ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=2),
     ),
     "mbart": Kind(
@@ -73,7 +70,6 @@ KINDS = {
         positions="learned",
         position_offset=2,
         has_bias=True,
-        separates_inputs=True,
         ids=_ids(pad=1, eos=2, bos=0, start=-1, forced_eos=2),
     ),
     "pegasus": Kind(
@@ -83,7 +79,6 @@ KINDS = {
         positions="paper",
         position_offset=0,
         has_bias=True,
-        separates_inputs=False,
         ids=_ids(pad=0, eos=1, bos=-1, start=0, forced_eos=1),
     ),
     "marian": Kind(
@@ -93,7 +88,6 @@ KINDS = {
         positions="paper",
         position_offset=0,
         has_bias=True,
-        separates_inputs=False,
         ids=_ids(pad=58100, eos=0, bos=-1, start=58100, forced_eos=0),
         defaults={"vocab_size": 58101},
     ),
@@ -104,7 +98,6 @@ KINDS = {
         positions="fairseq",
         position_offset=None,
         has_bias=False,
-        separates_inputs=True,
         ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=-1),
         defaults={
             "vocab_size": 128112,

@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pegasus_untied": {"model_type": "pegasus", "tie_word_embeddings": False},
     "marian": {**_MARIAN, "activation_function": "swish", "scale_embedding": True},
     "marian_separate": {**_MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB},
+    "marian_untied": {**_MARIAN, "tie_word_embeddings": False},
     "m2m_100": {"model_type": "m2m_100"},
     "m2m_100_odd": {"model_type": "m2m_100", "pad_token_id": 4, "d_model": 18, "scale_embedding": False},
 }

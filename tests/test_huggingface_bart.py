@@ -171,6 +171,25 @@ def test_untied_embeddings(kind: str, tmp_path: Path) -> None:
     assert_near(logits(loaded.model, original.config), original_logits(original))
 
 
+def test_a_pegasus_with_three_embeddings(tmp_path: Path) -> None:
+    """Version 5 of transformers has such a model, version 4 does not, which a note says."""
+    folder = tiny_folder(tmp_path / "theirs", "pegasus_untied")
+    own = {f"model__{side}__embed_tokens__weight": torch.randn(VOCAB, 12) for side in ("encoder", "decoder")}
+    change_weights(folder, **own)
+    model = load_model(folder).model
+    assert not torch.equal(model.encoder.embed_tokens.weight, model.decoder.embed_tokens.weight)
+    (note,) = save_pretrained(model, tmp_path / "again")
+    assert "transformers 5 computes the same logits from this folder, transformers 4 does not" in note
+    for name, tensor in embeddings_in(tmp_path / "again").items():
+        assert torch.equal(tensor, embeddings_in(folder)[name])
+
+
+def embeddings_in(folder: Path) -> dict[str, Tensor]:
+    names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    return {name: weights[name] for name in names}
+
+
 def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "pegasus_untied")
     change_config(folder, tie_word_embeddings=True)
