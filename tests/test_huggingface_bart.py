@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,26 @@ def test_two_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     loaded = load_model(folder)
     assert [len(loaded.task.source_dictionary), len(loaded.task.target_dictionary)] == [VOCAB, VOCAB + 3]
     assert_near(logits(loaded.model, original.config), original_logits(original))
+
+
+RECORDED = Path(__file__).parent / "data" / "transformers5_bart"
+
+
+@pytest.mark.parametrize("name", json.loads((RECORDED / "logits.json").read_text()))
+def test_folders_of_version_5(name: str, tmp_path: Path) -> None:
+    """They have ``dtype`` for ``torch_dtype``, and all embeddings of an untied model; see transformers5_bart.py."""
+    folder = tmp_path / name
+    shutil.copytree(RECORDED / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    write_tokenizer(folder, config["vocab_size"], config["pad_token_id"], config["eos_token_id"])
+    recorded = json.loads((RECORDED / "logits.json").read_text())[name]
+    sources, prefixes = torch.tensor(recorded["sources"]), torch.tensor(recorded["prefixes"])
+    loaded = load_model(folder)
+    assert loaded.notes == []
+    assert loaded.model.start_token(config["eos_token_id"]) == config["decoder_start_token_id"]
+    with torch.no_grad():
+        got = loaded.model(sources, sources.ne(config["pad_token_id"]).sum(1), prefixes).logits
+    assert_near(got, torch.tensor(recorded["logits"]))
 
 
 # --- the configuration
