@@ -83,6 +83,27 @@ def change_weights(folder: Path, **changes: Tensor | None) -> None:
 # --- reading
 
 
+@every_kind
+def test_gradients_are_the_originals(kind: str, tmp_path: Path) -> None:
+    original = tiny_model(kind)
+    model = load_model(tiny_folder(tmp_path / "theirs", kind, model=original)).model
+    sources, prefixes = inputs(original.config)
+    mask = sources.ne(original.config.pad_token_id)
+    theirs = original(input_ids=sources, attention_mask=mask.long(), decoder_input_ids=prefixes).logits
+    ours = model(sources, mask.sum(1), prefixes).logits
+    for logits_ in (theirs, ours):
+        logits_.log_softmax(-1)[..., 7].sum().backward()
+    parameters, compared = dict(model.named_parameters(remove_duplicate=False)), 0
+    wanted = dict(original.named_parameters())
+    for name, piece in ARCHITECTURE.layout(model.cfg).pieces.items():
+        if name in wanted and wanted[name].grad is not None:
+            grad = parameters[piece.parameter].grad
+            assert grad is not None
+            assert_near(piece.of(grad), wanted[name].grad)
+            compared += 1
+    assert compared > 55
+
+
 LAYOUTS = {"whole": {}, "shards": {"max_shard_size": "4KB"}, "bin": {"safe_serialization": False}}
 
 
@@ -481,12 +502,18 @@ def test_a_folder_becomes_a_run_and_a_folder_again(variant: str, tmp_path: Path)
     assert len(lines[0].split()) > 3
 
 
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"encoder_learned_pos": True, "decoder_learned_pos": True, "layernorm_embedding": True}, "bart"),
+        ({**LEARNED, "layernorm_embedding": True}, "bart"),
         ({"sinusoids": "paper", "position_offset": 0, "share_encoder_decoder_embed": True}, "marian"),
-        ({"encoder_normalize_before": True, "decoder_normalize_before": True}, "m2m_100"),
+        ({**PRE_NORM, **LEARNED, "layernorm_embedding": True, "share_all_embeddings": True}, "mbart"),
+        ({**PRE_NORM, "sinusoids": "paper", "position_offset": 0, "share_encoder_decoder_embed": True}, "pegasus"),
+        (PRE_NORM, "m2m_100"),
         ({}, "marian cannot"),
     ],
 )
