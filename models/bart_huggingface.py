@@ -54,7 +54,7 @@ class BartArchitecture(Architecture):
         shared = name != "marian" or config.boolean("share_encoder_decoder_embeddings", True)
         values = {
             "_name": "transformer",
-            **kind.options(max(_id(config, kind, "pad_token_id"), 0)),
+            **kind.options(_padding(config, kind)),
             **{f"{side}_embed_dim": dim for side in SIDES},
             **{ours: config.integer(theirs, value, minimum=1) for theirs, ours, value in SIZES},
             "encoder_attention_heads": heads,
@@ -241,6 +241,14 @@ def _id(config: JSONConfig, kind: Kind, name: str) -> int:
     """A special id; -1 if there is none, which the file says with ``null``."""
     default = -1 if name in config.values else kind.ids[name]
     return config.integer(name, default, minimum=-1)
+
+
+def _padding(config: JSONConfig, kind: Kind) -> int:
+    """The id of padding, after which M2M-100 numbers positions."""
+    pad, size = _id(config, kind, "pad_token_id"), _vocab_sizes(config, kind)[0]
+    if pad >= size:
+        raise CheckpointError(f"{config.path}: pad_token_id={pad} is outside the vocabulary of {size} tokens")
+    return max(pad, 0)
 
 
 def _vocab_sizes(config: JSONConfig, kind: Kind) -> tuple[int, int]:

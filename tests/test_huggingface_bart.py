@@ -348,6 +348,7 @@ def test_unknown_and_contradictory_keys(tmp_path: Path) -> None:
         ({"d_model": 10**9}, "the weights do not match its config.json, which describes"),
         ({"max_position_embeddings": 2**31 - 1}, "describes tables of 51,539,607,528 values, more than 4 GiB"),
         ({"max_position_embeddings": 10**12}, "not a whole number of at most 2147483647"),
+        ({"pad_token_id": 2**31 - 1}, "pad_token_id=2147483647 is outside the vocabulary of 33 tokens"),
         ({"decoder_start_token_id": 99}, "decoder_start_token_id=99 is outside the vocabulary of 33"),
         ({"decoder_ffn_dim": 11}, "of another shape: model.decoder.layers.0.fc1.bias"),
     ],
