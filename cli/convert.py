@@ -26,8 +26,8 @@ from seqgen.registry import MODELS
 from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
-fairseq checkpoint or a Hugging Face folder. It also turns a T5 or a GPT-2 into a Hugging Face folder: path=RUN
-huggingface_dir=FOLDER. The command prints how to decode with the run and how to fine-tune it."""
+fairseq checkpoint or a Hugging Face folder. It also turns a T5, transformer or transformer_lm into a Hugging Face
+folder: path=RUN huggingface_dir=FOLDER. The command prints how to decode with the run and how to fine-tune it."""
 
 
 @dataclass

@@ -42,6 +42,13 @@ def _language_model(dim: int, ffn_dim: int, heads: int, layers: int, **further: 
     return {**sizes, "decoder_attention_heads": heads, "decoder_layers": layers, **further}
 
 
+_BART = {
+    **{f"{side}_learned_pos": True for side in ("encoder", "decoder")},
+    **{"share_all_embeddings": True, "share_decoder_input_output_embed": True, "layernorm_embedding": True},
+    "activation_fn": "gelu",
+}
+_BART_BASE = _transformer(768, 3072, 12, **_BART)
+_BART_LARGE = _transformer(1024, 4096, 16, encoder_layers=12, decoder_layers=12, **_BART)
 _GPT = {"attention_dropout": 0.1, "activation_fn": "gelu"}
 _ADAPTIVE = {"adaptive_input": True, "no_decoder_final_norm": True}
 _PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -65,6 +72,11 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "transformer_wmt_en_de_big_t2t": _transformer(
             1024, 4096, 16, dropout=0.3, attention_dropout=0.1, activation_dropout=0.1, **_PRE_NORM
         ),
+        "bart_base": {**_BART_BASE, "no_scale_embedding": True},
+        "bart_large": {**_BART_LARGE, "no_scale_embedding": True},
+        "mbart_base": _BART_BASE,
+        "mbart_base_wmt20": {**_BART_BASE, "layernorm_embedding": False},
+        "mbart_large": _BART_LARGE,
     },
     "transformer_lm": {
         "transformer_lm": {},
@@ -184,10 +196,20 @@ _PLAY_NO_PART = frozenset(
     decoder_factorized_embed_dim encoder_adapter_reduction_factor decoder_adapter_reduction_factor
     encoder_adapter_activation_fn decoder_adapter_activation_fn encoder_adapter_lang_ids decoder_adapter_lang_ids
     encoder_finetune_adapter decoder_finetune_adapter encoder__name decoder__name quant_noise__name
+    pooler_dropout pooler_activation_fn do_r4f spectral_norm_classification_head
     """.split()  # noqa: SIM905  # a list of this length is read more easily without quotes
 )
 """Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
 
+
+NOT_FAIRSEQS = frozenset(
+    {
+        *("position_offset", "sinusoids", "share_encoder_decoder_embed", "output_bias", "decoder_start_token_id"),
+        *("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+        "positions_from_zero",
+    }
+)
+"""Keys of the models' configurations that fairseq does not have."""
 
 _OF_THE_TASK = (
     *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
@@ -292,7 +314,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
         _fill_in_transformer(options)
     elif family == "transformer_lm":
         _fill_in_language_model(options)
-    known = {field.name: field for field in fields(schema)}
+    known = {field.name: field for field in fields(schema) if field.name not in NOT_FAIRSEQS}
     for key, value in sorted(options.items()):
         if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
             raise CheckpointError(

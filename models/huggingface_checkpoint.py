@@ -10,15 +10,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from seqgen.checkpoints.loading import DecodingTask, LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.model_size import MAX_BUFFERS
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config_dicts import to_dict
@@ -27,88 +26,16 @@ from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pr
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.files import new_folder
 from seqgen.model import EncoderDecoderModel
+from seqgen.models.huggingface_architecture import HEAD, architecture_of, architecture_of_model
 from seqgen.models.huggingface_config import JSONConfig, ModelSize
 from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
 from seqgen.models.huggingface_generation import read_generation, write_generation
-from seqgen.models.huggingface_weights import SHARD_BYTES, Layout, fill, weight_files, write_weights
-
-ARCHITECTURES = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.t5_huggingface"),
-    "gpt2": "seqgen.models.gpt2_huggingface",
-}
-"""For each ``model_type`` of a ``config.json`` the module that knows it; see ``Architecture``."""
+from seqgen.models.huggingface_weights import SHARD_BYTES, fill, weight_files, write_weights
 
 LAYER_BYTES = 500
 """Fewer bytes than the names and shapes of a layer's weights take in any file."""
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-
-class Architecture(Protocol):
-    """The interface of a module that converts an architecture from and to Hugging Face's layout."""
-
-    MODEL: type[EncoderDecoderModel]
-
-    DECODER_ONLY: bool
-    """Whether the source is a prompt, so that lengths of the decoding settings count it."""
-
-    def read_config(self, config: JSONConfig) -> Any:
-        """The model's configuration that a ``config.json`` describes."""
-        ...
-
-    def size(self, cfg: Any, config: JSONConfig) -> ModelSize:
-        """The size that a ``config.json`` describes."""
-        ...
-
-    def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
-        """The task that decodes; completes the configuration with values that are in other files or the tokenizer."""
-        ...
-
-    def write_config(self, model: Any) -> dict[str, Any]:
-        """The values of a model's ``config.json``, without its special ids."""
-        ...
-
-    def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> dict[str, int]:
-        """The special ids in ``config.json`` and ``generation_config.json``."""
-        ...
-
-    def layout(self, cfg: Any) -> Layout:
-        """The names of the weights of a model of this configuration."""
-        ...
-
-    def weights(self, model: Any) -> Mapping[str, Tensor]:
-        """The weights of a model by their names in a folder."""
-        ...
-
-    def notes(self, model: Any) -> list[str]:
-        """Notes for the user about a folder written from a model."""
-        ...
-
-    def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Untie weights that differ in the files although the configuration ties them; see ``Layout.tied``."""
-        ...
-
-
-def architecture_of(config: JSONConfig) -> Architecture:
-    """The module that knows the architecture of a folder; no other is imported.
-
-    Args:
-        config: the folder's ``config.json``.
-
-    Raises:
-        CheckpointError: it is of an architecture that seqgen does not have.
-    """
-    kind = config.string("model_type")
-    if kind not in ARCHITECTURES:
-        named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "unnamed"
-        raise CheckpointError(
-            f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
-            f"{', '.join(ARCHITECTURES)}"
-        )
-    module: Any = importlib.import_module(ARCHITECTURES[kind])
-    architecture: Architecture = module
-    return architecture
 
 
 @register_checkpoint_loader("Hugging Face folder")
@@ -133,13 +60,16 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     size = architecture.size(cfg, config)
     _check_size(size, path)  # and whether there are weights at all
     tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
-    generation, notes = read_generation(path, tokenizer, architecture.DECODER_ONLY)
+    task = architecture.make_task(cfg, path, tokenizer)
+    generation, notes = read_generation(
+        path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
+    )
+    notes += architecture.reading_notes(config)
     given = [key for key, value in to_dict(reading).items() if value]
     notes += [
         f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
         for key in given
     ]
-    task = architecture.make_task(cfg, path, tokenizer)
     try:
         with torch.device("meta"):
             model = task.build_model(cfg)
@@ -155,9 +85,9 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
     untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
-        if not config.string("transformers_version").startswith("5."):  # which writes all folders so
+        if HEAD in untied and not config.string("transformers_version").startswith("5."):  # which writes all folders so
             notes.append(
-                f"{path}: its config.json sets tie_word_embeddings, but {', '.join(untied)} differs from the embedding "
+                f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
                 "and is used as the output projection"
             )
     return LoadedModel(
@@ -179,6 +109,11 @@ def _check_size(described: ModelSize, path: Path) -> None:
             f"{path}: the weights do not match its config.json, which describes {described.layers:,} layers "
             f"and {described.parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
         )
+    if 4 * described.buffers > MAX_BUFFERS:
+        raise CheckpointError(
+            f"{path}: its config.json describes tables of {described.buffers:,} values, more than {MAX_BUFFERS >> 30} "
+            "GiB; is max_position_embeddings right?"
+        )
 
 
 def _saved_dtype(config: JSONConfig) -> torch.dtype:
@@ -196,7 +131,8 @@ def save_pretrained(
     """Write a model in Hugging Face's layout; transformers computes the same logits from it.
 
     Args:
-        model: a T5, or a transformer_lm with the layers of GPT-2.
+        model: a T5, a transformer with the layers of BART or one of its relatives, or a transformer_lm with those of
+            GPT-2.
         folder: the folder to write; it must not exist, and is not written if an error occurs.
         tokenizer: its tokenizer, to write as well.
         generation: the model's decoding settings.
@@ -210,13 +146,13 @@ def save_pretrained(
         DataError: the layout does not support the tokenizer.
     """
     folder = Path(folder)
-    architecture = _architecture_of_model(model)
+    architecture = architecture_of_model(model)
     if folder.exists():
         raise ConfigError(f"{folder} already exists; give the name of a new folder")
     config = architecture.write_config(model)
     ids = architecture.special_ids(model, tokenizer)
     decoding: Mapping[str, Any] = (
-        {} if generation is None else write_generation(generation, tokenizer, architecture.DECODER_ONLY)
+        {} if generation is None else write_generation(generation, tokenizer, architecture.decoder_only)
     )
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     with new_folder(folder) as temporary:
@@ -226,12 +162,3 @@ def save_pretrained(
         if tokenizer is not None:
             save_pretrained_tokenizer(tokenizer, temporary)
     return architecture.notes(model)
-
-
-def _architecture_of_model(model: EncoderDecoderModel) -> Architecture:
-    for name in dict.fromkeys(ARCHITECTURES.values()):
-        module: Any = importlib.import_module(name)
-        if isinstance(model, module.MODEL):
-            architecture: Architecture = module
-            return architecture
-    raise ConfigError(f"a {type(model).__name__} cannot be written in Hugging Face's layout; only T5 and GPT-2 can")

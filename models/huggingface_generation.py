@@ -70,7 +70,13 @@ _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
 
-def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = False) -> tuple[dict[str, Any], list[str]]:
+GENERATION_KEYS = frozenset({name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART)
+"""All keys that are read or known not to change outputs."""
+
+
+def read_generation(
+    folder: Path, tokenizer: Tokenizer, decoder_only: bool = False, defaults: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Read the decoding settings of a folder.
 
     Args:
@@ -78,6 +84,7 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
             ``config.json`` are read.
         tokenizer: turns ids into tokens and texts.
         decoder_only: whether lengths without ``new_tokens`` in their names count the prompt, not the start token.
+        defaults: values that hold where there is no ``generation_config.json`` and ``config.json`` lacks the key.
 
     Returns:
         Values by the names of ``GenerationConfig``'s fields, and notes for the user.
@@ -87,6 +94,8 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
     """
     has_file = (folder / FILE).is_file()
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    if not has_file:
+        config = JSONConfig(config.path, {**(defaults or {}), **config.values})
     reader = _Reader(config, tokenizer)
     lengths = reader.lengths_with_prompt() if decoder_only else reader.lengths()
     values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **lengths, **reader.strategy()}
@@ -98,9 +107,8 @@ def read_generation(folder: Path, tokenizer: Tokenizer, decoder_only: bool = Fal
     except ConfigError as error:
         raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
     if has_file:
-        known = {name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART
         for name, value in config.values.items():
-            if name not in known and not name.startswith("_") and value not in (None, False, 0, [], ""):
+            if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
                 reader.notes.append(f"{config.path}: {name}={value!r} is not supported and is ignored")
     return values, reader.notes
 
@@ -171,7 +179,8 @@ class _Reader:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
         for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
-            if ids := self._ids(theirs):
+            ids = self._ids(theirs) + (self._bad_words()[1] if ours == "suppress" else [])
+            if ids:
                 values[ours] = [self._token(theirs, index) for index in ids]
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             if ids := self._ids(theirs):
@@ -200,7 +209,7 @@ class _Reader:
             values["stop_strings"] = (
                 [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
             )
-        if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
+        if forbidden := self._sequences("bad_words_ids", self._bad_words()[0]):
             values["bad_words"] = forbidden
         biased = []
         for pair in self._list("sequence_bias"):
@@ -224,17 +233,24 @@ class _Reader:
             )
         return value[0], float(number)
 
+    def _bad_words(self) -> tuple[list[Any], list[int]]:
+        """The sequences of ``bad_words_ids``, and those of its ids that are no texts: tokens such as padding.
+
+        As in transformers, end-of-sentence is left out.
+        """
+        sequences = self._list("bad_words_ids")
+        single = [ids for ids in sequences if self._is_sequence(ids) and len(ids) == 1 and not self._text(ids)]
+        ends = self._ids("eos_token_id") or [self.tokenizer.dictionary.eos()]
+        return [ids for ids in sequences if ids not in single], [ids[0] for ids in single if ids[0] not in ends]
+
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
         """The texts of sequences of ids; a sequence is left out if its text is encoded as other ids."""
         texts = []
-        size = len(self.tokenizer.dictionary)
         for ids in sequences:
-            if not isinstance(ids, list) or not all(type(index) is int and 0 <= index < size for index in ids):
-                raise CheckpointError(
-                    f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {size - 1}"
-                )
-            text = self.tokenizer.decode(ids)
-            if text and list(self.tokenizer.encode(text)) == ids:
+            if not self._is_sequence(ids):
+                last = len(self.tokenizer.dictionary) - 1
+                raise CheckpointError(f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {last}")
+            if text := self._text(ids):
                 texts.append(text)
             else:
                 self.notes.append(
@@ -242,6 +258,15 @@ class _Reader:
                     "these ids"
                 )
         return texts
+
+    def _is_sequence(self, ids: Any) -> bool:
+        size = len(self.tokenizer.dictionary)
+        return isinstance(ids, list) and all(type(index) is int and 0 <= index < size for index in ids)
+
+    def _text(self, ids: list[int]) -> str:
+        """The text that is encoded as these ids; empty if there is none."""
+        text = self.tokenizer.decode(ids)
+        return text if list(self.tokenizer.encode(text)) == ids else ""
 
     def _list(self, name: str) -> list[Any]:
         value = self.config.values.get(name)

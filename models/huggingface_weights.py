@@ -22,6 +22,7 @@ from seqgen.checkpoints.serialization import read_json, write_json, write_tensor
 from seqgen.errors import CheckpointError
 from seqgen.models.torch_file import read_torch_file
 from seqgen.modules.inspection import memory_footprint
+from seqgen.modules.positions import SinusoidalPositions
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -37,16 +38,43 @@ class Piece:
         parameter: name of the model's parameter.
         rows: first row and row after the last; ``None`` for all.
         transposed: whether the folder has the transposed matrix, ``(in, out)`` instead of ``(out, in)``.
+        is_row: whether the folder has a vector as a matrix of one row.
     """
 
     parameter: str
     rows: tuple[int, int] | None = None
     transposed: bool = False
+    is_row: bool = False
 
     def of(self, parameter: Tensor) -> Tensor:
         """The part of the parameter in the folder's shape, as a view."""
         part = parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
+        if self.is_row:
+            return part.unsqueeze(0)
         return part.t() if self.transposed else part
+
+
+def with_bias(theirs: str, ours: str, transposed: bool = False) -> dict[str, Piece]:
+    """The pieces of a weight and its bias.
+
+    Args:
+        theirs: the module's name in the folder.
+        ours: its name in the model.
+        transposed: see ``Piece``; of the weight.
+    """
+    weight = Piece(f"{ours}.weight", transposed=transposed)
+    return {f"{theirs}.weight": weight, f"{theirs}.bias": Piece(f"{ours}.bias")}
+
+
+def stacked(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
+    """The pieces of tensors that are stacked in one parameter of the model, such as those of queries, keys and values.
+
+    Args:
+        names: the names in the folder, in the order of the rows.
+        parameter: the name of the model's parameter.
+        size: rows of each tensor.
+    """
+    return {name: Piece(parameter, (index * size, (index + 1) * size)) for index, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -59,12 +87,15 @@ class Layout:
         ignored: names in some folders whose tensors are not used.
         tied: names in some folders for tensors that the model's configuration ties to a name in ``pieces``; see
             ``fill``.
+        optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
+            the model computes.
     """
 
     pieces: Mapping[str, Piece]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     tied: Mapping[str, str] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -154,7 +185,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
     """
     files = weight_files(folder)
     materialize(model, device)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _tensors(model)
     second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
     filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
     different: dict[str, Tensor] = {}
@@ -186,7 +217,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         if name in second_names and not _same(tensor, parameters[layout.pieces[second_names[name]].parameter])
     }
     faults = {
-        "missing": sorted(set(layout.pieces) - set(filled)),
+        "missing": sorted(set(layout.pieces) - set(filled) - layout.optional),
         "unknown to the model": sorted(unknown),
         "of another shape": misshapen,
         "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
@@ -194,7 +225,16 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
     if any(faults.values()):
         listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
         raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
+    for name in layout.optional - set(filled):
+        parameter = parameters[layout.pieces[name].parameter]
+        if isinstance(parameter, nn.Parameter):
+            layout.pieces[name].of(parameter).detach().zero_()
     return different
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name; tied ones have several names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
 
 
 def _same(tensor: Tensor, place: Tensor) -> bool:
@@ -202,7 +242,7 @@ def _same(tensor: Tensor, place: Tensor) -> bool:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Replace parameters on the ``meta`` device by uninitialized ones; tied parameters stay tied.
+    """Replace parameters on the ``meta`` device by uninitialized ones, and compute buffers; tied parameters stay tied.
 
     Args:
         model: a model whose parameters are on the ``meta`` device.
@@ -222,7 +262,9 @@ def materialize(model: nn.Module, device: torch.device) -> None:
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, made[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device))
+            setattr(module, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
+        if isinstance(module, SinusoidalPositions):
+            module.reset_buffers()
 
 
 def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
@@ -232,7 +274,7 @@ def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
         model: the model.
         layout: the names of the weights.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = _tensors(model)
     return {name: piece.of(parameters[piece.parameter]).detach().contiguous() for name, piece in layout.pieces.items()}
 
 

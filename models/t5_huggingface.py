@@ -10,20 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
-from seqgen.config import TrainConfig
-from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError
+from seqgen.models.huggingface_architecture import HEAD, Architecture, first_decoder_input, model_config
 from seqgen.models.huggingface_config import JSONConfig, ModelSize
-from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
-from seqgen.models.huggingface_weights import Layout, Piece, weights_of
+from seqgen.models.huggingface_weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
 
-MODEL = T5Model
-DECODER_ONLY = False
-
-_HEAD = "lm_head.weight"
 _TIED = {"t5": True, "mt5": False, "umt5": True}
 _STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
 _DEFAULTS = {
@@ -38,92 +32,134 @@ _ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
 
 
-def read_config(config: JSONConfig) -> T5Config:
-    """Turn a folder's ``config.json`` into a configuration.
+class T5Architecture(Architecture):
+    """T5; see ``Architecture``."""
 
-    Args:
-        config: its content.
+    model_class = T5Model
 
-    Raises:
-        CheckpointError: a value is of the wrong type, or seqgen does not support such a T5.
-    """
-    kind = config.string("model_type")
-    defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
-    layers = config.integer("num_layers", defaults["num_layers"])
-    values = {
-        "_name": "t5",
-        "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
-        "d_model": config.integer("d_model", 512),
-        "d_kv": config.integer("d_kv", 64),
-        "d_ff": config.integer("d_ff", defaults["d_ff"]),
-        "num_layers": layers,
-        "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
-        "num_heads": config.integer("num_heads", defaults["num_heads"]),
-        "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
-        "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
-        "per_layer_bias": kind == "umt5",
-        "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
-        "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
-        "scale_decoder_outputs": _scales(config, kind),
-        "dropout_rate": config.number("dropout_rate", 0.1),
-        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
-        "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
-    }
-    try:
-        cfg: T5Config = from_dict(TrainConfig, {"model": values}, str(config.path)).model
-        cfg.check()
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{config.path}: {str(error).removeprefix(f'{config.path}: ').replace('model.', '')}"
-        ) from None
-    return cfg
+    def read_config(self, config: JSONConfig) -> T5Config:
+        """Turn a folder's ``config.json`` into a configuration."""
+        kind = config.string("model_type")
+        defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
+        layers = config.integer("num_layers", defaults["num_layers"])
+        values = {
+            "_name": "t5",
+            "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
+            "d_model": config.integer("d_model", 512),
+            "d_kv": config.integer("d_kv", 64),
+            "d_ff": config.integer("d_ff", defaults["d_ff"]),
+            "num_layers": layers,
+            "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
+            "num_heads": config.integer("num_heads", defaults["num_heads"]),
+            "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
+            "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
+            "per_layer_bias": kind == "umt5",
+            "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
+            "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
+            "scale_decoder_outputs": _scales(config, kind),
+            "dropout_rate": config.number("dropout_rate", 0.1),
+            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
+            "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
+        }
+        cfg: T5Config = model_config(values, config.path)
+        return cfg
+
+    def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
+        """The size that a folder's configuration describes."""
+        return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
+
+    def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; the configuration gets the first decoder input."""
+        bos = JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)
+        cfg.decoder_start_token_id = first_decoder_input(path, cfg.decoder_start_token_id, bos)
+        if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
+            cfg.decoder_start_token_id = -1
+        return DecodingTask(None, tokenizer, tokenizer)
+
+    def special_ids(self, model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
+        return {
+            "pad_token_id": model.padding_idx,
+            "eos_token_id": eos,
+            "decoder_start_token_id": model.start_token(eos),
+        }
+
+    def write_config(self, model: T5Model) -> dict[str, Any]:
+        """The content of a model's ``config.json``."""
+        cfg = model.cfg
+        kind = "umt5" if cfg.per_layer_bias else "t5"
+        activation = cfg.feed_forward_proj.removeprefix("gated-")
+        names: tuple[str, ...] = (
+            "vocab_size",
+            "d_model",
+            "d_kv",
+            "d_ff",
+            "num_layers",
+            "num_heads",
+            "relative_attention_num_buckets",
+        )
+        names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
+        return {
+            "architectures": [f"{kind.upper()}ForConditionalGeneration"],
+            "model_type": kind,
+            "is_encoder_decoder": True,
+            **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
+            "num_decoder_layers": cfg.decoder_layers,
+            "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
+            "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
+            "is_gated_act": cfg.is_gated,
+            "initializer_factor": 1.0,
+            "use_cache": True,
+        }
+
+    def weights(self, model: T5Model) -> dict[str, Tensor]:
+        """The weights of a model by their names in a folder.
+
+        Versions 4 and 5 of transformers compute the same from them: a tied projection without scale is written as an
+        untied one, and the scale of an untied projection is multiplied into its weight.
+        """
+        cfg = model.cfg
+        tensors = weights_of(model, self.layout(replace(cfg, tie_word_embeddings=_is_plain_tie(cfg))))
+        if HEAD in tensors and cfg.tie_word_embeddings:
+            tensors[HEAD] = tensors[HEAD].clone()
+        if HEAD in tensors and cfg.scales_outputs and not cfg.per_layer_bias:
+            tensors[HEAD] = (tensors[HEAD].float() * cfg.d_model**-0.5).to(tensors[HEAD].dtype)
+        return tensors
+
+    def notes(self, model: T5Model) -> list[str]:
+        """Notes for the user about a folder written from a model."""
+        if not model.cfg.per_layer_bias or _is_plain_tie(model.cfg):
+            return []
+        right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
+        return [
+            f"umT5 with an untied output projection: transformers {right} computes the same logits from this folder, "
+            f"transformers {wrong} does not, because it scales the features differently"
+        ]
+
+    def layout(self, cfg: T5Config) -> Layout:
+        """The names of the weights."""
+        pieces = {"shared.weight": Piece("encoder.embed_tokens.weight")}
+        for stack, layers in (("encoder", cfg.num_layers), ("decoder", cfg.decoder_layers)):
+            for index in range(layers):
+                pieces |= _layer(cfg, stack, index)
+            pieces[f"{stack}.final_layer_norm.weight"] = Piece(f"{stack}.layer_norm.weight")
+        tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+        # Encoder-decoder attention has no position bias; files of old versions hold one nevertheless.
+        ignored = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
+        if not cfg.tie_word_embeddings:
+            pieces[HEAD] = Piece("decoder.output_projection.weight")
+        tied_head = {HEAD: "shared.weight"} if cfg.tie_word_embeddings else {}
+        return Layout(pieces, {"shared.weight": tied}, frozenset(ignored), tied_head)
+
+    def untie(self, model: T5Model, weights: Mapping[str, Tensor]) -> None:
+        """Untie a model's output projection; whether features are scaled does not change."""
+        scales = model.cfg.scales_outputs
+        model.cfg.tie_word_embeddings, model.cfg.scale_decoder_outputs = False, scales
+        model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
 
 
-def size(cfg: T5Config, config: JSONConfig) -> ModelSize:
-    """The size that a folder's configuration describes.
-
-    Args:
-        cfg: what ``read_config`` returned.
-        config: the content of ``config.json``.
-    """
-    return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
-
-
-def make_task(cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
-    """The task that decodes; the configuration gets the first decoder input.
-
-    It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used if
-    there is no ``decoder_start_token_id``.
-
-    Args:
-        cfg: the configuration, which is changed.
-        path: the folder.
-        tokenizer: its tokenizer.
-    """
-    starts = [cfg.decoder_start_token_id, JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)]
-    if (path / GENERATION_FILE).is_file():
-        generation = JSONConfig.read(path / GENERATION_FILE)
-        names = ("decoder_start_token_id", "bos_token_id")
-        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
-    cfg.decoder_start_token_id = next((start for start in starts if start >= 0), -1)
-    if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
-        cfg.decoder_start_token_id = -1
-    return DecodingTask(None, tokenizer, tokenizer)
-
-
-def special_ids(model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:
-    """The special ids of the files of a folder.
-
-    Args:
-        model: the model.
-        tokenizer: its tokenizer; without one, end-of-sentence is 1, as in T5.
-    """
-    eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
-    return {
-        "pad_token_id": model.padding_idx,
-        "eos_token_id": eos,
-        "decoder_start_token_id": model.start_token(eos),
-    }
+ARCHITECTURE = T5Architecture()
 
 
 def _scales(config: JSONConfig, kind: str) -> bool | None:
@@ -154,122 +190,17 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     return result
 
 
-def write_config(model: T5Model) -> dict[str, Any]:
-    """The content of a model's ``config.json``.
-
-    Args:
-        model: the model.
-
-    Returns:
-        Values by key.
-    """
-    cfg = model.cfg
-    kind = "umt5" if cfg.per_layer_bias else "t5"
-    activation = cfg.feed_forward_proj.removeprefix("gated-")
-    names: tuple[str, ...] = (
-        "vocab_size",
-        "d_model",
-        "d_kv",
-        "d_ff",
-        "num_layers",
-        "num_heads",
-        "relative_attention_num_buckets",
-    )
-    names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
-    return {
-        "architectures": [f"{kind.upper()}ForConditionalGeneration"],
-        "model_type": kind,
-        "is_encoder_decoder": True,
-        **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
-        "num_decoder_layers": cfg.decoder_layers,
-        "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
-        "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
-        "is_gated_act": cfg.is_gated,
-        "initializer_factor": 1.0,
-        "use_cache": True,
-    }
-
-
 def _is_plain_tie(cfg: T5Config) -> bool:
     """Whether the projection is tied and scaled, which all versions of transformers read as a tied embedding."""
     return cfg.tie_word_embeddings and cfg.scales_outputs
-
-
-def weights(model: T5Model) -> dict[str, Tensor]:
-    """The weights of a model by their names in a folder.
-
-    Versions 4 and 5 of transformers compute the same from them: a tied projection without scale is written as an untied
-    one, and the scale of an untied projection is multiplied into its weight.
-
-    Args:
-        model: the model.
-
-    Returns:
-        Tensors by name.
-    """
-    cfg = model.cfg
-    tensors = weights_of(model, layout(replace(cfg, tie_word_embeddings=_is_plain_tie(cfg))))
-    if _HEAD in tensors and cfg.tie_word_embeddings:
-        tensors[_HEAD] = tensors[_HEAD].clone()
-    if _HEAD in tensors and cfg.scales_outputs and not cfg.per_layer_bias:
-        tensors[_HEAD] = (tensors[_HEAD].float() * cfg.d_model**-0.5).to(tensors[_HEAD].dtype)
-    return tensors
-
-
-def notes(model: T5Model) -> list[str]:
-    """Notes for the user about a folder written from a model.
-
-    Args:
-        model: the model.
-    """
-    if not model.cfg.per_layer_bias or _is_plain_tie(model.cfg):
-        return []
-    right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
-    return [
-        f"umT5 with an untied output projection: transformers {right} computes the same logits from this folder, "
-        f"transformers {wrong} does not, because it scales the features differently"
-    ]
-
-
-def layout(cfg: T5Config) -> Layout:
-    """The names of the weights.
-
-    Args:
-        cfg: the configuration.
-    """
-    pieces = {"shared.weight": Piece("encoder.embed_tokens.weight")}
-    for stack, layers in (("encoder", cfg.num_layers), ("decoder", cfg.decoder_layers)):
-        for index in range(layers):
-            pieces |= _layer(cfg, stack, index)
-        pieces[f"{stack}.final_layer_norm.weight"] = Piece(f"{stack}.layer_norm.weight")
-    tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-    # Encoder-decoder attention has no position bias; files of old versions hold one nevertheless.
-    ignored = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
-    if not cfg.tie_word_embeddings:
-        pieces[_HEAD] = Piece("decoder.output_projection.weight")
-    tied_head = {_HEAD: "shared.weight"} if cfg.tie_word_embeddings else {}
-    return Layout(pieces, {"shared.weight": tied}, frozenset(ignored), tied_head)
-
-
-def untie(model: T5Model, weights: Mapping[str, Tensor]) -> None:
-    """Untie a model's output projection; whether features are scaled does not change.
-
-    Args:
-        model: the model.
-        weights: the weight of the projection, by its name in a folder.
-    """
-    scales = model.cfg.scales_outputs
-    model.cfg.tie_word_embeddings, model.cfg.scale_decoder_outputs = False, scales
-    model.decoder.output_projection.weight = nn.Parameter(weights[_HEAD])
 
 
 def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
     theirs, ours = f"{stack}.block.{index}.layer", f"{stack}.layers.{index}"
     inner = cfg.inner_dim
     pieces = {f"{theirs}.0.layer_norm.weight": Piece(f"{ours}.self_attn_layer_norm.weight")}
-    for number, letter in enumerate("qkv"):  # one matrix: the rows of q, then of k, then of v
-        rows = (number * inner, (number + 1) * inner)
-        pieces[f"{theirs}.0.SelfAttention.{letter}.weight"] = Piece(f"{ours}.self_attn.in_proj.weight", rows)
+    own = [f"{theirs}.0.SelfAttention.{letter}.weight" for letter in "qkv"]
+    pieces |= stacked(own, f"{ours}.self_attn.in_proj.weight", inner)
     pieces[f"{theirs}.0.SelfAttention.o.weight"] = Piece(f"{ours}.self_attn.out_proj.weight")
     if index == 0 or cfg.per_layer_bias:
         bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
@@ -279,14 +210,13 @@ def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
         last = 2
         attention, ours_too = f"{theirs}.1.EncDecAttention", f"{ours}.encoder_attn"
         pieces[f"{attention}.q.weight"] = Piece(f"{ours_too}.q_proj.weight")
-        pieces[f"{attention}.k.weight"] = Piece(f"{ours_too}.kv_proj.weight", (0, inner))
-        pieces[f"{attention}.v.weight"] = Piece(f"{ours_too}.kv_proj.weight", (inner, 2 * inner))
+        pieces |= stacked([f"{attention}.{letter}.weight" for letter in "kv"], f"{ours_too}.kv_proj.weight", inner)
         pieces[f"{attention}.o.weight"] = Piece(f"{ours_too}.out_proj.weight")
         pieces[f"{theirs}.1.layer_norm.weight"] = Piece(f"{ours}.encoder_attn_layer_norm.weight")
     dense = f"{theirs}.{last}.DenseReluDense"
     if cfg.is_gated:
-        pieces[f"{dense}.wi_0.weight"] = Piece(f"{ours}.feed_forward.wi.weight", (0, cfg.d_ff))
-        pieces[f"{dense}.wi_1.weight"] = Piece(f"{ours}.feed_forward.wi.weight", (cfg.d_ff, 2 * cfg.d_ff))
+        gate = [f"{dense}.wi_0.weight", f"{dense}.wi_1.weight"]
+        pieces |= stacked(gate, f"{ours}.feed_forward.wi.weight", cfg.d_ff)
     else:
         pieces[f"{dense}.wi.weight"] = Piece(f"{ours}.feed_forward.wi.weight")
     pieces[f"{dense}.wo.weight"] = Piece(f"{ours}.feed_forward.wo.weight")

@@ -20,7 +20,7 @@ from seqgen.modules.embedding import token_embedding
 from seqgen.modules.layer_drop import LayerDropList
 from seqgen.modules.linear import Linear
 from seqgen.modules.masks import QueryPositions, padding_mask_of
-from seqgen.modules.positions import LearnedPositions, Positions, SinusoidalPositions
+from seqgen.modules.positions import SINUSOIDS, LearnedPositions, Positions, SinusoidalPositions
 from seqgen.modules.segments import segment_mask
 from seqgen.modules.transformer_layer import (
     ACTIVATIONS,
@@ -70,10 +70,21 @@ class TransformerConfig:
     share_all_embeddings: bool = option(
         False, "share one matrix for source, target and output embeddings (needs a joint vocabulary)"
     )
+    share_encoder_decoder_embed: bool = option(
+        False, "share one matrix for source and target embeddings (needs a joint vocabulary)"
+    )
+    output_bias: bool = option(False, "add a bias to the output projection")
     no_scale_embedding: bool = option(False, "do not multiply embeddings by the square root of their dimension")
     layernorm_embedding: bool = option(False, "apply layer normalization to embeddings")
     max_source_positions: int = option(1024, "maximum source length, in tokens with end-of-sentence", minimum=1)
     max_target_positions: int = option(1024, "maximum target length, in tokens with end-of-sentence", minimum=1)
+    position_offset: int | None = option(
+        None, "number of the first position; null for padding_idx + 1, as in fairseq", minimum=0
+    )
+    sinusoids: str = option(
+        "fairseq", "frequencies of sinusoidal positions: fairseq's, or those of the paper", choices=SINUSOIDS
+    )
+    decoder_start_token_id: int = option(-1, "id of the first decoder input; -1 for end-of-sentence", minimum=-1)
 
     def encoder_options(self) -> TransformerLayerOptions:
         """The options of the encoder's layers."""
@@ -114,7 +125,7 @@ class TransformerEncoder(Encoder):
         super().__init__()
         dim = cfg.encoder_embed_dim
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg.max_source_positions, dim, embed_tokens, cfg.encoder_learned_pos)
+        self.embed_positions = _positions(cfg, "encoder", embed_tokens)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
@@ -174,7 +185,7 @@ class TransformerDecoder(IncrementalDecoder):
         super().__init__()
         dim = cfg.decoder_embed_dim
         self.embed_tokens = embed_tokens
-        self.embed_positions = _positions(cfg.max_target_positions, dim, embed_tokens, cfg.decoder_learned_pos)
+        self.embed_positions = _positions(cfg, "decoder", embed_tokens)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         self.layernorm_embedding = nn.LayerNorm(dim) if cfg.layernorm_embedding else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
@@ -183,7 +194,9 @@ class TransformerDecoder(IncrementalDecoder):
             cfg.decoder_layerdrop, [TransformerDecoderLayer(options, encoder_dim) for _ in range(cfg.decoder_layers)]
         )
         self.layer_norm = nn.LayerNorm(dim) if cfg.decoder_normalize_before else nn.Identity()
-        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=False)
+        self.output_projection = Linear(dim, embed_tokens.num_embeddings, bias=cfg.output_bias)
+        if cfg.output_bias:
+            nn.init.zeros_(self.output_projection.bias)
         if cfg.share_all_embeddings or cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight
         else:
@@ -250,22 +263,25 @@ class TransformerDecoder(IncrementalDecoder):
         """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""
         return self.output_layer(self.layer_norm(hidden))
 
-    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The features and the weight of the output projection; see ``Decoder.output_product``."""
-        return features, self.output_projection.matrix()
+    def output_product(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The features and the weight of an output projection without a bias; see ``Decoder.output_product``."""
+        return None if self.output_projection.bias is not None else (features, self.output_projection.matrix())
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""
         return self.embed_positions.max_positions
 
 
-def _positions(max_positions: int, dim: int, embed_tokens: nn.Embedding, learned: bool) -> Positions:
+def _positions(cfg: TransformerConfig, side: str, embed_tokens: nn.Embedding) -> Positions:
+    """The position embeddings of the encoder or the decoder."""
     padding_idx = embed_tokens.padding_idx
     assert padding_idx is not None
-    num_rows = max_positions + padding_idx + 1
-    if learned:
-        return LearnedPositions(num_rows, dim, padding_idx, std=dim**-0.5)
-    return SinusoidalPositions(num_rows, dim, padding_idx)
+    before = padding_idx if cfg.position_offset is None else cfg.position_offset - 1
+    longest = cfg.max_source_positions if side == "encoder" else cfg.max_target_positions
+    num_rows, dim = longest + before + 1, embed_tokens.embedding_dim
+    if getattr(cfg, f"{side}_learned_pos"):
+        return LearnedPositions(num_rows, dim, before, std=dim**-0.5)
+    return SinusoidalPositions(num_rows, dim, before, cfg.sinusoids)
 
 
 def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> TransformerConfig:
@@ -294,9 +310,22 @@ def _sized(dim: int, ffn_dim: int, heads: int, layers: int, **values: Any) -> Tr
     },
 )
 class TransformerModel(EncoderDecoderModel):
-    """The transformer."""
+    """The transformer.
+
+    Args:
+        cfg: the configuration.
+        encoder: the encoder that it describes.
+        decoder: the decoder that it describes.
+    """
 
     supports_packing = True
+
+    encoder: TransformerEncoder
+    decoder: TransformerDecoder
+
+    def __init__(self, cfg: TransformerConfig, encoder: TransformerEncoder, decoder: TransformerDecoder):
+        super().__init__(encoder, decoder)
+        self.cfg = cfg
 
     @classmethod
     def build_model(cls, cfg: TransformerConfig, task: Vocabularies) -> Self:
@@ -309,28 +338,37 @@ class TransformerModel(EncoderDecoderModel):
         Raises:
             ConfigError: values of the configuration exclude each other, or do not fit the dictionaries.
         """
-        _check(cfg)
         source, target = task.source_dictionary, task.target_dictionary
+        _check(cfg, len(target))
         source_embedding = _embedding(source, cfg.encoder_embed_dim)
-        if not cfg.share_all_embeddings:
+        shared = next((key for key in _SHARING if getattr(cfg, key)), None)
+        if shared is None:
             target_embedding = _embedding(target, cfg.decoder_embed_dim)
         elif source is target or source == target:
             target_embedding = source_embedding
         else:
             raise ConfigError(
-                "model.share_all_embeddings needs one vocabulary for source and target; use a joint vocabulary, or "
+                f"model.{shared} needs one vocabulary for source and target; use a joint vocabulary, or "
                 "model.share_decoder_input_output_embed=true"
             )
         encoder = TransformerEncoder(cfg, source_embedding)
         decoder = TransformerDecoder(cfg, target_embedding, cfg.encoder_embed_dim)
-        return cls(encoder, decoder)
+        return cls(cfg, encoder, decoder)
+
+    def start_token(self, task_eos: int) -> int:
+        """The id that ``prev_output_tokens`` begins with: ``decoder_start_token_id``, or else end-of-sentence."""
+        return task_eos if self.cfg.decoder_start_token_id < 0 else self.cfg.decoder_start_token_id
+
+
+_SHARING = ("share_all_embeddings", "share_encoder_decoder_embed")
+"""The options that share one matrix for source and target embeddings."""
 
 
 def _embedding(dictionary: Any, dim: int) -> nn.Embedding:
     return token_embedding(len(dictionary), dim, dictionary.pad(), std=dim**-0.5)
 
 
-def _check(cfg: TransformerConfig) -> None:
+def _check(cfg: TransformerConfig, vocab_size: int) -> None:
     for side in ("encoder", "decoder"):
         dim, heads = getattr(cfg, f"{side}_embed_dim"), getattr(cfg, f"{side}_attention_heads")
         if dim % heads:
@@ -339,8 +377,14 @@ def _check(cfg: TransformerConfig) -> None:
         raise ConfigError(
             f"model.activation_fn: there is no {cfg.activation_fn!r}; choose one of: {', '.join(sorted(ACTIVATIONS))}"
         )
-    if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+    for key in _SHARING:
+        if getattr(cfg, key) and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+            raise ConfigError(
+                f"model.{key} needs encoder_embed_dim and decoder_embed_dim to be the same, but they are "
+                f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+            )
+    if cfg.decoder_start_token_id >= vocab_size:
         raise ConfigError(
-            "model.share_all_embeddings needs encoder_embed_dim and decoder_embed_dim to be the same, but they are "
-            f"{cfg.encoder_embed_dim} and {cfg.decoder_embed_dim}"
+            f"model.decoder_start_token_id={cfg.decoder_start_token_id} is outside the vocabulary of {vocab_size} "
+            "tokens"
         )

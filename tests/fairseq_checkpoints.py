@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.model import EncoderDecoderModel
+from seqgen.models.fairseq_options import NOT_FAIRSEQS
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
@@ -48,8 +49,6 @@ LANGUAGE_MODEL = TransformerLMConfig(
     max_target_positions=40,
 )
 AnyConfig = FConvConfig | TransformerConfig | TransformerLMConfig
-OURS = ("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
-"""Keys of a language model that fairseq does not have, besides ``positions_from_zero``."""
 
 # what every fairseq-train adds, whatever the model
 COMMON = {
@@ -103,7 +102,7 @@ def fairseq_weights(model: EncoderDecoderModel) -> dict[str, Tensor]:
 
 
 def options_of(config: AnyConfig) -> dict[str, Any]:
-    own = {key: value for key, value in asdict(config).items() if key not in (*OURS, "positions_from_zero")}
+    own = {key: value for key, value in asdict(config).items() if key not in NOT_FAIRSEQS}
     if isinstance(config, TransformerLMConfig):
         task = {"task": "language_modeling", "sample_break_mode": "none", "tokens_per_sample": 40}
         return {**COMMON, **task, "arch": "transformer_lm", "self_target": False, "output_dictionary_size": -1, **own}
@@ -134,7 +133,7 @@ def in_omegaconf(options: dict[str, Any]) -> dict[str, Any]:
 def in_groups(options: dict[str, Any]) -> dict[str, Any]:
     """The options of a transformer as OmegaConf nodes in groups, with a reference."""
     model: dict[str, Any] = {"_name": "transformer", "encoder": {}, "decoder": {}, "quant_noise": {"pq": 0.0}}
-    for key in asdict(TRANSFORMER):
+    for key in asdict(TRANSFORMER).keys() - NOT_FAIRSEQS:
         group, _, name = key.partition("_")
         if group in ("encoder", "decoder"):
             model[group][name] = options[key]

@@ -16,9 +16,9 @@ import pytest
 import sentencepiece
 import torch
 
-from seqgen.models import t5_huggingface
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
+from seqgen.models.t5_huggingface import ARCHITECTURE
 from tests.commands import sentences
 
 VOCAB, SENTINELS = 40, 4
@@ -155,12 +155,12 @@ def tiny_tokenizer() -> Any:
 def seqgen_model(original: Any) -> T5Model:
     """The same model here, by way of its names and values alone."""
     config = JSONConfig(Path("config.json"), json.loads(original.config.to_json_string(use_diff=False)))
-    cfg = t5_huggingface.read_config(config)
+    cfg = ARCHITECTURE.read_config(config)
     dtype = original.get_input_embeddings().weight.dtype
     model = T5Model(replace(cfg), padding_idx=original.config.pad_token_id).to(dtype)
     ours = dict(model.named_parameters(remove_duplicate=False))
     theirs = original.state_dict()
     with torch.no_grad():
-        for name, piece in t5_huggingface.layout(cfg).pieces.items():
+        for name, piece in ARCHITECTURE.layout(cfg).pieces.items():
             piece.of(ours[piece.parameter]).copy_(theirs[name])
     return model.eval()

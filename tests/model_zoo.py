@@ -150,6 +150,34 @@ ZOO: dict[str, Specimen] = {
             layernorm_embedding=True,
         )
     ),
+    "transformer_marian": Specimen(
+        registered(
+            "transformer",
+            joint=True,
+            **_NARROW,
+            sinusoids="paper",
+            position_offset=0,
+            share_all_embeddings=True,
+            output_bias=True,
+            decoder_start_token_id=1,
+        ),
+        start=1,
+    ),
+    "transformer_mbart": Specimen(
+        registered(
+            "transformer",
+            joint=True,
+            **_NARROW,
+            encoder_normalize_before=True,
+            decoder_normalize_before=True,
+            encoder_learned_pos=True,
+            decoder_learned_pos=True,
+            position_offset=5,
+            layernorm_embedding=True,
+            share_encoder_decoder_embed=True,
+            activation_fn="swish",
+        )
+    ),
     "lstm_tiny": Specimen(
         registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
         either_padding=False,

@@ -26,7 +26,9 @@ from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
 from tests.commands import command
 from tests.fairseq_checkpoints import (
+    COMMON,
     FCONV,
+    LANGUAGES,
     TRANSFORMER,
     dictionary,
     fairseq_weights,
@@ -38,6 +40,7 @@ from tests.fairseq_checkpoints import (
     random_model,
     write,
 )
+from tests.huggingface_bart import tiny_model
 
 Weights = dict[str, Tensor]
 
@@ -442,3 +445,44 @@ def test_options_are_those_that_were_saved(tmp_path: Path) -> None:
     path = write(tmp_path, random_model(FCONV), in_omegaconf(options_of(FCONV)))
     cfg = plain(read_torch_file(path, ("omegaconf.",))["cfg"])
     assert {key: cfg["model"][key] for key in asdict(FCONV)} == asdict(FCONV)
+
+
+# -- BART -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bart", "mbart"])
+def test_bart_and_mbart(kind: str, tmp_path: Path) -> None:
+    """Under fairseq's names, with weights of transformers, whose names for them are the same."""
+    pytest.importorskip("transformers")
+    words = dictionary()
+    original = tiny_model(kind, vocab_size=len(words), scale_embedding=kind == "mbart", encoder_attention_heads=2)
+    original.final_logits_bias.zero_()
+    weights = {
+        name.removeprefix("model."): tensor
+        for name, tensor in original.state_dict().items()
+        if "shared" not in name and name not in ("final_logits_bias", "lm_head.weight")
+    }
+    sides = {
+        **{"embed_dim": 12, "attention_heads": 2, "normalize_before": kind == "mbart", "learned_pos": True},
+        **{"embed_path": None},
+    }
+    config = original.config
+    options = {
+        **{f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sides.items()},
+        **{f"{side}_layers": getattr(config, f"{side}_layers") for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_embed_dim": getattr(config, f"{side}_ffn_dim") for side in ("encoder", "decoder")},
+        **{"max_source_positions": 26, "max_target_positions": 26, "pooler_activation_fn": "tanh", "relu_dropout": 0.0},
+        **{**LANGUAGES, "arch": f"{kind}_base"},
+    }
+    model = random_model(FCONV)
+    loaded = load_model(write(tmp_path, model, in_args({**COMMON, **options}), weights))
+    sources, prefixes = torch.tensor([[8, 9, 20, 2], [7, 2, 1, 1]]), torch.tensor([[2, 8, 6], [2, 11, 5]])
+    mask = sources.ne(1)
+    with torch.no_grad():
+        wanted = original(input_ids=sources, attention_mask=mask.long(), decoder_input_ids=prefixes).logits
+        got = loaded.model(sources, mask.sum(1), prefixes).logits
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    for task in ("denoising", "translation_from_pretrained_bart"):
+        path = write(tmp_path, model, in_args({**COMMON, **options, "task": task}), weights)
+        with pytest.raises(CheckpointError, match=f"was trained for the task '{task}'"):
+            load_model(path)

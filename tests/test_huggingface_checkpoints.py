@@ -27,7 +27,7 @@ from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
-from seqgen.models.t5_huggingface import read_config
+from seqgen.models.t5_huggingface import ARCHITECTURE
 from tests.commands import command, corpus
 from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_folder, tiny_model, tiny_tokenizer
 from tests.model_zoo import build
@@ -165,7 +165,7 @@ def test_what_a_config_does_not_say(tmp_path: Path) -> None:
     """The defaults are those of the original's class for the model type."""
     transformers = pytest.importorskip("transformers")
     for kind in ("t5", "mt5", "umt5"):
-        cfg = read_config(JSONConfig(tmp_path, {"model_type": kind}))
+        cfg = ARCHITECTURE.read_config(JSONConfig(tmp_path, {"model_type": kind}))
         original = transformers.AutoConfig.for_model(kind)
         for name in ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads"):
             assert getattr(cfg, name) == getattr(original, name)
@@ -535,10 +535,11 @@ def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    change_config(folder, model_type="bart", architectures=["BartForConditionalGeneration"])
-    assert "its architecture is BartForConditionalGeneration, which seqgen does not support; it supports" in refusal(
-        folder
-    )
+    change_config(folder, model_type="prophetnet", architectures=["ProphetNetForConditionalGeneration"])
+    said = "its architecture is ProphetNetForConditionalGeneration, which seqgen does not support; it supports"
+    assert said in refusal(folder)
+    change_config(folder, model_type="nllb-moe", architectures=["NllbMoeForConditionalGeneration"])
+    assert "its architecture is NllbMoeForConditionalGeneration, a mixture of experts; the dense" in refusal(folder)
     change_config(folder, model_type="absent", architectures="absent")
     assert "its architecture is unnamed" in refusal(folder)
     change_config(folder, model_type=["t5"])
@@ -710,7 +711,7 @@ def test_a_config_is_written_and_read(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["decoder_start_token_id"] == config["pad_token_id"] == 0
     assert config["eos_token_id"] == 1
-    again = read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
+    again = ARCHITECTURE.read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
     again.decoder_start_token_id = -1
     assert again == cfg
 

@@ -18,7 +18,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError
-from seqgen.models.gpt2_huggingface import read_config
+from seqgen.models.gpt2_huggingface import ARCHITECTURE
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.transformer_lm import TransformerLanguageModel
@@ -128,14 +128,14 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
 
 def test_defaults_and_general_names(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    cfg, original = read_config(JSONConfig(tmp_path, {"model_type": "gpt2"})), transformers.GPT2Config()
+    cfg, original = ARCHITECTURE.read_config(JSONConfig(tmp_path, {"model_type": "gpt2"})), transformers.GPT2Config()
     assert cfg.decoder_embed_dim == original.n_embd
     assert (cfg.decoder_layers, cfg.decoder_attention_heads) == (original.n_layer, original.n_head)
     assert (cfg.max_target_positions, cfg.decoder_ffn_embed_dim) == (original.n_positions, 4 * original.n_embd)
     assert (cfg.dropout, cfg.embedding_dropout) == (original.resid_pdrop, original.embd_pdrop)
     assert (cfg.attention_dropout, cfg.layer_norm_epsilon) == (original.attn_pdrop, original.layer_norm_epsilon)
     general = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 9}
-    cfg = read_config(JSONConfig(tmp_path, general))
+    cfg = ARCHITECTURE.read_config(JSONConfig(tmp_path, general))
     assert (cfg.decoder_embed_dim, cfg.decoder_layers, cfg.decoder_attention_heads) == (12, 3, 2)
     assert cfg.max_target_positions == 9
 

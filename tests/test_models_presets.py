@@ -134,6 +134,7 @@ def test_embeddings_are_shared_as_asked() -> None:
     assert kinds() == (False, True)
     assert kinds(share_decoder_input_output_embed=False) == (False, False)
     assert kinds(share_all_embeddings=True) == (True, True)
+    assert kinds(share_encoder_decoder_embed=True, share_decoder_input_output_embed=False) == (True, False)
     assert kinds(share_all_embeddings=True, share_decoder_input_output_embed=False) == (True, True)
     shared = registered("fconv_tiny", share_input_output_embed=True)()
     assert shared.decoder.fc3.weight is shared.decoder.embed_tokens.weight
@@ -143,6 +144,11 @@ def test_embeddings_are_shared_as_asked() -> None:
     ("changes", "message"),
     [
         ({"share_all_embeddings": True}, "needs one vocabulary for source and target"),
+        (
+            {"share_encoder_decoder_embed": True},
+            "share_encoder_decoder_embed needs one vocabulary for source and target",
+        ),
+        ({"decoder_start_token_id": 23}, "decoder_start_token_id=23 is outside the vocabulary of 23 tokens"),
         ({"encoder_attention_heads": 3}, "model.encoder_embed_dim=512 is not a multiple of"),
         ({"decoder_embed_dim": 100}, "model.decoder_embed_dim=100 is not a multiple of"),
         ({"activation_fn": "sine"}, "there is no 'sine'; choose one of: gelu, gelu_accurate, gelu_fast, relu"),

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.models import t5_huggingface
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
+from seqgen.models.t5_huggingface import ARCHITECTURE
 from seqgen.modules.dropout import Dropout
 from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_model, without_casts
 
@@ -105,7 +105,7 @@ def test_gradients_are_the_originals(variant: str, dtype: torch.dtype) -> None:
     loss.backward()
     ours = dict(model.named_parameters(remove_duplicate=False))
     theirs = dict(original.named_parameters(remove_duplicate=False))
-    for name, piece in t5_huggingface.layout(model.cfg).pieces.items():
+    for name, piece in ARCHITECTURE.layout(model.cfg).pieces.items():
         gradient = ours[piece.parameter].grad
         assert gradient is not None
         assert theirs[name].grad.abs().max() > 0
@@ -123,7 +123,7 @@ def test_initialization_is_the_originals(variant: str) -> None:
     torch.manual_seed(1)
     ours = dict(T5Model(replace(cfg), 0).named_parameters(remove_duplicate=False))
     theirs = original.state_dict()
-    for name, piece in t5_huggingface.layout(cfg).pieces.items():
+    for name, piece in ARCHITECTURE.layout(cfg).pieces.items():
         got, wanted = piece.of(ours[piece.parameter]).detach(), theirs[name]
         if got.dim() == 1:
             assert torch.equal(got, wanted)

@@ -72,3 +72,27 @@ def test_learned_positions_are_trained_and_padding_is_not() -> None:
     mask = torch.tensor([[False, False, True], [False, False, False]])
     (positions.of_source(3, mask).sum() + positions.of_target(1, 1).sum()).backward()
     assert positions.weight.grad[:, 0].tolist() == [0, 0, 2, 3, 1, 0]
+
+
+def test_sinusoids_of_the_paper() -> None:
+    """Five channels: frequencies 1, 10000 ** -0.4 and 10000 ** -0.8, of which the last has no cosine; from number 0."""
+    positions = SinusoidalPositions(9, 5, padding_idx=-1, sinusoids="paper")
+    assert positions.max_positions == 9
+    rates = (1.0, 10000**-0.4, 10000**-0.8)
+    for number, row in enumerate(positions.of_target(0, 9)[0].tolist()):
+        wanted = [math.sin(number * rate) for rate in rates] + [math.cos(number * rate) for rate in rates[:2]]
+        assert row == pytest.approx(wanted, abs=1e-6)
+
+
+def test_source_positions_from_zero() -> None:
+    """Padding has no number of its own then; its positions are masked."""
+    positions = LearnedPositions(6, 1, -1, std=1.0)
+    with torch.no_grad():
+        positions.weight.copy_(torch.arange(6).unsqueeze(1))
+    mask = torch.tensor([[False, False, False], [False, False, True], [True, True, False]])
+    found = positions.of_source(3, mask)
+    assert found.squeeze(-1).masked_fill(mask, -1).tolist() == [[0, 1, 2], [0, 1, -1], [-1, -1, 0]]
+    found.sum().backward()
+    assert positions.weight.grad is not None
+    positions.of_source(6, torch.tensor([[False] * 6, [True] * 6])).sum().backward()
+    assert positions.weight.grad[5].item() == 1, "the last row is trained, too"

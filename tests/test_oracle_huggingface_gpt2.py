@@ -22,7 +22,7 @@ from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
-from seqgen.models import gpt2_huggingface
+from seqgen.models.gpt2_huggingface import ARCHITECTURE
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.huggingface_weights import fill
 from seqgen.models.transformer_lm import TransformerLanguageModel
@@ -66,9 +66,9 @@ def seqgen_model(seed: int) -> TransformerLanguageModel:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sharp_model(seed).save_pretrained(folder)
-        cfg = gpt2_huggingface.read_config(JSONConfig.read(folder / "config.json"))
+        cfg = ARCHITECTURE.read_config(JSONConfig.read(folder / "config.json"))
         model = TransformerLanguageModel.build_model(cfg, Vocabularies())
-        fill(model, gpt2_huggingface.layout(cfg), folder, torch.device("cpu"))
+        fill(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
     return model.eval()
 
 

@@ -58,9 +58,12 @@ class Positions(nn.Module):
             return self._range(length, 0, "source")
         if length > self.max_positions:
             self._check(int((~padding_mask).sum(1).max()), "source")
-        # padding, a, b -> 1, 2, 3 where padding_idx is 1
+        # padding, a, b -> 1, 2, 3 where padding_idx is 1, and 0, 0, 1 where it is -1
         tokens = (~padding_mask).long()
-        return F.embedding(tokens.cumsum(1) * tokens + self.padding_idx, self.weight, self.padding_idx)
+        numbers = tokens.cumsum(1) * tokens + self.padding_idx
+        if self.padding_idx < 0:
+            return F.embedding(numbers.clamp(min=0), self.weight)
+        return F.embedding(numbers, self.weight, self.padding_idx)
 
     def of_segments(self, segments: Tensor, what: str) -> Tensor:
         """The embeddings for rows of several examples; positions count from the first token of each example.
@@ -136,24 +139,39 @@ class LearnedPositions(Positions):
             nn.init.zeros_(self.weight[padding_idx])
 
 
+SINUSOIDS = ("fairseq", "paper")
+"""The tables of sinusoidal positions; see ``SinusoidalPositions``."""
+
+
 class SinusoidalPositions(Positions):
     """Sinusoidal position embeddings (Vaswani et al. 2017, section 3.5).
 
-    As in fairseq, the sines of all frequencies come first and then the cosines. The frequencies decrease geometrically
-    from 1 to 1/10000 in ``C/2 - 1`` steps. The table is computed and not saved with the weights.
+    The sines of all frequencies come first and then the cosines. The table is computed and not saved with the weights.
 
     Args:
         num_rows: rows of the table, ``padding_idx + 1`` of which are not used for tokens.
         embedding_dim: dimension of the embeddings.
         padding_idx: number of padding positions.
+        sinusoids: ``fairseq`` for frequencies that decrease geometrically from 1 to 1/10000 in ``C/2 - 1`` steps;
+            ``paper`` for those of the paper, ``10000 ** (-2i / C)``, as in Marian and Pegasus.
     """
 
-    def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int):
+    def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int, sinusoids: str = "fairseq"):
         super().__init__(num_rows, embedding_dim, padding_idx)
-        self.register_buffer("weight", _sinusoids(num_rows, embedding_dim, padding_idx), persistent=False)
+        self.sinusoids = sinusoids
+        self.register_buffer("weight", self._table(), persistent=False)
+
+    def reset_buffers(self) -> None:
+        """Compute the table again, on its device and in its dtype, for a model built on the ``meta`` device."""
+        self.weight = self._table().to(self.weight)
+
+    def _table(self) -> Tensor:
+        if self.sinusoids == "paper":
+            return _paper_sinusoids(self.num_rows, self.embedding_dim)
+        return _fairseq_sinusoids(self.num_rows, self.embedding_dim, self.padding_idx)
 
 
-def _sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
+def _fairseq_sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
     half = embedding_dim // 2
     # In float32, as in fairseq, so that models trained there get the same embeddings.
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / max(half - 1, 1)))
@@ -162,3 +180,10 @@ def _sinusoids(num_rows: int, embedding_dim: int, padding_idx: int) -> Tensor:
     if padding_idx >= 0:
         table[padding_idx] = 0
     return table
+
+
+def _paper_sinusoids(num_rows: int, embedding_dim: int) -> Tensor:
+    """An odd dimension has one sine more than cosines. Computed in float64, as in Marian."""
+    exponents = torch.arange(0, embedding_dim, 2, dtype=torch.float64) / embedding_dim
+    angles = torch.arange(num_rows, dtype=torch.float64).unsqueeze(1) / 10000**exponents
+    return torch.cat([angles.sin(), angles.cos()[:, : embedding_dim // 2]], dim=1).float()

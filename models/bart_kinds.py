@@ -1,0 +1,163 @@
+"""The types of BART's family in Hugging Face's layout: what their ``config.json`` files mean, and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SIDES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all models of one ``model_type`` have in common.
+
+    Attributes:
+        class_name: the class of transformers.
+        pre_norm: whether layer normalization is applied before each sublayer, and once more after the last layer.
+        norms_embeddings: whether layer normalization is applied to embeddings.
+        positions: ``learned``, or the name of the table of sinusoids.
+        position_offset: number of the first position; ``None`` for ``pad_token_id + 1``.
+        has_bias: whether the output projection has a bias.
+        ids: the special ids of a model whose ``config.json`` lacks them; -1 for none.
+        defaults: other values of such a model, where they differ from those of BART.
+    """
+
+    class_name: str
+    pre_norm: bool
+    norms_embeddings: bool
+    positions: str
+    position_offset: int | None
+    has_bias: bool
+    ids: Mapping[str, int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, pad: int) -> dict[str, Any]:
+        """The values of the model's configuration that all models of this type have.
+
+        Args:
+            pad: id of padding.
+        """
+        return {
+            **{f"{side}_normalize_before": self.pre_norm for side in SIDES},
+            **{f"{side}_learned_pos": self.positions == "learned" for side in SIDES},
+            "layernorm_embedding": self.norms_embeddings,
+            "sinusoids": "fairseq" if self.positions == "learned" else self.positions,
+            "position_offset": pad + 1 if self.position_offset is None else self.position_offset,
+        }
+
+
+def _ids(pad: int, eos: int, bos: int, start: int, forced_eos: int) -> dict[str, int]:
+    names = ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_eos_token_id")
+    return dict(zip(names, (pad, eos, bos, start, forced_eos), strict=True))
+
+
+KINDS = {
+    "bart": Kind(
+        "BartForConditionalGeneration",
+        pre_norm=False,
+        norms_embeddings=True,
+        positions="learned",
+        position_offset=2,
+        has_bias=True,
+        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=2),
+    ),
+    "mbart": Kind(
+        "MBartForConditionalGeneration",
+        pre_norm=True,
+        norms_embeddings=True,
+        positions="learned",
+        position_offset=2,
+        has_bias=True,
+        ids=_ids(pad=1, eos=2, bos=0, start=-1, forced_eos=2),
+    ),
+    "pegasus": Kind(
+        "PegasusForConditionalGeneration",
+        pre_norm=True,
+        norms_embeddings=False,
+        positions="paper",
+        position_offset=0,
+        has_bias=True,
+        ids=_ids(pad=0, eos=1, bos=-1, start=0, forced_eos=1),
+    ),
+    "marian": Kind(
+        "MarianMTModel",
+        pre_norm=False,
+        norms_embeddings=False,
+        positions="paper",
+        position_offset=0,
+        has_bias=True,
+        ids=_ids(pad=58100, eos=0, bos=-1, start=58100, forced_eos=0),
+        defaults={"vocab_size": 58101},
+    ),
+    "m2m_100": Kind(
+        "M2M100ForConditionalGeneration",
+        pre_norm=True,
+        norms_embeddings=False,
+        positions="fairseq",
+        position_offset=None,
+        has_bias=False,
+        ids=_ids(pad=1, eos=2, bos=0, start=2, forced_eos=-1),
+        defaults={
+            "vocab_size": 128112,
+            "activation_function": "relu",
+            "scale_embedding": True,
+            "attention_dropout": 0.1,
+            "layerdrop": 0.05,
+        },
+    ),
+}
+"""The supported values of ``model_type``."""
+
+SIZES = (
+    ("encoder_layers", "encoder_layers", 12),
+    ("encoder_ffn_dim", "encoder_ffn_embed_dim", 4096),
+    ("decoder_layers", "decoder_layers", 12),
+    ("decoder_ffn_dim", "decoder_ffn_embed_dim", 4096),
+    ("decoder_attention_heads", "decoder_attention_heads", 16),
+)
+"""The name in ``config.json``, ours, and the default."""
+
+PROBABILITIES = (("dropout", 0.1), ("attention_dropout", 0.0), ("activation_dropout", 0.0))
+
+OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+READ = frozenset(
+    {
+        *("model_type", "d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
+        *("decoder_vocab_size", "max_position_embeddings", "activation_function", "scale_embedding"),
+        *("encoder_layerdrop", "decoder_layerdrop", "tie_word_embeddings", "share_encoder_decoder_embeddings"),
+        *("is_encoder_decoder", "force_bos_token_to_be_generated", "torch_dtype", "dtype", "transformers_version"),
+        *("quantization_config", *(name for name, _, _ in SIZES), *(name for name, _ in PROBABILITIES), *OFF),
+    }
+)
+"""Keys that are read, besides decoding settings."""
+
+NO_EFFECT = frozenset(
+    """
+    architectures use_cache num_hidden_layers init_std classifier_dropout classif_dropout num_labels id2label label2id
+    problem_type finetuning_task task_specific_params tokenizer_class prefix torchscript output_past return_dict
+    use_bfloat16 gradient_checkpointing attn_implementation chunk_size_feed_forward cross_attention_hidden_size
+    sep_token_id tf_legacy_loss extra_pos_embeddings save_step model_max_length max_source_positions
+    max_target_positions auto_map name_or_path adapters tokenizer_type
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change what transformers 4.53.3 computes."""
+
+
+def described_structure(kind: Kind) -> dict[str, bool]:
+    """Keys of old versions that describe what the type alone determines, with the values that are right for it.
+
+    Args:
+        kind: the type.
+    """
+    return {
+        "normalize_before": kind.pre_norm,
+        "add_final_layer_norm": kind.pre_norm,
+        "normalize_embedding": kind.norms_embeddings,
+        "static_position_embeddings": kind.positions != "learned",
+        "add_bias_logits": False,
+        "do_blenderbot_90_layernorm": False,
+    }
