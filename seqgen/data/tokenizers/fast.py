@@ -13,7 +13,7 @@ from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
-from seqgen.errors import shown
+from seqgen.errors import DataError, shown
 
 
 class FastTokenizer(PretrainedTokenizer):
@@ -53,6 +53,25 @@ class FastTokenizer(PretrainedTokenizer):
         with pipeline_errors(f"the tokenizer in {self.files.origin} cannot decode"):
             text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self.clean_up(text)
+
+    def check_frame(self, before: list[int], after: list[int]) -> None:
+        """Check that the pipeline adds certain tokens to a text.
+
+        Args:
+            before: ids of the tokens before the text.
+            after: ids of those after it.
+
+        Raises:
+            DataError: it adds other tokens.
+        """
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
+            framed = self._pipeline.encode("a", add_special_tokens=True).ids
+        if framed != [*before, *self.encode("a"), *after]:
+            wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
+            raise DataError(
+                f"{self.files.origin}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
+                "support for this kind of tokenizer; copy the original file"
+            )
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""

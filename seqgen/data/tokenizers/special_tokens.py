@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -124,13 +124,14 @@ class SpecialTokens:
             distinct.setdefault(str(token), token)
         return list(distinct.values())
 
-    def fill(self, **flags: bool) -> None:
-        """Set end-of-sentence, padding and the unknown token to T5's if no file names them.
+    def fill(self, defaults: Mapping[str, str] = DEFAULTS, **flags: bool) -> None:
+        """Set named tokens if no file names them.
 
         Args:
-            flags: flags for those of the three tokens that have none; without flags, they remain strings.
+            defaults: the tokens by name; by default T5's end-of-sentence, padding and unknown token.
+            flags: flags for those of the tokens that have none; without flags, they remain strings.
         """
-        for key, default in DEFAULTS.items():
+        for key, default in defaults.items():
             token = self.named.setdefault(key, default)
             if flags and isinstance(token, str):
                 self.named[key] = AddedToken(token, **flags)
