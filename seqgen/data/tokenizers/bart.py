@@ -123,6 +123,8 @@ class FastBartTokenizer(Framed, FastTokenizer):
         config = files.json(CONFIG_FILE)
         reads = FAST_FILE in files and not config.get("from_slow")
         special = read_special_tokens(files, slow=not reads)
+        if not reads:
+            special.mark()
         pipeline = read_pipeline(files) if reads else byte_level_pipeline(files)
         set_prefix_space(pipeline, bool(config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)

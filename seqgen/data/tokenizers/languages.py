@@ -102,6 +102,8 @@ class Languages:
         """
         before, after = self.frame.split("{}")
         code = name.removeprefix(before).removesuffix(after)
+        if not self.ids:
+            raise ConfigError(f"{key}: the tokenizer has no token for {name!r}, nor for any other language")
         if code not in self.ids:
             raise ConfigError(
                 f"{key}: the model has no language {name!r}{nearest(code, self.ids)}; seqgen-check languages "

@@ -202,6 +202,8 @@ class FastFairseqTokenizer(FastTokenizer):
         special = SpecialTokens.read(files)
         reads = FAST_FILE in files and not special.config.get("from_slow")
         self.kind.fill(special, slow=not reads)
+        if not reads:
+            special.mark()
         pipeline = read_pipeline(files) if reads else self._converted(files)
         super().__init__(files, special, pipeline, vocab_size)
         self.languages = self.kind.languages(special, pipeline.get_vocab(with_added_tokens=True))

@@ -109,6 +109,8 @@ class FastPegasusTokenizer(FastTokenizer):
         usual = all(str(special.named[key]) == token for key, token in DEFAULTS.items())
         special.added = {}
         reads = FAST_FILE in files and usual and not special.config.get("from_slow")
+        if not reads:
+            special.mark()
         pipeline = read_pipeline(files) if reads else self._converted(files, tokens)
         super().__init__(files, special, pipeline, vocab_size)
         if reads:

@@ -136,6 +136,15 @@ class SpecialTokens:
             if flags and isinstance(token, str):
                 self.named[key] = AddedToken(token, **flags)
 
+    def mark(self) -> None:
+        """Mark the special tokens as such, and keep ``normalized``, whose default is the opposite of ``special``.
+
+        Slow tokenizers do so. A fast tokenizer that is converted from a slow one gets its tokens.
+        """
+        for token in self.all():
+            if isinstance(token, AddedToken):
+                token.__setstate__({"special": True, "normalized": token.normalized})
+
     def number(self, key: str, default: int) -> int:
         """A number of ids in ``tokenizer_config.json``.
 
