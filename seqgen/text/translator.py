@@ -36,6 +36,14 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
+from seqgen.text.languages import (
+    LanguageReader,
+    begins_with_language,
+    chooses_itself,
+    encode_source,
+    encode_target,
+    force_target_language,
+)
 from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.object_settings import KEYS_BY_ARGUMENT, identities, separate_dotted_keys, separate_objects
 from seqgen.text.results import Translation
@@ -60,7 +68,7 @@ class ModelInMemory:
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 
-OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
+OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size", "source_lang", "target_lang")
 """The settings that ``Translator.score`` accepts."""
 
 _SCORED_TOKENS = 4096
@@ -143,6 +151,8 @@ class Translator:
     def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """See ``resolve_settings``. With a search object, the models' own settings of the search are ignored."""
         replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
+        if settings.get("target_lang") and begins_with_language(self.members[0].task):
+            replaced.add("forced_first")  # which may be another language
         own = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
         ]
@@ -156,6 +166,7 @@ class Translator:
                 f"generation.dtype={given['dtype']} applies to all calls of a translator; give it to the constructor"
             )
         cfg, notes = self._resolve(given, objects)
+        cfg = force_target_language(cfg, self.task, given)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
 
@@ -247,6 +258,9 @@ class Translator:
         if streamer is not None:
             _check_streamable(cfg)
         self._check_shared_vocabulary(cfg)
+        start_token = self.models[0].start_token(self.task.target_dictionary.eos())
+        if language_note := chooses_itself(cfg, self.task, start_token):
+            notes.append(language_note)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
         ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
@@ -323,14 +337,14 @@ class Translator:
         Args:
             sources: the source lines.
             references: the target of each.
-            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
-                ``GenerationConfig``.
+            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights``, ``batch_size``, ``source_lang`` and
+                ``target_lang`` of ``GenerationConfig``.
 
         Yields:
             The target of each line with its scores, in order. An empty line is scored like any other.
 
         Raises:
-            ConfigError: another setting is given.
+            ConfigError: another setting is given, or a language does not exist.
             DataError: the numbers of lines differ, or a line is longer than a model can process.
         """
         if isinstance(sources, str) or isinstance(references, str):
@@ -339,14 +353,22 @@ class Translator:
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         cfg, scorer = self._scorer(settings)
         read = sources_from_config(cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
+        reader = LanguageReader(self.members, cfg)
         for start in range(0, len(sources), cfg.batch_size):
             rows = range(start, min(start + cfg.batch_size, len(sources)))
-            targets = [self.task.encode_target(references[i]) for i in rows]
+            texts, languages = zip(*(reader.read(i, sources[i]) for i in rows), strict=True)
+            targets = [encode_target(self.task, references[i], own) for i, own in zip(rows, languages, strict=True)]
             encoded_sources = []
             for member, source in zip(self.members, read, strict=True):
-                encoded_sources.append([member.task.encode_source(source_text(source, sources[i], i)) for i in rows])
+                encoded_sources.append(
+                    [
+                        encode_source(member.task, source_text(source, text, i), own)
+                        for i, text, own in zip(rows, texts, languages, strict=True)
+                    ]
+                )
                 _check_lengths(rows, encoded_sources[-1], targets, member.model)
             batch = self._collate([list(map(Example, rows, encoded, targets)) for encoded in encoded_sources])
+            batch = replace(batch, start_tokens=reader.start_tokens(languages))
             yield from (hypotheses[0] for hypotheses in scorer.generate(batch))
 
     def score_text(
@@ -376,6 +398,7 @@ class Translator:
             yield from self.score([""] * len(lines), lines, **settings)
             return
         cfg, scorer = self._scorer(settings)
+        LanguageReader(self.members, cfg)  # refuses languages
         encoded = [self.task.encode_target(line) for line in lines]
         cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
         rows = max(1, min(cfg.batch_size, _SCORED_TOKENS // tokens_per_sample))

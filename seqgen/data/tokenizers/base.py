@@ -76,6 +76,11 @@ class Tokenizer(ABC):
             return [*ids, eos]
         return self.languages.frame_source(ids, eos, source_lang, target_lang)
 
+    @property
+    def tail(self) -> int:
+        """How many tokens ``encode_source`` adds after the text."""
+        return 2 if self.languages is not None and self.languages.follows_eos else 1
+
     def encode_target(self, text: str, target_lang: str = "") -> list[int]:
         """Turn a target into ids, with all tokens that the model generates.
 
