@@ -336,6 +336,10 @@ class PromptTask(Task):
         """
         return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
 
+    def encode_target(self, text: str) -> Tensor:
+        """Turn a line into ids, as in training."""
+        return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
+
     def prompt(self, src_tokens: Tensor) -> Tensor:
         """The prompt's tokens, without end-of-sentence."""
         return src_tokens[1:]

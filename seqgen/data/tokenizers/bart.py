@@ -29,8 +29,12 @@ class Framed(PretrainedTokenizer):
 
     def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
         """See ``Tokenizer.encode_source``."""
-        first, last = self.frame()
-        return [first, *self.encode(text), last]
+        return [*self.source_beginning, *self.encode(text), self.frame()[1]]
+
+    @property
+    def source_beginning(self) -> list[int]:
+        """See ``Tokenizer.source_beginning``."""
+        return [self.frame()[0]]
 
     def beginning(self, target_lang: str = "") -> list[int]:
         """See ``Tokenizer.beginning``."""

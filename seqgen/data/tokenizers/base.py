@@ -77,6 +77,11 @@ class Tokenizer(ABC):
         return self.languages.frame_source(ids, eos, source_lang, target_lang)
 
     @property
+    def source_beginning(self) -> list[int]:
+        """The tokens that precede the text in ``encode_source`` without languages, by default none."""
+        return []
+
+    @property
     def tail(self) -> int:
         """How many tokens ``encode_source`` adds after the text."""
         return 2 if self.languages is not None and self.languages.follows_eos else 1

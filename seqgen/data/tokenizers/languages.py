@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
-from seqgen.errors import ConfigError, nearest
+from seqgen.errors import ConfigError
 
 
 def _codes(text: str) -> list[str]:
@@ -106,10 +107,16 @@ class Languages:
             raise ConfigError(f"{key}: the tokenizer has no token for {name!r}, nor for any other language")
         if code not in self.ids:
             raise ConfigError(
-                f"{key}: the model has no language {name!r}{nearest(code, self.ids)}; seqgen-check languages "
-                f"path=MODEL lists its {len(self.ids)} languages"
+                f"{key}: the model has no language {name!r}{self._nearest(code)}; seqgen-check languages path=MODEL "
+                f"lists its {len(self.ids)} languages"
             )
         return code
+
+    def _nearest(self, code: str) -> str:
+        """A phrase with the most similar code: one that begins with the given one, such as deu_Latn for de."""
+        longer = [own for own in self.ids if code and own.lower().startswith(code.lower())]
+        similar = longer or difflib.get_close_matches(code[:100], self.ids, n=1, cutoff=0.4)
+        return f" (did you mean {similar[0]!r}?)" if similar else ""
 
     def frame_source(self, ids: list[int], eos: int, source_lang: str, target_lang: str) -> list[int]:
         """Add end-of-sentence and the tokens of languages to a source.

@@ -19,8 +19,11 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
 """Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
 
-UNSUPPORTED = ("sp_model_kwargs",)
+UNSUPPORTED = ("sp_model_kwargs", "init_inputs")
 """Keys of ``tokenizer_config.json`` that are refused."""
+
+FILE_KEYS = ("vocab_file", "merges_file", "spm_file", "source_spm", "target_spm", "vocab", "target_vocab_file")
+"""Keys that name other files than those of the folder; they are refused."""
 
 ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 """The key of the special tokens without a name: up to version 4 of transformers, and from version 5 on."""
@@ -63,6 +66,12 @@ class SpecialTokens:
         """
         config = files.json(CONFIG_FILE)
         special = cls(files.origin, config, {}, None, {})
+        for key in FILE_KEYS:
+            if config.get(key) is not None:
+                raise DataError(
+                    f"{files.origin}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
+                    "file into the folder under its usual name, and remove the key"
+                )
         for key in UNSUPPORTED:
             if config.get(key):
                 raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
