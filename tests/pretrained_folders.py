@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+import torch
 from tokenizers import ByteLevelBPETokenizer
 
+from seqgen.config import GenerationConfig
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.models.huggingface_checkpoint import save_pretrained
+from seqgen.models.t5 import T5Model
+from seqgen.models.t5_config import T5Config
 from tests.tokenizer_texts import TEXT
 
 PIECES = 44
@@ -113,4 +119,24 @@ def write_folder(folder: Path, name: str, config: dict[str, Any] | None = None, 
         (folder / file).write_bytes(content.encode() if isinstance(content, str) else content)
     settings = {"tokenizer_class": name, **(config or {})}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def write_model(folder: Path, name: str, config: dict[str, Any] | None = None) -> Path:
+    """Write the folder of a small random T5 with the tokenizer of another model, without transformers.
+
+    Args:
+        folder: where to; it must not exist.
+        name: the tokenizer's class.
+        config: see ``write_folder``.
+    """
+    tokenizer = load_pretrained_tokenizer(write_folder(folder.with_name(f"{folder.name}-tokenizer"), name, config))
+    words = tokenizer.dictionary
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    torch.manual_seed(1)
+    model = T5Model(
+        T5Config(vocab_size=len(words), decoder_start_token_id=words.eos(), **sizes), padding_idx=words.pad()
+    )
+    generation = GenerationConfig(semantics="huggingface", beam=2, max_len=8)
+    save_pretrained(model, folder, tokenizer, generation)
     return folder

@@ -83,7 +83,7 @@ def byte_level_pipeline(files: TokenizerFiles, unk: str | None = None) -> Any:
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; copy it again") from None
     merges = [tuple(line.split()) for line in lines]
-    if not all(len(pair) == 2 for pair in merges):
+    if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
     with pipeline_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
         pipeline = Pipeline(
