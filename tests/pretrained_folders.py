@@ -26,11 +26,7 @@ FRENCH = [text.replace("dog", "chien").replace("two", "deux") for text in TEXT]
 
 @functools.cache
 def sentencepiece_model(
-    kind: str = "unigram",
-    pegasus: bool = False,
-    french: bool = False,
-    pieces: int = PIECES,
-    byte_fallback: bool = False,
+    kind: str = "unigram", pegasus: bool = False, french: bool = False, normalization: str = "nmt_nfkc"
 ) -> bytes:
     """A SentencePiece model.
 
@@ -38,17 +34,16 @@ def sentencepiece_model(
         kind: ``unigram`` or ``bpe``.
         pegasus: whether its first pieces are those of Pegasus or those of fairseq.
         french: whether it is trained on the text of a second language.
-        pieces: their number.
-        byte_fallback: whether unknown characters become bytes.
+        normalization: the rule by which characters are normalized.
     """
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if pegasus else {"unk_id": 0, "bos_id": 1, "eos_id": 2}
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(FRENCH if french else TEXT),
         model_writer=content,
-        vocab_size=pieces + (256 if byte_fallback else 0),
+        vocab_size=PIECES,
         model_type=kind,
-        byte_fallback=byte_fallback,
+        normalization_rule_name=normalization,
         minloglevel=2,
         **ids,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seqgen.checkpoints.loading import DecodingTask, load_model
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError, UserError
@@ -152,6 +153,21 @@ def test_targets_begin_with_their_language(tmp_path: Path) -> None:
     assert marian.encode_source("a dog", target_lang="fra") == marian.encode_source(">>fra<< a dog")
 
 
+def test_rows_of_marians_embeddings(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
+    own = load_pretrained_tokenizer(folder)
+    sizes = len(own.dictionary), len(own.target_side.dictionary)
+    assert sizes[0] != sizes[1]
+    config = {"model_type": "marian", "vocab_size": sizes[0] + 2, "decoder_vocab_size": sizes[1] + 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = load_pretrained_tokenizer(folder)
+    task = DecodingTask(None, tokenizer, tokenizer)  # as if both sides were the same
+    assert (len(task.source_dictionary), len(task.target_dictionary)) == (sizes[0] + 2, sizes[1] + 3)
+    assert task.decode(task.encode_target("deux chien")) == "deux chien"
+    with pytest.raises(DataError, match="ids but the model's vocabulary only 9"):
+        load_pretrained_tokenizer(folder, 9)
+
+
 def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     folder = write_folder(tmp_path / "folder", "BartTokenizer")
@@ -182,8 +198,6 @@ def test_training_with_a_bart_tokenizer(tmp_path: Path) -> None:
     keys += [f"task.pretrained_tokenizer={folder}", "optimization.max_update=1", "task.workers=1"]
     trained = command("train", *keys)
     assert trained.code == 0, trained.err
-    from seqgen.checkpoints.loading import load_model
-
     task = load_model(tmp_path / "run").task
     dataset = task.dataset("valid")
     example = dataset.example(0, epoch=1, seed=1)

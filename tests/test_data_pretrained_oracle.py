@@ -1,6 +1,7 @@
 """The tokenizers of BART, Marian, mBART, M2M-100, NLLB and Pegasus give the ids and texts of those of transformers."""
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -120,6 +121,24 @@ def test_all_characters(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path / "folder", name)
     oracle = getattr(transformers, name).from_pretrained(folder)
     assert_equal(load_pretrained_tokenizer(folder), oracle, [*planes(1), *single_characters()])
+
+
+@pytest.mark.parametrize("name", [name for name in [*SLOW, *FAST] if not name.startswith("Bart")])
+def test_without_normalization(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path / "folder", name, normalization="identity")
+    oracle = getattr(transformers, name).from_pretrained(folder)
+    assert_equal(load_pretrained_tokenizer(folder), oracle, TEXTS[::2])
+
+
+@pytest.mark.parametrize("name", ["BartTokenizer", *FAIRSEQ, "PegasusTokenizer"])
+def test_where_slow_and_fast_differ(tmp_path: Path, name: str) -> None:
+    """As docs/tokenizers.md says."""
+    reason = r"[\x1c-\x1f]<mask>" if name == "BartTokenizer" else r"\x85|  <mask>"
+    slow, fast = (load_pretrained_tokenizer(write_folder(tmp_path / kind, kind)) for kind in (name, f"{name}Fast"))
+    texts = [*TEXTS, *planes(100), *single_characters(), *LONG]
+    differing = [text for text in texts if slow.encode_source(text) != fast.encode_source(text)]
+    assert differing
+    assert all(re.search(reason, text) for text in differing), differing
 
 
 @pytest.mark.parametrize("separate", [False, True])

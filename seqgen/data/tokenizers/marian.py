@@ -64,7 +64,7 @@ class MarianTokenizer(SentencePieceSlowTokenizer):
         """See ``Tokenizer.target_side``."""
         if self.side == TARGET:
             return self
-        return MarianTokenizer(self.files, None if self.separate else self.vocab_size, TARGET)
+        return MarianTokenizer(self.files, self.target_vocab_size if self.separate else self.vocab_size, TARGET)
 
     def pieces(self, text: str) -> list[str]:
         """See ``SlowTokenizer.pieces``; the token of a language at the beginning is one piece."""

@@ -91,7 +91,7 @@ class Kind:
         """
         config, codes = special.config, self.codes
         if not self.own_ids:
-            codes = [token for token in ids if _NLLB_CODE.fullmatch(token)]
+            codes = sorted(filter(_NLLB_CODE.fullmatch, ids), key=ids.__getitem__)
         follows = self.follows_eos or (not self.own_ids and bool(config.get("legacy_behaviour")))
         found = {code: ids[code] for code in codes if code in ids}
         source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))

@@ -117,6 +117,9 @@ class PretrainedTokenizer(Tokenizer):
         DataError: padding, end-of-sentence or the unknown token is missing, or there are more ids than ``vocab_size``.
     """
 
+    target_vocab_size: int | None = None
+    """Number of rows of the decoder's embedding, if targets have ids of their own (Marian's ``separate_vocabs``)."""
+
     def __init__(
         self, files: TokenizerFiles, special: SpecialTokens, tokens: Mapping[int, str], vocab_size: int | None
     ):
@@ -222,10 +225,10 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
     """
     files = with_class(TokenizerFiles.read(folder), folder)
-    rows = _model_config(folder).get("vocab_size")
-    if vocab_size is None and type(rows) is int and rows <= MAX_IDS:
-        vocab_size = rows
-    return make_tokenizer(files, vocab_size)
+    model = _model_config(folder)
+    tokenizer = make_tokenizer(files, _rows(model, "vocab_size") if vocab_size is None else vocab_size)
+    tokenizer.target_vocab_size = _rows(model, "decoder_vocab_size")
+    return tokenizer
 
 
 def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
@@ -243,6 +246,11 @@ def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
     given = model.get("tokenizer_class")
     config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
     return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
+
+
+def _rows(model: dict[str, Any], key: str) -> int | None:
+    rows = model.get(key)
+    return rows if type(rows) is int and rows <= MAX_IDS else None
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
