@@ -5,6 +5,7 @@ The models are T5s with the tokenizers of multilingual models.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from seqgen import Translator
+from seqgen.checkpoints.loading import load_model
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError
 from tests.commands import Outcome, command
 from tests.huggingface_t5 import tiny_folder
@@ -170,6 +173,17 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     assert (twice.code, "both determine the first token" in twice.err) == (2, True)
 
 
+def test_the_language_replaces_the_models_own_first_token(folders: dict[str, Path]) -> None:
+    loaded = load_model(folders["NllbTokenizer"])
+    plain = Translator(loaded).translate(LINES[:1], beam=1, target_lang="deu_Latn")[0]
+    own = replace(loaded, generation={**loaded.generation, "forced_first": "fra_Latn"})
+    assert Translator(own).translate(LINES[:1], beam=1, target_lang="deu_Latn")[0].text == plain.text
+    assert not any("chooses that of the output itself" in note for note in Translator(own).prepare(beam=1).notes)
+    assert any("chooses that of the output itself" in note for note in Translator(loaded).prepare(beam=1).notes)
+    both = replace(own, generation={**own.generation, "target_lang": "deu_Latn"})
+    assert Translator(both).translate(LINES[:1], beam=1)[0].text == plain.text
+
+
 def test_list_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
     listed = command("check", "languages", f"path={folders['M2M100Tokenizer']}")
     assert (listed.code, len(listed.out.split()), listed.out.split()[:2]) == (0, 100, ["af", "am"])
@@ -215,3 +229,41 @@ def test_a_line_that_is_no_text(folders: dict[str, Path]) -> None:
     translator = Translator(str(folders["NllbTokenizer"]))
     with pytest.raises(DataError, match="line 1 is of type int"):
         translator.translate([7], target_lang="deu_Latn")  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", ["NllbTokenizer", "MBartTokenizer"])
+def test_lines_with_several_languages_are_decoded_as_if_alone(folders: dict[str, Path], name: str) -> None:
+    translator = Translator(str(folders[name]))
+    languages = KINDS[name][1][:3]
+    lines = [f"{text}\t{language}" for text, language in zip(LINES, languages, strict=False)]
+    strategies: list[dict[str, Any]] = [
+        {"beam": 1, "prompt_lookup": 2},
+        {"beam": 1, "draft": str(folders[name])},
+        {"beam": 4, "diverse_beam_groups": 2},
+        {"beam": 1, "search": "contrastive"},
+        {"beam": 2, "semantics": "fairseq", "debug.use_cache": False},
+    ]
+    for strategy in strategies:
+        keys = {"max_len": 6, "max_len_b": 6, **strategy}
+        together = translator.translate(lines, target_lang="field2", **keys)
+        for text, language, found in zip(LINES, languages, together, strict=False):
+            (alone,) = translator.translate([text], target_lang=language, **keys)
+            assert found.hypotheses[0].tokens.tolist() == alone.hypotheses[0].tokens.tolist(), strategy
+
+
+def test_languages_in_other_commands(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = f"path={folders['NllbTokenizer']}"
+    (tmp_path / "text").write_text("a dog\ttwo\ntwo people\ta dog\n")
+    keys = [f"input={tmp_path / 'text'}", "generation.target_lang=deu_Latn"]
+    same = command("check", "diff", path, *keys)
+    assert same.code == 0, same.err
+    differing = command("check", "diff", path, *keys, "other.generation.target_lang=fra_Latn")
+    assert differing.code == 1
+    assert "deu_Latn" in differing.out
+    streamed = command("generate", path, *keys, "stream=true")
+    assert streamed.out == command("generate", path, *keys, "generation.beam=1").out
+    (tmp_path / "lines").write_text("a dog\n")
+    scored = command("score", path, f"source={tmp_path / 'lines'}", f"reference={tmp_path / 'lines'}", keys[1])
+    assert scored.code == 0
+    ids = load_pretrained_tokenizer(folders["NllbTokenizer"]).encode_target("a dog", "deu_Latn")
+    assert json.loads(scored.out.splitlines()[0])["tokens"] == ids

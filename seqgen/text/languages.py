@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -155,13 +155,12 @@ def begins_with_language(task: Task) -> bool:
     return languages is not None and languages.target is TargetLanguage.FIRST
 
 
-def force_target_language(cfg: GenerationConfig, task: Task, given: Collection[str]) -> GenerationConfig:
+def force_target_language(cfg: GenerationConfig, task: Task) -> GenerationConfig:
     """Force the first token of outputs if it is that of the target language.
 
     Args:
-        cfg: the configuration of decoding.
+        cfg: the configuration of decoding; its ``forced_first`` is the user's, not the model's own.
         task: the first model's task.
-        given: the keys that the user sets.
 
     Returns:
         The configuration with ``forced_first``. If each line names its language, batches have ``first_tokens``.
@@ -174,7 +173,7 @@ def force_target_language(cfg: GenerationConfig, task: Task, given: Collection[s
     languages = _needed(languages_of(task), "target_lang", cfg.target_lang)
     if not begins_with_language(task):
         return cfg
-    if "forced_first" in given and cfg.forced_first:
+    if cfg.forced_first:
         raise ConfigError(
             f"generation.forced_first={cfg.forced_first} and generation.target_lang={cfg.target_lang} both determine "
             "the first token; leave one out"

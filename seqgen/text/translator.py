@@ -151,7 +151,8 @@ class Translator:
     def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """See ``resolve_settings``. With a search object, the models' own settings of the search are ignored."""
         replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
-        if settings.get("target_lang") and begins_with_language(self.members[0].task):
+        first = self.members[0]
+        if (settings.get("target_lang") or first.generation.get("target_lang")) and begins_with_language(first.task):
             replaced.add("forced_first")  # which may be another language
         own = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
@@ -166,7 +167,6 @@ class Translator:
                 f"generation.dtype={given['dtype']} applies to all calls of a translator; give it to the constructor"
             )
         cfg, notes = self._resolve(given, objects)
-        cfg = force_target_language(cfg, self.task, given)
         note = note_on(self.dtype, self.device) if self.dtype else None
         return cfg, [*notes, *([note] if note else [])]
 
@@ -271,7 +271,8 @@ class Translator:
             objects["debug"] = from_dict(DebugConfig, debug, "debug")
             if draft is not None:
                 objects["draft"] = draft.model
-            generator = self.task.build_generator(models, cfg, need_attention=need_attention, **objects)
+            forced = force_target_language(cfg, self.task)
+            generator = self.task.build_generator(models, forced, need_attention=need_attention, **objects)
             self._generators = {key: generator}
         writable = self._generators[key].setup.limits.max_len
         notes += [
