@@ -112,7 +112,7 @@ def test_hostile_texts(tmp_path: Path, name: str, config: dict[str, Any]) -> Non
 def test_unusual_characters(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path / "folder", name)
     oracle = getattr(transformers, name).from_pretrained(folder)
-    assert_equal(load_pretrained_tokenizer(folder), oracle, [*planes(200), *single_characters()[::3], *LONG])
+    assert_equal(load_pretrained_tokenizer(folder), oracle, [*planes(600), *single_characters()[::5], *LONG])
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_where_slow_and_fast_differ(tmp_path: Path, name: str) -> None:
     """As docs/tokenizers.md says."""
     reason = r"[\x1c-\x1f]<mask>" if name == "BartTokenizer" else r"\x85|  <mask>"
     slow, fast = (load_pretrained_tokenizer(write_folder(tmp_path / kind, kind)) for kind in (name, f"{name}Fast"))
-    texts = [*TEXTS, *planes(100), *single_characters(), *LONG]
+    texts = [*TEXTS, *planes(300), *single_characters(), *LONG]
     differing = [text for text in texts if slow.encode_source(text) != fast.encode_source(text)]
     assert differing
     assert all(re.search(reason, text) for text in differing), differing
@@ -180,7 +180,7 @@ def test_what_transformers_saves(tmp_path: Path, name: str) -> None:
     (tmp_path / "saved" / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": name}))
     tokenizer = load_pretrained_tokenizer(tmp_path / "saved")
     oracle = getattr(transformers, name).from_pretrained(tmp_path / "saved")
-    assert_equal(tokenizer, oracle, TEXTS)
+    assert_equal(tokenizer, oracle, TEXTS[::2])
     save_pretrained_tokenizer(tokenizer, tmp_path / "again")  # what seqgen-convert writes
     assert_equal(tokenizer, getattr(transformers, name).from_pretrained(tmp_path / "again"), TEXTS[::9])
     save_tokenizer(tokenizer, tmp_path / "run")
