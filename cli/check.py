@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from seqgen.cli import check_diff
+from seqgen.cli import check_diff, check_languages
 from seqgen.errors import nearest
 
 CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
     "diff": (check_diff.main, check_diff.DESCRIPTION),
+    "languages": (check_languages.main, check_languages.DESCRIPTION),
 }
 """The entry point and the description of each sub-command."""
 

@@ -42,6 +42,12 @@ class ScoringConfig:
     )
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
     batch_size: int = option(64, "sentences per batch", minimum=1)
+    source_lang: str = option(
+        "", "multilingual models: language of the sources, or fieldN for the code in field N of a line with tabs"
+    )
+    target_lang: str = option(
+        "", "multilingual models: language of the references, or fieldN for the code in field N of a source line"
+    )
 
 
 @dataclass

@@ -191,6 +191,14 @@ class GenerationConfig:
     beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
     nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
 
+    # languages
+    source_lang: str = option(
+        "", "multilingual models: language of the source, or fieldN for the code in field N of a line with tabs"
+    )
+    target_lang: str = option(
+        "", "multilingual models: language of the output, or fieldN for the code in field N of a line with tabs"
+    )
+
     # output length
     max_len_a: float = option(
         0.0,

@@ -194,6 +194,8 @@ class Batch:
         texts: the text of each source line; ``None`` if sentences were not given as text.
         target_lengths: ``(N,)`` int64 tokens of each target, if padding is the same token as end-of-sentence; ``None``
             if all targets end at their first padding token.
+        first_tokens: ``(N,)`` int64, the first token of each output, in place of the one that ``ForceFirst`` forces.
+        start_tokens: ``(N,)`` int64, the start token of each sentence, in place of the model's own.
     """
 
     ids: Tensor
@@ -205,6 +207,8 @@ class Batch:
     segments: Segments | None = None
     texts: Sequence[str] | None = None
     target_lengths: Tensor | None = None
+    first_tokens: Tensor | None = None
+    start_tokens: Tensor | None = None
 
     @property
     def num_sentences(self) -> int:

@@ -150,7 +150,20 @@ class Task:
         Returns:
             ``(S,)`` int64, end-of-sentence included.
         """
-        return torch.tensor([*self.source_tokenizer.encode(text), self.source_dictionary.eos()])
+        return torch.tensor(self.source_tokenizer.encode_source(text))
+
+    def encode_source_in(self, text: str, source_lang: str, target_lang: str) -> Tensor:
+        """Turn a source line of a multilingual model into ids; only for tasks that do not override ``encode_source``.
+
+        Args:
+            text: one line.
+            source_lang: code of its language; empty for the tokenizer's default.
+            target_lang: code of the language of the output; empty for none.
+
+        Returns:
+            ``(S,)`` int64, end-of-sentence included.
+        """
+        return torch.tensor(self.source_tokenizer.encode_source(text, source_lang, target_lang))
 
     def prompt(self, src_tokens: Tensor) -> Tensor:
         """The tokens that the output of a source continues: those of a prompt; by default none.
@@ -172,7 +185,7 @@ class Task:
         Returns:
             ``(T,)`` int64, end-of-sentence included.
         """
-        return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
+        return torch.tensor(self.target_tokenizer.encode_target(text))
 
     def decode(self, tokens: Tensor) -> str:
         """Turn target ids into text.
@@ -322,6 +335,10 @@ class PromptTask(Task):
             ``(1 + P,)`` int64: end-of-sentence, which precedes every line in training, and the tokens of the prompt.
         """
         return torch.tensor([self.source_dictionary.eos(), *self.source_tokenizer.encode(text)])
+
+    def encode_target(self, text: str) -> Tensor:
+        """Turn a line into ids, as in training."""
+        return torch.tensor([*self.target_tokenizer.encode(text), self.target_dictionary.eos()])
 
     def prompt(self, src_tokens: Tensor) -> Tensor:
         """The prompt's tokens, without end-of-sentence."""

@@ -55,7 +55,10 @@ class RawTextTask(Task):
             raise ConfigError("this task has one vocabulary for source and target; set task.joined_dictionary=true")
         if cfg.subword_sampling:
             raise ConfigError("task.subword_sampling is for tasks over parallel text; remove it")
-        return cls(cfg, prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder)), folder)
+        tokenizer = prepare_tokenizer(cfg, folder, lambda: cls.training_text(cfg, folder))
+        if tokenizer.target_side is not tokenizer:
+            raise ConfigError("this tokenizer has other pieces for targets than for sources; use task=translation")
+        return cls(cfg, tokenizer, folder)
 
     @classmethod
     def training_text(cls, cfg: Any, folder: Path) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -138,20 +138,20 @@ class TextToTextTask(RawTextTask):
     def _pairs(self, source: MixtureSource, split: str) -> PairDataset:
         inputs, targets = source.records(split)
         return PairDataset(
-            self._side(f"{split}.{source.name}.input", inputs),
-            self._side(f"{split}.{source.name}.target", targets),
+            self._side(f"{split}.{source.name}.input", inputs, self.source_tokenizer.source_beginning),
+            self._side(f"{split}.{source.name}.target", targets, self.target_tokenizer.beginning()),
             name=f"{split}.{source.name}",
             max_source_positions=self.cfg.max_source_positions,
             max_target_positions=self.cfg.max_target_positions,
             on_overlong=self.cfg.on_overlong,
         )
 
-    def _side(self, label: str, records: Records) -> Side:
+    def _side(self, label: str, records: Records, before: Sequence[int]) -> Side:
         encoder = RecordEncoder(self.source_tokenizer, records.record_format, records.template)
         store = build_store(
             self.cache, label, records.files, encoder, workers=self.cfg.workers, skip_lines=records.skip_lines
         )
-        return Side(store, self.source_dictionary.eos())
+        return Side(store, self.source_dictionary.eos(), before=tuple(before))
 
     def _check_unchanged(self) -> None:
         given = Path(self.cfg.mixture)

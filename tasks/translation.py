@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -106,10 +106,13 @@ class ParallelTextTask(Task):
         """Load a split and encode it; see ``Task.load_dataset``."""
         files = self.files(split)
         sample = self.cfg.subword_sampling and split == "train"
-        source = self._side(f"{split}.source", files.source, self.source_tokenizer, sample)
+        source = self._side(
+            f"{split}.source", files.source, self.source_tokenizer, sample, self.source_tokenizer.source_beginning
+        )
         target = None
         if files.target is not None:
-            target = self._side(f"{split}.target", files.target, self.target_tokenizer, sample)
+            before = self.target_tokenizer.beginning()
+            target = self._side(f"{split}.target", files.target, self.target_tokenizer, sample, before)
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
         dataset = self.datasets[split] = PairDataset(
@@ -122,14 +125,16 @@ class ParallelTextTask(Task):
         )
         return dataset
 
-    def _side(self, label: str, files: list[Path], tokenizer: Tokenizer, sample: bool) -> Side:
+    def _side(
+        self, label: str, files: list[Path], tokenizer: Tokenizer, sample: bool, before: Sequence[int] = ()
+    ) -> Side:
         workers = self.cfg.workers
         store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
         eos = tokenizer.dictionary.eos()
         if not sample:
-            return Side(store, eos)
+            return Side(store, eos, before=tuple(before))
         text = build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
-        return Side(store, eos, tokenizer, text)
+        return Side(store, eos, tokenizer, text, tuple(before))
 
 
 @register_task("translation", config=TranslationConfig)

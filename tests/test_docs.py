@@ -14,6 +14,7 @@ import pytest
 
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
+from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
@@ -79,6 +80,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "b"):
         outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
+    write_model(folder / "nllb", "NllbTokenizer")
+    (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)
     return folder
@@ -117,6 +120,13 @@ def test_shown_python_runs(
     (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     exec(compile(code, "docs/generation.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    text = (ROOT / "docs" / "multilingual.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/multilingual.md", "exec"), {})
 
 
 def test_links_lead_somewhere() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Guidance, ProbabilityMean
 from seqgen.generation.processors import warpers as cutoffs
@@ -272,6 +274,22 @@ def test_decay_by_hand_and_beyond_all_numbers() -> None:
         given[:, EOS] = value
         got = ExponentialDecay(0, 1e30)(given.clone(), now)[0, EOS].item()
         assert got == (value if value in (0.0, -torch.inf) else pytest.approx(torch.finfo(torch.float32).max))
+
+
+@pytest.mark.parametrize("keep_score", [False, True])
+def test_each_sentence_has_its_forced_first_token(keep_score: bool) -> None:
+    tokens, rows = torch.tensor([3, 5, 4]), torch.tensor([3, 3, 5, 5, 4, 4])
+    lprobs = scores(3)
+    batch = BatchInfo(3, 2, eos=2, device=torch.device("cpu"), first_tokens=tokens)
+    shared = ForceFirst(7, keep_score)
+    now = replace(context(0), rows_per_sentence=2)
+    got = shared.begin(batch)(lprobs.clone(), now)
+    assert got.argmax(1).tolist() == rows.tolist()
+    assert got.isfinite().sum() == 6
+    kept = lprobs.gather(1, rows.unsqueeze(1)) if keep_score else torch.zeros(6, 1)
+    assert torch.equal(got.gather(1, rows.unsqueeze(1)), kept)
+    later = shared.begin(replace(batch, first_tokens=None))(lprobs.clone(), now)
+    assert later.argmax(1).tolist() == [7] * 6  # the component of a batch does not change the shared one
 
 
 def test_a_forced_first_token_can_keep_its_score() -> None:

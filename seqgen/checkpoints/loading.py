@@ -27,7 +27,7 @@ from seqgen.checkpoints.run_checksums import update_generation, verify_run, veri
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.files import frozen, write_atomically
@@ -73,7 +73,16 @@ class LoadedModel:
 
 @register_task("decoding")
 class DecodingTask(Task):
-    """The task of a model without data: it can only encode and decode text."""
+    """The task of a model without data: it can only encode and decode text.
+
+    Args:
+        cfg: has no options.
+        source_tokenizer: the tokenizer of the source.
+        target_tokenizer: that of the target, or one with a ``target_side``.
+    """
+
+    def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
+        super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:

@@ -69,16 +69,23 @@ class Side:
         eos: id of end-of-sentence.
         tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
         text: the UTF-8 bytes of each line, which the tokenizer segments.
+        before: ids that precede each line, such as BART's begin-of-sentence.
     """
 
     store: TokenStore
     eos: int
     tokenizer: Tokenizer | None = None
     text: TokenStore | None = None
+    before: tuple[int, ...] = ()
 
     def lengths(self) -> NDArray[np.int32]:
         """``(n,)`` tokens of each line, end-of-sentence included."""
-        return self.store.lengths() + np.int32(1)
+        return self.store.lengths() + np.int32(self.frame)
+
+    @property
+    def frame(self) -> int:
+        """How many tokens are added to the ids of a line."""
+        return len(self.before) + 1
 
     def tokens(self, index: int, limit: int | None = None) -> Tensor:
         """Read a line.
@@ -92,9 +99,10 @@ class Side:
         """
         ids = self.store[index]
         if limit is not None:
-            ids = ids[: limit - 1]
-        tokens = np.empty(len(ids) + 1, np.int64)
-        tokens[:-1] = ids
+            ids = ids[: limit - self.frame]
+        tokens = np.empty(len(ids) + self.frame, np.int64)
+        tokens[: len(self.before)] = self.before
+        tokens[len(self.before) : -1] = ids
         tokens[-1] = self.eos
         return torch.from_numpy(tokens)
 
@@ -115,9 +123,9 @@ class Side:
             return self.tokens(index, limit)
         number = int(np.random.SeedSequence((*seed, index)).generate_state(1)[0])
         ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
-        if limit is not None and len(ids) >= limit:
+        if limit is not None and len(ids) + self.frame > limit:
             return self.tokens(index, limit)
-        return torch.tensor([*ids, self.eos])
+        return torch.tensor([*self.before, *ids, self.eos])
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,8 @@ class PairDataset:
 
     def _select(self, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
         """Note which pairs are empty or too long; returns the numbers of the lines that are used."""
-        empty = (lengths == 1).any(1)
+        frames = [side.frame for side in (self.source, self.target) if side is not None]
+        empty = (lengths == np.array(frames)).any(1)
         overlong = np.zeros_like(empty)
         for column, limit in zip(lengths.T, self.limits, strict=False):
             if limit is not None:

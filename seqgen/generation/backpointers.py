@@ -27,11 +27,11 @@ class BackPointers:
     Args:
         sentences: sentences of the batch.
         beam: beams of each sentence.
-        start: id of the start token, with which the decoder's input begins.
+        start: id of the start token, with which the decoder's input begins; ``(sentences,)`` int64 if they differ.
         device: device of the tensors.
     """
 
-    def __init__(self, sentences: int, beam: int, start: int, device: torch.device):
+    def __init__(self, sentences: int, beam: int, start: int | Tensor, device: torch.device):
         self.beam = beam
         self.start = start
         self.length = 0
@@ -78,6 +78,7 @@ class BackPointers:
         self.attention = None if self.attention is None else self.attention.index_select(0, keep)
         self._matrix = None if self._matrix is None else self._matrix.index_select(0, keep)
         self.start_offsets = self.start_offsets.index_select(0, keep)
+        self.start = self.start.index_select(0, keep) if isinstance(self.start, Tensor) else self.start
 
     def merge(self, other: BackPointers) -> None:
         """Append the sentences of another batch, aligned at the last step.
@@ -93,6 +94,8 @@ class BackPointers:
                 self, name, torch.cat([_aligned(mine, self.length, length), _aligned(theirs, other.length, length)])
             )
         self.start_offsets = torch.cat(begins)
+        if isinstance(self.start, Tensor) and isinstance(other.start, Tensor):
+            self.start = torch.cat([self.start, other.start])
         self.length = length
         self._matrix = None
 
@@ -106,7 +109,7 @@ class BackPointers:
     def last_tokens(self) -> Tensor:
         """The newest token of each beam, ``(live, beam)`` int64: the start token before the first step."""
         if self.length == 0:
-            return self.tokens.new_full((self.sentences, self.beam), self.start)
+            return self._starts()
         return self.tokens[:, self.length - 1]
 
     def matrix(self) -> Tensor:
@@ -120,9 +123,15 @@ class BackPointers:
             for step in reversed(range(self.length)):
                 columns.append(self.tokens[:, step].gather(1, live))
                 live = self.parents[:, step].gather(1, live)
-            columns.append(torch.full_like(live, self.start))
+            columns.append(self._starts())
             self._matrix = torch.stack(columns[::-1], dim=-1)
         return self._matrix
+
+    def _starts(self) -> Tensor:
+        """The start token of each beam, ``(live, beam)`` int64."""
+        if isinstance(self.start, Tensor):
+            return self.start.unsqueeze(1).expand(-1, self.beam)
+        return self.tokens.new_full((self.sentences, self.beam), self.start)
 
     def trace(self, sentences: Tensor, beams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Follow the back-pointers of some hypotheses.

@@ -67,6 +67,7 @@ class BatchInfo:
         end_tokens: ids that end an output, end-of-sentence first.
         pad: id of padding.
         source_texts: the text of each source line; ``None`` where sentences were not given as text.
+        first_tokens: ``(num_sentences,)`` int64, the first token of each output; ``None`` if the batch does not say.
     """
 
     num_sentences: int
@@ -78,6 +79,7 @@ class BatchInfo:
     end_tokens: Sequence[int] = ()
     pad: int = 1
     source_texts: Sequence[str] | None = None
+    first_tokens: Tensor | None = None
 
     @property
     def num_candidates(self) -> int:

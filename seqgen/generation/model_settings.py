@@ -27,7 +27,7 @@ OF_THE_COMMAND = frozenset(
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
     *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "rerank"),
-    *("draft_tokens", "prompt_lookup"),
+    *("draft_tokens", "prompt_lookup", "source_lang"),
 }
 """Keys that do not change the log-probabilities of tokens."""
 

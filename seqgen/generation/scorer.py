@@ -244,7 +244,8 @@ class SequenceScorer:
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
         decoder_input = _targets(sample)[1].clone()
-        decoder_input[:, 0] = model.start_token(self.eos)
+        own = sample.start_tokens
+        decoder_input[:, 0] = model.start_token(self.eos) if own is None else own.to(decoder_input.device)
         return decoder_input
 
 

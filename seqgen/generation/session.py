@@ -62,11 +62,14 @@ class Session:
         device, count = sources[0].src_tokens.device, sample.num_sentences
         specs = setup.ensemble.members
         starts = [spec.model.start_token(setup.eos) for spec in specs]
+        start: int | Tensor = starts[0]
+        if sample.start_tokens is not None:
+            start, starts = sample.start_tokens.to(device), [starts[0]] * len(specs)
         # generated tokens follow the start token of the first member
         with setup.encoding():
             self.members = [
-                self.new_member(spec, source, start if start != starts[0] else None)
-                for spec, source, start in zip(specs, sources, starts, strict=True)
+                self.new_member(spec, source, own if own != starts[0] else None)
+                for spec, source, own in zip(specs, sources, starts, strict=True)
             ]
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)
@@ -81,6 +84,7 @@ class Session:
             setup.end_tokens,
             setup.pad,
             sample.texts,
+            None if sample.first_tokens is None else sample.first_tokens.to(device),
         )
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
@@ -111,7 +115,7 @@ class Session:
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
         self.coverage: Tensor | None = None
-        self.backpointers = BackPointers(count, self.beam, starts[0], device)
+        self.backpointers = BackPointers(count, self.beam, start, device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.collected: list[int] = []

@@ -14,6 +14,7 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
+from seqgen.text.languages import LanguageReader, LineLanguages, encode_source
 from seqgen.text.member_sources import MemberSource, source_text
 from seqgen.text.results import Translation
 from seqgen.text.text_model import TextModel
@@ -28,12 +29,16 @@ class InputLine:
         sources: for each model ``(S,)`` int64 source ids, end-of-sentence included; no tensors for an empty line.
         phrases: the phrases that the output must contain, each as its alternatives in target ids.
         prefix: the target ids with which the output begins.
+        first_token: the token of the target language, if the output begins with it.
+        start_token: the token of the target language, if it is the start token of the decoder.
     """
 
     translation: Translation
     sources: list[Tensor]
     phrases: list[Phrase] = field(default_factory=list)
     prefix: list[int] = field(default_factory=list)
+    first_token: int | None = None
+    start_token: int | None = None
 
     @property
     def length(self) -> int:
@@ -66,24 +71,31 @@ class InputEncoder:
         self.models, self.cfg, self.last_steps = models, cfg, last_steps
         self.members = models[:num_members]
         self.task = models[0].task
+        self.languages = LanguageReader(models, cfg)
 
     def encode(self, number: int, text: str, prefix: str = "") -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
 
         Args:
             number: number of the line, from 0.
-            text: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs.
+            text: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
+                line's languages are removed first.
             prefix: the forced beginning of the output.
 
         Returns:
             The encoded line.
 
         Raises:
-            DataError: the line or its prefix is not text, or the line has too few fields for ``cfg.members``.
+            DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
+                languages, or a field is not a language.
         """
         if not isinstance(text, str) or not isinstance(prefix, str):
             wrong = prefix if isinstance(text, str) else text
             raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
+        if text.strip():
+            text, languages = self.languages.read(number, text)
+        else:
+            languages = LineLanguages()
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
         if not text.strip() and not self.task.reads_empty_lines:
@@ -91,11 +103,18 @@ class InputEncoder:
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its output{further}")
             return InputLine(translation, [])
-        sources = self._sources(translation)
+        sources = self._sources(translation, languages)
         if not sources:
             return InputLine(translation, [])
         translation = replace(translation, source_tokens=sources[0])
-        return InputLine(translation, sources, self._phrases(phrases, translation), self._prefix(translation, sources))
+        return InputLine(
+            translation,
+            sources,
+            self._phrases(phrases, translation),
+            self._prefix(translation, sources, languages),
+            self.languages.first_token(languages),
+            self.languages.start_token(languages),
+        )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.
@@ -107,7 +126,7 @@ class InputEncoder:
         longest = int(self.last_steps(torch.tensor([len(sources[0])]))[0])
         return min([longest, *(room - 1 for room in rooms if room is not None)])
 
-    def _sources(self, translation: Translation) -> list[Tensor]:
+    def _sources(self, translation: Translation, languages: LineLanguages) -> list[Tensor]:
         """The source ids for each model; none if a prompt leaves no room for an output."""
         text, notes = translation.source, translation.notes
         if "\t" in text and not self.cfg.members:
@@ -122,15 +141,16 @@ class InputEncoder:
         wanted = [*self.sources, *[INPUT] * len(self.models)]
         for model, source in zip(self.models, wanted, strict=False):
             own = source_text(source, text, translation.id)
-            ids, longest = model.task.encode_source(own), model.model.max_positions()[0]
+            ids, longest = encode_source(model.task, own, languages), model.model.max_positions()[0]
             if (room := _room(model, ids)) is not None and room < 1:
                 notes.append(
                     f"the prompt has {len(ids)} tokens and the model {longest} positions, so that the output is empty"
                 )
                 return []
             if len(ids) > longest:
-                notes.append(f"of {len(ids)} source tokens only the first {longest - 1} were read")
-                ids = torch.cat([ids[: longest - 1], ids[-1:]])
+                tail = model.task.source_tokenizer.tail
+                notes.append(f"of {len(ids)} source tokens only the first {longest - tail} were read")
+                ids = torch.cat([ids[: longest - tail], ids[-tail:]])
             sources.append(ids)
             if len(sources) <= len(self.members):
                 translation.member_sources.append(own)
@@ -154,12 +174,13 @@ class InputEncoder:
                 encoded.append(some)
         return encoded
 
-    def _prefix(self, translation: Translation, sources: Sequence[Tensor]) -> list[int]:
+    def _prefix(self, translation: Translation, sources: Sequence[Tensor], languages: LineLanguages) -> list[int]:
         """The ids of the prefix of a line's output, truncated to the largest output length."""
         notes, prefix = translation.notes, translation.prefix
         if not prefix:
             return []
-        ids = self.task.target_tokenizer.encode(prefix)
+        target = self.task.target_tokenizer
+        ids = [*target.beginning(languages.target_lang), *target.encode(prefix)]
         if lacking := self.task.target_tokenizer.unknown(prefix):
             notes.append(f"the vocabulary lacks these parts of the prefix: {' '.join(dict.fromkeys(lacking))[:60]}")
         longest = self.longest_output(sources)

@@ -17,11 +17,12 @@ from seqgen.generation.scorer import SequenceScorer
 from seqgen.language_model import LanguageModel
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
+from seqgen.text.languages import LanguageReader, encode_source, encode_target
 from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
 from seqgen.text.text_model import TextModel
 
-OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size")
+OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size", "source_lang", "target_lang")
 """The settings that ``Translator.score`` accepts."""
 
 _SCORED_TOKENS = 4096
@@ -47,22 +48,28 @@ class TextScoring:
     def lines(self, sources: Sequence[str], references: Sequence[str], numbers: Sequence[int]) -> Iterator[Hypothesis]:
         """Score one target for each source line; see ``Translator.score``."""
         read = sources_from_config(self.cfg, Resources(self.task.target_dictionary)) or [INPUT] * len(self.members)
+        reader = LanguageReader(self.members, self.cfg)
         for start in range(0, len(sources), self.cfg.batch_size):
             rows = range(start, min(start + self.cfg.batch_size, len(sources)))
-            targets = [self.task.encode_target(references[i]) for i in rows]
+            texts, languages = zip(*(reader.read(i, sources[i]) for i in rows), strict=True)
+            targets = [encode_target(self.task, references[i], own) for i, own in zip(rows, languages, strict=True)]
+            ids = [numbers[i] for i in rows]
             encoded_sources = []
             for member, source in zip(self.members, read, strict=True):
                 encoded_sources.append(
-                    [member.task.encode_source(source_text(source, sources[i], numbers[i])) for i in rows]
+                    [
+                        encode_source(member.task, source_text(source, text, number), own)
+                        for text, number, own in zip(texts, ids, languages, strict=True)
+                    ]
                 )
                 _check_lengths(rows, encoded_sources[-1], targets, member.model)
-            ids = [numbers[i] for i in rows]
             batch = self._collate([list(map(Example, ids, encoded, targets)) for encoded in encoded_sources])
-            batch = replace(batch, texts=[sources[i] for i in rows])
+            batch = replace(batch, texts=list(texts), start_tokens=reader.start_tokens(languages))
             yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
 
     def running_text(self, lines: Sequence[str], tokens_per_sample: int, context_window: int) -> Iterator[Hypothesis]:
         """Score lines as one text, in blocks; see ``Translator.score_text``."""
+        LanguageReader(self.members, self.cfg)  # refuses languages
         encoded = [self.task.encode_target(line) for line in lines]
         cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
         rows = max(1, min(self.cfg.batch_size, _SCORED_TOKENS // tokens_per_sample))

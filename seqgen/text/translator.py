@@ -34,6 +34,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text.languages import begins_with_language, chooses_itself, force_target_language
 from seqgen.text.object_settings import (
     KEYS_BY_ARGUMENT,
     ensemble_settings,
@@ -140,6 +141,9 @@ class Translator:
     def _resolve(self, settings: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[GenerationConfig, list[str]]:
         """See ``resolve_settings``. With a search object, the models' own settings of the search are ignored."""
         replaced = {*SEARCH_KEYS, "sampling"} if "search_strategy" in objects else set()
+        first = self.members[0]
+        if (settings.get("target_lang") or first.generation.get("target_lang")) and begins_with_language(first.task):
+            replaced.add("forced_first")  # which may be another language
         own = [
             {key: value for key, value in member.generation.items() if key not in replaced} for member in self.members
         ]
@@ -253,6 +257,9 @@ class Translator:
         if self.by_agreement:
             check_details(attention=details.attention, hidden=details.hidden, streaming=streamer is not None)
         self._check_shared_vocabulary(cfg)
+        start_token = self.models[0].start_token(self.task.target_dictionary.eos())
+        if language_note := chooses_itself(cfg, self.task, start_token):
+            notes.append(language_note)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
         ranks = {name: objects.pop(name, None) for name in ("utility", "reranker")}
@@ -267,7 +274,8 @@ class Translator:
             if self.by_agreement:
                 tokenizers = [member.task.target_tokenizer for member in self.members]
                 objects["search_strategy"] = AgreementSearch(tokenizers, cfg.min_len, cfg.max_len)
-            generator = self.task.build_generator(models, cfg, need_attention=need_attention, **objects)
+            forced = force_target_language(cfg, self.task)
+            generator = self.task.build_generator(models, forced, need_attention=need_attention, **objects)
             self._generators = {key: generator}
         writable = self._generators[key].setup.limits.max_len
         notes += [
@@ -339,14 +347,14 @@ class Translator:
             sources: the source lines.
             references: the target of each.
             numbers: the line number of each, on which the sources of members may depend; by default counted from 0.
-            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights`` and ``batch_size`` of
-                ``GenerationConfig``.
+            settings: ``unnormalized``, ``ensemble_average``, ``ensemble_weights``, ``batch_size``, ``source_lang`` and
+                ``target_lang`` of ``GenerationConfig``.
 
         Yields:
             The target of each line with its scores, in order. An empty line is scored like any other.
 
         Raises:
-            ConfigError: another setting is given.
+            ConfigError: another setting is given, or a language does not exist.
             DataError: the numbers of lines differ, or a line is longer than a model can process.
         """
         if isinstance(sources, str) or isinstance(references, str):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.languages import Languages
 from seqgen.data.tokenizers.token_bytes import TokenBytes, no_token_bytes
 from seqgen.errors import DataError
 from seqgen.files import new_folder, write_atomically
@@ -51,6 +52,61 @@ class Tokenizer(ABC):
         Returns:
             The ids; an empty list for a text without tokens.
         """
+
+    languages: Languages | None = None
+    """The languages of a multilingual tokenizer, between which sources and targets choose; ``None`` for any other."""
+
+    @property
+    def target_side(self) -> Tokenizer:
+        """The tokenizer of the target, if it was read from the same files as that of the source; by default itself."""
+        return self
+
+    def encode_source(self, text: str, source_lang: str = "", target_lang: str = "") -> list[int]:
+        """Turn a source into ids, with all tokens that the model expects.
+
+        Args:
+            text: one line.
+            source_lang: code of its language; empty for the tokenizer's default.
+            target_lang: code of the language of the output; empty for none.
+
+        Returns:
+            The ids, with end-of-sentence.
+        """
+        ids, eos = self.encode(text), self.dictionary.eos()
+        if self.languages is None:
+            return [*ids, eos]
+        return self.languages.frame_source(ids, eos, source_lang, target_lang)
+
+    @property
+    def source_beginning(self) -> list[int]:
+        """The tokens that precede the text in ``encode_source`` without languages, by default none."""
+        return []
+
+    @property
+    def tail(self) -> int:
+        """How many tokens ``encode_source`` adds after the text."""
+        return 2 if self.languages is not None and self.languages.follows_eos else 1
+
+    def encode_target(self, text: str, target_lang: str = "") -> list[int]:
+        """Turn a target into ids, with all tokens that the model generates.
+
+        Args:
+            text: one line.
+            target_lang: code of its language; empty for the tokenizer's default.
+
+        Returns:
+            The ids, with end-of-sentence.
+        """
+        language = target_lang or (self.languages.target_lang if self.languages is not None else "")
+        return [*self.beginning(language), *self.encode(text), self.dictionary.eos()]
+
+    def beginning(self, target_lang: str = "") -> list[int]:
+        """The tokens with which every target begins, by default none.
+
+        Args:
+            target_lang: code of the target's language; empty for none.
+        """
+        return [] if self.languages is None else self.languages.beginning(target_lang)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

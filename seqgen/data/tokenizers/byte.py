@@ -6,7 +6,7 @@ from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.data.tokenizers.files import TokenizerFiles
-from seqgen.data.tokenizers.slow import SlowTokenizer
+from seqgen.data.tokenizers.slow import OnceEndedTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 from seqgen.data.tokenizers.token_bytes import TokenBytes
 
@@ -14,7 +14,7 @@ FIRST = ("<pad>", "</s>", "<unk>")
 """The tokens with the ids 0 to 2; the bytes follow from id 3."""
 
 
-class ByteTokenizer(SlowTokenizer):
+class ByteTokenizer(OnceEndedTokenizer):
     """ByT5's tokenizer (Xue et al. 2022): byte ``b`` has the id ``b + 3``, and sentinel ``i`` has the id ``259 + i``.
 
     Args:
@@ -39,7 +39,7 @@ class ByteTokenizer(SlowTokenizer):
             given = len({str(token) for token in special.additional if "extra_id" in str(token)})
             if given != count:
                 raise special.differing_sentinels(count, given)
-        tokens = [*FIRST, *map(chr, range(256))]
+        tokens = dict(enumerate([*FIRST, *map(chr, range(256))]))
         super().__init__(files, special, tokens, 256, vocab_size)
 
     def pieces(self, text: str) -> list[str]:

@@ -14,7 +14,7 @@ from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.sentencepiece_conversion import to_pipeline
 from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
 from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
-from seqgen.errors import shown
+from seqgen.errors import DataError, shown
 
 
 class FastTokenizer(PretrainedTokenizer):
@@ -59,6 +59,25 @@ class FastTokenizer(PretrainedTokenizer):
         """The token of each id, ``None`` for an unused one, and the ids without text: special and added tokens."""
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
         return tokens, {*self._pipeline.get_added_tokens_decoder(), *self.dictionary.special_ids.values()}
+
+    def check_frame(self, before: list[int], after: list[int]) -> None:
+        """Check that the pipeline adds certain tokens to a text.
+
+        Args:
+            before: ids of the tokens before the text.
+            after: ids of those after it.
+
+        Raises:
+            DataError: it adds other tokens.
+        """
+        with pipeline_errors(f"the tokenizer in {self.files.origin} cannot encode a text"):
+            framed = self._pipeline.encode("a", add_special_tokens=True).ids
+        if framed != [*before, *self.encode("a"), *after]:
+            wanted = " and ".join(self.dictionary.symbol(index) for index in [*before, *after])
+            raise DataError(
+                f"{self.files.origin}/{FAST_FILE} adds other tokens to a text than {wanted}, which seqgen does not "
+                "support for this kind of tokenizer; copy the original file"
+            )
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""

@@ -40,7 +40,7 @@ class GPT2Tokenizer(FastTokenizer):
             special.named.setdefault(f"{name}_token", END_OF_TEXT)
         if special.named.get("pad_token") is None:
             special.named["pad_token"] = special.named["eos_token"]
-        _set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
+        set_prefix_space(pipeline, bool(special.config.get("add_prefix_space", False)))
         super().__init__(files, special, pipeline, vocab_size)
         self.begins_with_eos = self._begins_with_eos()
 
@@ -67,11 +67,12 @@ class GPT2Tokenizer(FastTokenizer):
         return bool(added)
 
 
-def byte_level_pipeline(files: TokenizerFiles) -> Any:
+def byte_level_pipeline(files: TokenizerFiles, unk: str | None = None) -> Any:
     """Make the pipeline from ``vocab.json`` and ``merges.txt``.
 
     Args:
         files: the tokenizer's files.
+        unk: the token of bytes that are not in the vocabulary; without one they are left out.
 
     Returns:
         A ``tokenizers.Tokenizer``.
@@ -87,19 +88,26 @@ def byte_level_pipeline(files: TokenizerFiles) -> Any:
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; copy it again") from None
     merges = [tuple(line.split()) for line in lines]
-    if not all(len(pair) == 2 for pair in merges):
+    if not merges or not all(len(pair) == 2 for pair in merges):
         raise DataError(f"{where} is damaged: each line after the first must have two parts; copy it again")
     with pipeline_errors(f"{files.origin}: {VOCAB_FILE} and {MERGES_FILE} are not a byte-pair encoding, or damaged"):
         pipeline = Pipeline(
-            models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+            models.BPE(
+                vocab, merges, unk_token=unk, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
+            )
         )
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline
 
 
-def _set_prefix_space(pipeline: Any, wanted: bool) -> None:
-    """Set whether a space is added before a text, as ``transformers`` does if ByteLevel is the only step."""
+def set_prefix_space(pipeline: Any, wanted: bool) -> None:
+    """Set whether a space is added before a text, as ``transformers`` does if ByteLevel is the only step.
+
+    Args:
+        pipeline: the pipeline, which is changed.
+        wanted: whether a space is added.
+    """
     step = pipeline.pre_tokenizer
     if isinstance(step, pre_tokenizers.ByteLevel) and step.add_prefix_space != wanted:
         step.add_prefix_space = wanted

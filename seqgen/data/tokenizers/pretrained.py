@@ -6,6 +6,7 @@ import hashlib
 import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -13,10 +14,13 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import SENTINEL, Tokenizer, register_tokenizer, write_settings
 from seqgen.data.tokenizers.files import (
     CONFIG_FILE,
+    FAIRSEQ_MODEL_FILE,
     FAST_FILE,
     MERGES_FILE,
     MODEL_FILE,
+    SOURCE_MODEL_FILE,
     SPECIAL_TOKENS_FILE,
+    TARGET_MODEL_FILE,
     VOCAB_FILE,
     TokenizerFiles,
     parse_object,
@@ -28,16 +32,68 @@ from seqgen.data.tokenizers.special_tokens import DEFAULTS, MAX_IDS, SpecialToke
 from seqgen.errors import DataError, nearest
 
 SLOW, FAST, BYTES, GPT2 = "T5Tokenizer", "T5TokenizerFast", "ByT5Tokenizer", "GPT2TokenizerFast"
+MARIAN = "MarianTokenizer"
+_PACKAGE = "seqgen.data.tokenizers"
+
+
+@dataclass(frozen=True)
+class TokenizerClass:
+    """A class of tokenizers.
+
+    Attributes:
+        component: its module and class.
+        needs: the files that it is made from, unless there is a ``tokenizer.json``.
+        fast: the name of the fast variant of a slow one; empty if there is none.
+        is_fast: whether it reads ``tokenizer.json``.
+    """
+
+    component: str
+    needs: tuple[str, ...] = ()
+    fast: str = ""
+    is_fast: bool = False
+
+
+def _both(name: str, module: str, slow: str, fast: str, *needs: str) -> dict[str, TokenizerClass]:
+    return {
+        name: TokenizerClass(f"{_PACKAGE}.{module}:{slow}", needs, fast=f"{name}Fast"),
+        f"{name}Fast": TokenizerClass(f"{_PACKAGE}.{fast}", needs, is_fast=True),
+    }
+
+
 CLASSES = {
-    SLOW: "seqgen.data.tokenizers.t5:SlowT5Tokenizer",
-    FAST: "seqgen.data.tokenizers.fast:FastT5Tokenizer",
-    BYTES: "seqgen.data.tokenizers.byte:ByteTokenizer",
-    GPT2: "seqgen.data.tokenizers.gpt2:GPT2Tokenizer",
+    **_both(SLOW, "t5", "SlowT5Tokenizer", "fast:FastT5Tokenizer", MODEL_FILE),
+    BYTES: TokenizerClass(f"{_PACKAGE}.byte:ByteTokenizer"),
+    GPT2: TokenizerClass(f"{_PACKAGE}.gpt2:GPT2Tokenizer", (VOCAB_FILE, MERGES_FILE), is_fast=True),
+    **_both("BartTokenizer", "bart", "SlowBartTokenizer", "bart:FastBartTokenizer", VOCAB_FILE, MERGES_FILE),
+    **_both(
+        "MBartTokenizer", "multilingual", "SlowMBartTokenizer", "multilingual:FastMBartTokenizer", FAIRSEQ_MODEL_FILE
+    ),
+    **_both(
+        "MBart50Tokenizer",
+        "multilingual",
+        "SlowMBart50Tokenizer",
+        "multilingual:FastMBart50Tokenizer",
+        FAIRSEQ_MODEL_FILE,
+    ),
+    **_both("NllbTokenizer", "multilingual", "SlowNllbTokenizer", "multilingual:FastNllbTokenizer", FAIRSEQ_MODEL_FILE),
+    "M2M100Tokenizer": TokenizerClass(f"{_PACKAGE}.m2m100:M2M100Tokenizer", (VOCAB_FILE, FAIRSEQ_MODEL_FILE)),
+    MARIAN: TokenizerClass(f"{_PACKAGE}.marian:MarianTokenizer", (VOCAB_FILE, SOURCE_MODEL_FILE, TARGET_MODEL_FILE)),
+    **_both("PegasusTokenizer", "pegasus", "SlowPegasusTokenizer", "pegasus:FastPegasusTokenizer", MODEL_FILE),
 }
-"""The module and class of each kind of tokenizer, by its class name in ``tokenizer_config.json``."""
+"""The classes by their names in ``tokenizer_config.json``."""
 
 ALIASES = {"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2}
 """Other class names of the same tokenizers."""
+
+BY_MODEL = {
+    "gpt2": GPT2,
+    "bart": "BartTokenizerFast",
+    "mbart": "MBartTokenizerFast",
+    "m2m_100": "M2M100Tokenizer",
+    "marian": MARIAN,
+    "pegasus": "PegasusTokenizerFast",
+}
+"""The class for each ``model_type`` of a ``config.json`` if the folder names none; any other is a T5."""
 
 CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 """The texts whose spaces ``clean_up_tokenization_spaces`` removes, in this order."""
@@ -60,6 +116,9 @@ class PretrainedTokenizer(Tokenizer):
     Raises:
         DataError: padding, end-of-sentence or the unknown token is missing, or there are more ids than ``vocab_size``.
     """
+
+    target_vocab_size: int | None = None
+    """Number of rows of the decoder's embedding, if targets have ids of their own (Marian's ``separate_vocabs``)."""
 
     def __init__(
         self, files: TokenizerFiles, special: SpecialTokens, tokens: Mapping[int, str], vocab_size: int | None
@@ -122,7 +181,8 @@ class PretrainedTokenizer(Tokenizer):
             raise DataError(
                 f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train the tokenizer again"
             )
-        return cast(Self, load_pretrained_tokenizer(folder / "pretrained", vocab_size))
+        files = with_class(TokenizerFiles.read(folder / "pretrained"), folder / "pretrained")
+        return cast(Self, make_tokenizer(files, vocab_size, str(settings.get("side", ""))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_tokenizer, (self.files, self.vocab_size)
@@ -164,25 +224,46 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
     Raises:
         DataError: a file is missing or damaged, the class is unknown, or there are more ids than ``vocab_size``.
     """
-    files = TokenizerFiles.read(folder)
-    model = parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+    files = with_class(TokenizerFiles.read(folder), folder)
+    model = _model_config(folder)
+    tokenizer = make_tokenizer(files, _rows(model, "vocab_size") if vocab_size is None else vocab_size)
+    tokenizer.target_vocab_size = _rows(model, "decoder_vocab_size")
+    return tokenizer
+
+
+def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
+    """The files of a tokenizer, whose configuration names a class; see ``load_pretrained_tokenizer``.
+
+    Args:
+        files: the files.
+        folder: the folder, whose ``config.json`` is read if the files name no class.
+    """
     config = files.json(CONFIG_FILE)
-    if config.get("tokenizer_class") is None:
-        by_model = GPT2 if model.get("model_type") == "gpt2" else FAST
-        config["tokenizer_class"] = BYTES if model.get("tokenizer_class") == BYTES else by_model
-        files = TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
-    rows = model.get("vocab_size")
-    if vocab_size is None and type(rows) is int and rows <= MAX_IDS:
-        vocab_size = rows
-    return make_tokenizer(files, vocab_size)
+    if config.get("tokenizer_class") is not None:
+        return files
+    model = _model_config(folder)
+    by_model = BY_MODEL.get(str(model.get("model_type")), FAST)
+    given = model.get("tokenizer_class")
+    config["tokenizer_class"] = given if given in CLASSES or given in ALIASES else by_model
+    return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
 
 
-def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> PretrainedTokenizer:
+def _rows(model: dict[str, Any], key: str) -> int | None:
+    rows = model.get(key)
+    return rows if type(rows) is int and rows <= MAX_IDS else None
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    return parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
+
+
+def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None, side: str = "") -> PretrainedTokenizer:
     """Make a tokenizer of the class that ``tokenizer_config.json`` names.
 
     Args:
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
+        side: ``source`` or ``target`` for a tokenizer with two sides (Marian's); empty for any other.
 
     Returns:
         The tokenizer.
@@ -199,15 +280,20 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None) -> Pret
             f"{files.origin}/{CONFIG_FILE} names the class {named!r}{nearest(named, known)}, which seqgen cannot read; "
             f"it reads {', '.join(known)}"
         )
-    needed = {BYTES: (), GPT2: (VOCAB_FILE, MERGES_FILE)}.get(name, (MODEL_FILE,))
-    if FAST_FILE not in files and not all(file in files for file in needed):
-        raise DataError(
-            f"{files.origin} has neither {' and '.join(needed)} nor {FAST_FILE}; copy the one that it was saved with"
-        )
-    if name == SLOW and (MODEL_FILE not in files or (config.get("backend") == "tokenizers" and FAST_FILE in files)):
-        name = FAST  # there is only tokenizer.json, or version 5 of transformers saved a fast tokenizer under this name
-    module, _, component = CLASSES[name].partition(":")
-    tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(files, vocab_size)
+    kind = CLASSES[name]
+    made = all(file in files for file in kind.needs)
+    has_pipeline = FAST_FILE in files and bool(kind.fast or kind.is_fast)
+    if not made and not has_pipeline:
+        missing = [file for file in kind.needs if file not in files]
+        what = f"no {' and no '.join(missing)}"
+        if kind.fast or kind.is_fast:
+            what = f"neither {' and '.join(kind.needs)} nor {FAST_FILE}"
+        raise DataError(f"{files.origin} has {what}; copy the files that it was saved with")
+    if kind.fast and has_pipeline and (not made or config.get("backend") == "tokenizers"):
+        kind = CLASSES[kind.fast]  # version 5 of transformers saves fast tokenizers under the names of slow ones
+    module, _, component = kind.component.partition(":")
+    arguments = (files, vocab_size, side) if side and name == MARIAN else (files, vocab_size)
+    tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(*arguments)
     return tokenizer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from seqgen.data.pipeline_limits import pipeline_errors
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import DataError
 
-UNIGRAM = 1
-"""Number of the unigram algorithm in SentencePiece's file format."""
+UNIGRAM, BPE = 1, 2
+"""Numbers of the algorithms in SentencePiece's file format."""
 CONTROL, USER_DEFINED = 3, 4
 """Numbers of two kinds of pieces in SentencePiece's file format."""
 
@@ -41,14 +41,16 @@ class Model:
 
     Attributes:
         pieces: the pieces in the order of their ids.
-        algorithm: ``UNIGRAM`` or another number.
+        algorithm: ``UNIGRAM``, ``BPE`` or another number.
         unk: id of the unknown piece.
+        unk_piece: the unknown piece.
         charsmap: the compiled table of character normalization; empty if the model has none.
     """
 
     pieces: list[Piece]
     algorithm: int
     unk: int
+    unk_piece: str
     charsmap: bytes
 
 
@@ -102,7 +104,7 @@ def read_model_file(model: bytes, origin: str) -> Model:
         DataError: ``model`` is not a SentencePiece model.
     """
     pieces: list[Piece] = []
-    algorithm, unk, charsmap = UNIGRAM, 0, b""
+    algorithm, unk, unk_piece, charsmap = UNIGRAM, 0, "<unk>", b""
     try:
         for number, value in fields(model):
             if number == 1:
@@ -112,13 +114,14 @@ def read_model_file(model: bytes, origin: str) -> Model:
             elif number == 2:
                 trainer = dict(fields(value))
                 algorithm, unk = trainer.get(3, algorithm), trainer.get(40, unk)
+                unk_piece = trainer.get(45, unk_piece.encode()).decode()
             elif number == 3:
                 charsmap = dict(fields(value)).get(2, charsmap)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         pieces = []
     if not pieces:
         raise DataError(f"{origin} is not a SentencePiece model, or is damaged")
-    return Model(pieces, algorithm, unk, charsmap)
+    return Model(pieces, algorithm, unk, unk_piece, charsmap)
 
 
 def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bool, origin: str) -> Pipeline:
@@ -142,15 +145,70 @@ def to_pipeline(model: bytes, extra_ids: int, add_prefix_space: bool, legacy: bo
         raise DataError(f"{origin} is not a unigram model, which the fast tokenizer needs; add its tokenizer.json")
     sentinels = [(SENTINEL.format(i), 0.0) for i in reversed(range(extra_ids))]
     vocabulary = [(piece.text, piece.score) for piece in source.pieces] + sentinels
+    scheme = ("always" if legacy else "first") if add_prefix_space else "never"
+    return build_pipeline(source, vocabulary, source.unk, origin, scheme)
+
+
+def build_pipeline(
+    source: Model,
+    vocabulary: Sequence[tuple[str, float]],
+    unk: int,
+    origin: str,
+    scheme: str = "always",
+    splits: bool = False,
+) -> Pipeline:
+    """Make the pipeline that ``transformers`` makes of a SentencePiece model, without tokens around a text.
+
+    Args:
+        source: the model.
+        vocabulary: the tokens in the order of their ids, with their scores.
+        unk: id of the unknown token.
+        origin: the model's file, for messages.
+        scheme: where a space is added: ``always``, ``first`` or ``never``.
+        splits: whether the text is cut at white space first, so that spaces are not pieces.
+
+    Returns:
+        The pipeline.
+
+    Raises:
+        DataError: the model is damaged.
+    """
     steps: list[Any] = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "▁")]
     with pipeline_errors(f"{origin} is not a SentencePiece model, or is damaged"):
-        pipeline = Pipeline(models.Unigram(vocabulary, unk_id=source.unk, byte_fallback=False))
+        pipeline = Pipeline(_algorithm(source, vocabulary, unk))
         if source.charsmap:
             steps.insert(0, normalizers.Precompiled(source.charsmap))
     pipeline.normalizer = normalizers.Sequence(steps)
     own = [piece for piece in source.pieces if piece.kind in (CONTROL, USER_DEFINED)]
     pipeline.add_tokens([AddedToken(p.text, normalized=False, special=p.kind == CONTROL) for p in own])
-    scheme = ("always" if legacy else "first") if add_prefix_space else "never"
-    pipeline.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    spaces = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    pipeline.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if splits else spaces
     pipeline.decoder = decoders.Metaspace(replacement="▁", prepend_scheme=scheme)
     return pipeline
+
+
+def _algorithm(source: Model, vocabulary: Sequence[tuple[str, float]], unk: int) -> Any:
+    if source.algorithm == UNIGRAM:
+        return models.Unigram(list(vocabulary), unk_id=unk, byte_fallback=False)
+    if source.algorithm != BPE:
+        raise ValueError("it is neither a unigram nor a BPE model")
+    ids = {token: index for index, (token, _) in enumerate(vocabulary)}
+    own = {piece.text: index for index, piece in enumerate(source.pieces)}
+    merges = merges_of(own, dict(vocabulary))
+    return models.BPE(ids, merges, unk_token=source.unk_piece, fuse_unk=True, byte_fallback=False)
+
+
+def merges_of(ids: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The merges of a BPE model, which SentencePiece stores only as scores of pieces, the best first.
+
+    Args:
+        ids: the pieces with their ids.
+        scores: the pieces with their scores.
+    """
+    merges = []
+    for piece, score in scores.items():
+        halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        possible = [(left, right, score) for left, right in halves if left in ids and right in ids]
+        merges += sorted(possible, key=lambda merge: (ids[merge[0]], ids[merge[1]]))
+    merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
+    return [(left, right) for left, right, _ in merges]

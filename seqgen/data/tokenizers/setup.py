@@ -13,6 +13,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
 from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
@@ -42,7 +43,7 @@ class TokenizerConfig:
         100, "number of sentinels, with ids after those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
     )
     pretrained_tokenizer: str = option(
-        "", "folder with a T5, mT5, umT5, ByT5 or GPT-2 tokenizer (tokenizer=pretrained)"
+        "", "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's (tokenizer=pretrained)"
     )
     spm_model: str = option("", "SentencePiece model to use; empty to train one")
     source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
@@ -74,7 +75,8 @@ def prepare_tokenizers(
         files: finds the training text; called only if a vocabulary must be made from it.
 
     Returns:
-        The tokenizers of source and target; with a joint vocabulary the same object twice.
+        The tokenizers of source and target; with a joint vocabulary the same object twice, unless the target has other
+        pieces (Marian).
 
     Raises:
         ConfigError: keys contradict each other.
@@ -82,12 +84,12 @@ def prepare_tokenizers(
     """
     if cfg.joined_dictionary:
         both = prepare_tokenizer(cfg, folder, lambda: _text(files(), (0, 1)))
-        return both, both
+        return both, both.target_side
     _check(cfg)
     source_model, target_model = cfg.source_spm_model or cfg.spm_model, cfg.target_spm_model or cfg.spm_model
     source = _prepare(cfg, folder / "source_tokenizer", source_model, cfg.srcdict, lambda: _text(files(), (0,)))
     target = _prepare(cfg, folder / "target_tokenizer", target_model, cfg.tgtdict, lambda: _text(files(), (1,)))
-    return source, target
+    return source, target.target_side
 
 
 def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -153,7 +155,7 @@ def _prepare(
 
 def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
     if cfg.tokenizer == "pretrained":
-        return load_pretrained_tokenizer(Path(cfg.pretrained_tokenizer))
+        return _without_languages(load_pretrained_tokenizer(Path(cfg.pretrained_tokenizer)))
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None
@@ -168,6 +170,16 @@ def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[],
         load_processor(content, origin)
         return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
     return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)
+
+
+def _without_languages(tokenizer: Tokenizer) -> Tokenizer:
+    languages = tokenizer.languages
+    if languages is not None and languages.target is not TargetLanguage.SOURCE:
+        raise ConfigError(
+            f"the tokenizer in task.pretrained_tokenizer has {len(languages.ids)} languages, and training on several "
+            "languages is not supported; such models can only decode and score"
+        )
+    return tokenizer
 
 
 def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:

@@ -1,15 +1,19 @@
-"""The base class of T5's and ByT5's Python tokenizers: they find added tokens first, then pieces between them."""
+"""The base class of tokenizers that find added tokens first, and then cut the text between them into pieces."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
+
+SPACE = "▁"
+"""The character by which SentencePiece marks a space."""
 
 
 class SlowTokenizer(PretrainedTokenizer):
@@ -20,23 +24,25 @@ class SlowTokenizer(PretrainedTokenizer):
     Args:
         files: its files.
         special: its special tokens; those that are missing from ``special.added`` are added to it.
-        pieces: its pieces in the order of their ids.
+        pieces: its pieces by id.
         base_size: number of ids of the pieces; a special token with a lower id is a piece, not an addition.
         vocab_size: see ``load_pretrained_tokenizer``.
+        unlisted: further tokens by id, which a text does not contain unless they are among ``special``.
     """
 
     def __init__(
         self,
         files: TokenizerFiles,
         special: SpecialTokens,
-        pieces: Sequence[str],
+        pieces: Mapping[int, str],
         base_size: int,
         vocab_size: int | None,
+        unlisted: Mapping[int, str] | None = None,
     ):
-        tokens = dict(enumerate(pieces))
+        tokens = dict(pieces)
         add_tokens(special.all(), special.added, tokens)
         self.added = AddedVocabulary(special.added)
-        tokens.update((index, token.content) for index, token in special.added.items())
+        tokens.update({**(unlisted or {}), **{index: token.content for index, token in special.added.items()}})
         self._tokens = tokens
         self._special = {str(token) for token in special.all()}
         above = {str(t) for t in special.additional or [] if self.added.ids.get(str(t), 0) >= base_size}
@@ -87,10 +93,9 @@ class SlowTokenizer(PretrainedTokenizer):
         return [token for part in parts for token in ([part] if part in self.added.ids else self.pieces(part))]
 
     def encode(self, text: str) -> list[int]:
-        """See ``Tokenizer.encode``; end-of-sentence at the end of the text is left out, as the caller appends it."""
+        """See ``Tokenizer.encode``."""
         added = self.added.ids
-        ids = [added[token] if token in added else self.piece_id(token) for token in self.tokenize(text)]
-        return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
+        return [added[token] if token in added else self.piece_id(token) for token in self.tokenize(text)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``PretrainedTokenizer.decode``."""
@@ -110,6 +115,80 @@ class SlowTokenizer(PretrainedTokenizer):
         if run:
             texts.append(self.join(run))
         return self.clean_up(" ".join(texts))
+
+    def unknown(self, text: str) -> list[str]:
+        """See ``Tokenizer.unknown``."""
+        pieces = [piece for piece in self.tokenize(text) if piece not in self.added.ids]
+        lacking = [piece.strip(SPACE) for piece in pieces if self.piece_id(piece) == self.dictionary.unk()]
+        return [piece for piece in lacking if piece]
+
+
+class SentencePieceSlowTokenizer(SlowTokenizer):
+    """A tokenizer that cuts a text at its added tokens and gives each part to SentencePiece.
+
+    Args:
+        processor: the ``SentencePieceProcessor``.
+        arguments: those of ``SlowTokenizer``.
+    """
+
+    def __init__(self, processor: Any, *arguments: Any):
+        self._processor = processor
+        super().__init__(*arguments)
+
+    def pieces(self, text: str) -> list[str]:
+        """See ``SlowTokenizer.pieces``."""
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
+    def _text(self, pieces: list[str]) -> str:
+        text: str = self._processor.decode(pieces)
+        return text
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``; special tokens are not given to SentencePiece."""
+        text = ""
+        run: list[str] = []
+        for piece in pieces:
+            if piece in self._special:
+                text += self._text(run) + self.written(piece)
+                run = []
+            else:
+                run.append(piece)
+        return (text + self._text(run)).strip()
+
+    def written(self, token: str) -> str:
+        """A special token as it is written between two texts."""
+        return token
+
+
+def join_spaced(pieces: Sequence[str], special: Collection[str], text_of: Callable[[list[str]], str]) -> str:
+    """Join pieces and special tokens as T5 and mBART-50 do.
+
+    Args:
+        pieces: the strings of the pieces.
+        special: the special tokens. A space is written before the text that precedes the first of several.
+        text_of: joins the pieces between two special tokens.
+    """
+    text = ""
+    run: list[str] = []
+    after_special = False
+    for piece in pieces:
+        if piece in special:
+            text += ("" if after_special else " ") + text_of(run) + piece
+            run = []
+        else:
+            run.append(piece)
+        after_special = piece in special
+    return (text + text_of(run)).strip()
+
+
+class OnceEndedTokenizer(SlowTokenizer):
+    """A tokenizer of T5's family: if a text ends with end-of-sentence, no second one is appended."""
+
+    def encode(self, text: str) -> list[int]:
+        """See ``Tokenizer.encode``; end-of-sentence at the end of the text is left out, as the caller appends it."""
+        ids = super().encode(text)
+        return ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids
 
 
 def add_tokens(tokens: Iterable[Token], added: dict[int, AddedToken], pieces: dict[int, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,8 +19,11 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 MAX_IDS = 10_000_000
 """Maximum number of ids, so that a damaged file cannot make a vocabulary that fills the memory."""
 
-UNSUPPORTED = ("sp_model_kwargs",)
+UNSUPPORTED = ("sp_model_kwargs", "init_inputs")
 """Keys of ``tokenizer_config.json`` that are refused."""
+
+FILE_KEYS = ("vocab_file", "merges_file", "spm_file", "source_spm", "target_spm", "vocab", "target_vocab_file")
+"""Keys that name other files than those of the folder; they are refused."""
 
 ADDITIONAL = ("additional_special_tokens", "extra_special_tokens")
 """The key of the special tokens without a name: up to version 4 of transformers, and from version 5 on."""
@@ -63,6 +66,12 @@ class SpecialTokens:
         """
         config = files.json(CONFIG_FILE)
         special = cls(files.origin, config, {}, None, {})
+        for key in FILE_KEYS:
+            if config.get(key) is not None:
+                raise DataError(
+                    f"{files.origin}/{CONFIG_FILE}: {key} names another file, {str(config[key])[:100]!r}; copy that "
+                    "file into the folder under its usual name, and remove the key"
+                )
         for key in UNSUPPORTED:
             if config.get(key):
                 raise DataError(f"{files.origin}/{CONFIG_FILE} has {key}, which seqgen does not support; remove it")
@@ -124,16 +133,26 @@ class SpecialTokens:
             distinct.setdefault(str(token), token)
         return list(distinct.values())
 
-    def fill(self, **flags: bool) -> None:
-        """Set end-of-sentence, padding and the unknown token to T5's if no file names them.
+    def fill(self, defaults: Mapping[str, str] = DEFAULTS, **flags: bool) -> None:
+        """Set named tokens if no file names them.
 
         Args:
-            flags: flags for those of the three tokens that have none; without flags, they remain strings.
+            defaults: the tokens by name; by default T5's end-of-sentence, padding and unknown token.
+            flags: flags for those of the tokens that have none; without flags, they remain strings.
         """
-        for key, default in DEFAULTS.items():
+        for key, default in defaults.items():
             token = self.named.setdefault(key, default)
             if flags and isinstance(token, str):
                 self.named[key] = AddedToken(token, **flags)
+
+    def mark(self) -> None:
+        """Mark the special tokens as such, and keep ``normalized``, whose default is the opposite of ``special``.
+
+        Slow tokenizers do so. A fast tokenizer that is converted from a slow one gets its tokens.
+        """
+        for token in self.all():
+            if isinstance(token, AddedToken):
+                token.__setstate__({"special": True, "normalized": token.normalized})
 
     def number(self, key: str, default: int) -> int:
         """A number of ids in ``tokenizer_config.json``.

@@ -7,18 +7,16 @@ from tokenizers import AddedToken
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.data.tokenizers.files import MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SlowTokenizer
+from seqgen.data.tokenizers.slow import SPACE, OnceEndedTokenizer, join_spaced
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
 from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
-
-SPACE = "▁"
 
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 """Bytes that, appended to a model file, set ``normalizer_spec.add_dummy_prefix`` (field 3 of field 3) to false: parsing
 two concatenated protocol buffers merges the second into the first."""
 
 
-class SlowT5Tokenizer(SlowTokenizer):
+class SlowT5Tokenizer(OnceEndedTokenizer):
     """T5's Python tokenizer, which finds the sentinels in a text and gives the parts between them to SentencePiece.
 
     With ``legacy``, SentencePiece adds a space before each part. Without, a space is added only at the beginning of the
@@ -48,7 +46,7 @@ class SlowT5Tokenizer(SlowTokenizer):
         own = {top - i: AddedToken(SENTINEL.format(i), **flags) for i in range(count)}
         special.added = {**own, **special.added}
         special.fill(special=True)
-        pieces = [self._processor.id_to_piece(i) for i in range(size)]
+        pieces = {i: self._processor.id_to_piece(i) for i in range(size)}
         super().__init__(files, special, pieces, size, vocab_size)
         self._unk = str(special.named["unk_token"])
         self._unk_length = len(self._processor.encode(self._unk))
@@ -85,24 +83,8 @@ class SlowT5Tokenizer(SlowTokenizer):
         """See ``SlowTokenizer.join``."""
         if self.add_prefix_space and pieces[0].startswith(SPACE):
             pieces = [pieces[0][1:], *pieces[1:]]
-        text = ""
-        run: list[str] = []
-        after_special = False
-        for piece in pieces:
-            if piece in self._special:
-                text += ("" if after_special else " ") + self._text(run) + piece
-                run = []
-            else:
-                run.append(piece)
-            after_special = piece in self._special
-        return (text + self._text(run)).strip()
+        return join_spaced(pieces, self._special, self._text)
 
     def _text(self, pieces: list[str]) -> str:
         text: str = self._processor.decode(pieces)
         return text
-
-    def unknown(self, text: str) -> list[str]:
-        """See ``Tokenizer.unknown``."""
-        pieces = [piece for piece in self.tokenize(text) if piece not in self.added.ids]
-        lacking = [piece.strip(SPACE) for piece in pieces if self.piece_id(piece) == self.dictionary.unk()]
-        return [piece for piece in lacking if piece]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seqgen.config import option
-from seqgen.generation.component import Resources
+from seqgen.generation.component import BatchInfo, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
@@ -104,13 +105,16 @@ class ForceFirst(LogitsProcessor):
     """Forces the first token of every output.
 
     Args:
-        token: its id.
+        token: its id. A batch can have another token for each sentence (``Batch.first_tokens``).
         keep_score: whether it keeps the model's score, as in fairseq, or gets a score of 0, as in Hugging Face's
             toolkit.
     """
 
+    can_merge = True  # the first step of waiting sentences is decoded before they join
+
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
+        self.tokens: Tensor | None = None
 
     @classmethod
     def build(cls, cfg: ForceFirstConfig, resources: Resources) -> Self:
@@ -122,13 +126,22 @@ class ForceFirst(LogitsProcessor):
         """Whether the token keeps the model's score."""
         return self.keep_score
 
+    def begin(self, batch: BatchInfo) -> Self:
+        """See ``Component.begin``."""
+        own = copy.copy(self)
+        own.tokens = batch.first_tokens
+        return own
+
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
         if context.step > 0:
             return lprobs
-        score = lprobs[:, self.token].clone() if self.keep_score else torch.zeros_like(lprobs[:, 0])
-        lprobs.fill_(-torch.inf)[:, self.token] = score
-        return lprobs
+        if self.tokens is None:
+            tokens = torch.full_like(lprobs[:, :1], self.token, dtype=torch.int64)
+        else:
+            tokens = context.by_row(self.tokens).unsqueeze(1)  # no sentence has left the batch at the first step
+        scores = lprobs.gather(1, tokens) if self.keep_score else torch.zeros_like(lprobs[:, :1])
+        return lprobs.fill_(-torch.inf).scatter_(1, tokens, scores)
 
 
 @dataclass

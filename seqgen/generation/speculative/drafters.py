@@ -178,7 +178,7 @@ class ModelDraft:
             model,
             source,
             target.beam,
-            start if start != target.backpointers.start else None,
+            start if isinstance(target.backpointers.start, int) and start != target.backpointers.start else None,
             target.setup.debug,
             target.reach,
         )

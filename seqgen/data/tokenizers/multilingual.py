@@ -1,0 +1,235 @@
+"""The tokenizers of mBART, mBART-50 and NLLB: a SentencePiece model in fairseq's order of ids, and languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tokenizers import AddedToken
+
+from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline
+from seqgen.data.tokenizers.files import CONFIG_FILE, FAIRSEQ_MODEL_FILE, FAST_FILE, TokenizerFiles
+from seqgen.data.tokenizers.languages import MBART, MBART50, NLLB, Languages, TargetLanguage
+from seqgen.data.tokenizers.sentencepiece_conversion import build_pipeline, read_model_file
+from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
+from seqgen.data.tokenizers.slow import SPACE, SentencePieceSlowTokenizer, join_spaced
+from seqgen.data.tokenizers.special_tokens import SpecialTokens, Token
+
+FIRST = ("<s>", "<pad>", "</s>", "<unk>")
+"""fairseq's first tokens. They replace the first three pieces of the model, so that the id of every other piece is
+greater by one::
+
+    id         0     1      2     3      4   5   6
+    token      <s>   <pad>  </s>  <unk>  ,   .   ▁
+    model      <unk> <s>    </s>  ,      .   ▁   s
+"""
+OFFSET = 1
+
+NAMED = {
+    **{"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>"},
+    **{"unk_token": "<unk>", "pad_token": "<pad>"},
+}
+MASK = "<mask>"
+_NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the three tokenizers differ.
+
+    Attributes:
+        codes: the languages if the files do not list them.
+        own_ids: whether the languages and the mask token have ids in the vocabulary; otherwise they are added tokens.
+        source_lang: the default source language.
+        target: how the language of the output is chosen.
+        follows_eos: whether the language of the source follows end-of-sentence by default.
+        has_bos: whether there is a begin-of-sentence token even if the files do not name it.
+    """
+
+    codes: list[str]
+    own_ids: bool
+    source_lang: str
+    target: TargetLanguage
+    follows_eos: bool = False
+    has_bos: bool = True
+
+    def fill(self, special: SpecialTokens, slow: bool) -> None:
+        """Complete the special tokens as ``transformers`` does.
+
+        Args:
+            special: the special tokens of the files, which are changed.
+            slow: whether by the rules of the slow tokenizer, from which a fast one is converted.
+        """
+        named = NAMED if self.has_bos else {key: token for key, token in NAMED.items() if key != "bos_token"}
+        special.fill(named)
+        if not self.own_ids and slow:
+            for key in ("bos_token", "pad_token", "eos_token", "unk_token"):
+                special.named[key] = with_flags(special.named[key], normalized=False, special=True)
+        mask = special.named.setdefault("mask_token", MASK)
+        flags = {"lstrip": True, "special": not self.own_ids}
+        special.named["mask_token"] = with_flags(mask, **flags, normalized=not (slow and self.own_ids and self.has_bos))
+        given = special.additional or []
+        names = {str(token): token for token in given}
+        if not self.own_ids:
+            special.additional = list(self.codes) if special.additional is None else given
+        elif self.has_bos:  # mBART: the codes first
+            special.additional = [names.pop(code, code) for code in self.codes] + list(names.values())
+        else:
+            special.additional = [*given, *(code for code in self.codes if code not in names)]
+
+    def languages(self, special: SpecialTokens, ids: Mapping[str, int]) -> Languages:
+        """The languages.
+
+        Args:
+            special: the special tokens.
+            ids: the ids of all tokens.
+
+        Raises:
+            ConfigError: a language in the configuration does not exist.
+        """
+        config, codes = special.config, self.codes
+        if not self.own_ids:
+            codes = sorted(filter(_NLLB_CODE.fullmatch, ids), key=ids.__getitem__)
+        follows = self.follows_eos or (not self.own_ids and bool(config.get("legacy_behaviour")))
+        found = {code: ids[code] for code in codes if code in ids}
+        source, target = (config.get(key) for key in ("src_lang", "tgt_lang"))
+        default = str(self.source_lang if source is None else source)
+        languages = Languages(found, self.target, default, follows, str(target or ""))
+        return languages.checked(f"{special.origin}/{CONFIG_FILE}")
+
+
+MBART_KIND = Kind(MBART, True, "en_XX", TargetLanguage.START, follows_eos=True)
+MBART50_KIND = Kind(MBART50, True, "en_XX", TargetLanguage.FIRST, has_bos=False)
+NLLB_KIND = Kind(NLLB, False, "eng_Latn", TargetLanguage.FIRST)
+
+
+def with_flags(token: Token | None, **flags: bool) -> Token | None:
+    """Give a token flags if it has none.
+
+    Args:
+        token: the token; ``None`` stays ``None``.
+        flags: the flags.
+    """
+    return AddedToken(token, **flags) if isinstance(token, str) else token
+
+
+def by_id(tokens: Iterable[str]) -> dict[int, str]:
+    """Number tokens from 0."""
+    return dict(enumerate(tokens))
+
+
+class SlowFairseqTokenizer(SentencePieceSlowTokenizer):
+    """The slow tokenizer of mBART, mBART-50 or NLLB; a subclass sets ``kind``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+        ConfigError: a language in the configuration does not exist.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special, kind = SpecialTokens.read(files), self.kind
+        kind.fill(special, slow=True)
+        processor = load_processor(files.need(FAIRSEQ_MODEL_FILE), f"{files.origin}/{FAIRSEQ_MODEL_FILE}")
+        own = [processor.id_to_piece(i) for i in range(len(FIRST) - OFFSET, processor.vocab_size())]
+        further = [*kind.codes, MASK] if kind.own_ids else []
+        pieces = by_id([*FIRST, *own, *further])
+        self._fairseq_ids = {token: index for index, token in pieces.items() if token in (*FIRST, *further)}
+        if not kind.own_ids:
+            self._fairseq_ids = {}
+            first = [special.named[key] for key in ("bos_token", "pad_token", "eos_token", "unk_token")]
+            given = {i: token for i, token in enumerate(first) if isinstance(token, AddedToken)}
+            special.added = {**given, **special.added}
+        super().__init__(processor, files, special, pieces, len(pieces), vocab_size)
+        self.languages = kind.languages(special, {**self._fairseq_ids, **self.added.ids})
+
+    def piece_id(self, piece: str) -> int:
+        """See ``SlowTokenizer.piece_id``."""
+        if piece in self._fairseq_ids:
+            return self._fairseq_ids[piece]
+        index: int = self._processor.piece_to_id(piece)
+        return index + OFFSET if index else self.dictionary.unk()
+
+
+class SlowMBartTokenizer(SlowFairseqTokenizer):
+    """mBART's Python tokenizer."""
+
+    kind = MBART_KIND
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``."""
+        return "".join(pieces).replace(SPACE, " ").strip()
+
+
+class SlowMBart50Tokenizer(SlowFairseqTokenizer):
+    """mBART-50's Python tokenizer."""
+
+    kind = MBART50_KIND
+
+    def join(self, pieces: list[str]) -> str:
+        """See ``SlowTokenizer.join``."""
+        return join_spaced(pieces, self._special, self._text)
+
+
+class SlowNllbTokenizer(SlowMBartTokenizer):
+    """NLLB's Python tokenizer."""
+
+    kind = NLLB_KIND
+
+
+class FastFairseqTokenizer(FastTokenizer):
+    """The fast tokenizer of mBART, mBART-50 or NLLB, read from ``tokenizer.json`` or converted; see ``kind``.
+
+    Args:
+        files: its files.
+        vocab_size: see ``load_pretrained_tokenizer``.
+
+    Raises:
+        DataError: a file is missing or damaged.
+        ConfigError: a language in the configuration does not exist.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None):
+        special = SpecialTokens.read(files)
+        reads = FAST_FILE in files and not special.config.get("from_slow")
+        self.kind.fill(special, slow=not reads)
+        if not reads:
+            special.mark()
+        pipeline = read_pipeline(files) if reads else self._converted(files)
+        super().__init__(files, special, pipeline, vocab_size)
+        self.languages = self.kind.languages(special, pipeline.get_vocab(with_added_tokens=True))
+
+    def _converted(self, files: TokenizerFiles) -> Any:
+        origin = f"{files.origin}/{FAIRSEQ_MODEL_FILE}"
+        source = read_model_file(files.need(FAIRSEQ_MODEL_FILE), origin)
+        further = [*self.kind.codes, MASK] if self.kind.own_ids else []
+        own = [(piece.text, piece.score) for piece in source.pieces[len(FIRST) - OFFSET :]]
+        vocabulary = [*((token, 0.0) for token in FIRST), *own, *((token, 0.0) for token in further)]
+        return build_pipeline(source, vocabulary, FIRST.index("<unk>"), origin)
+
+
+class FastMBartTokenizer(FastFairseqTokenizer):
+    """mBART's fast tokenizer."""
+
+    kind = MBART_KIND
+
+
+class FastMBart50Tokenizer(FastFairseqTokenizer):
+    """mBART-50's fast tokenizer."""
+
+    kind = MBART50_KIND
+
+
+class FastNllbTokenizer(FastFairseqTokenizer):
+    """NLLB's fast tokenizer."""
+
+    kind = NLLB_KIND

@@ -1,0 +1,222 @@
+"""Folders of tokenizers that are damaged, incomplete or unusual, and training with them."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqgen.checkpoints.loading import DecodingTask, load_model
+from seqgen.data.tokenizers.languages import TargetLanguage
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer
+from seqgen.errors import ConfigError, DataError, UserError
+from tests.commands import command, corpus
+from tests.pretrained_folders import files_of, write_folder
+
+NAMES = ["BartTokenizer", "MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "M2M100Tokenizer"]
+NAMES += ["MarianTokenizer", "PegasusTokenizer"]
+PARTS = {
+    "BartTokenizer": ("vocab.json", "merges.txt"),
+    "MBartTokenizer": ("sentencepiece.bpe.model",),
+    "MBart50Tokenizer": ("sentencepiece.bpe.model",),
+    "NllbTokenizer": ("sentencepiece.bpe.model",),
+    "M2M100Tokenizer": ("sentencepiece.bpe.model", "vocab.json"),
+    "MarianTokenizer": ("source.spm", "target.spm", "vocab.json"),
+    "PegasusTokenizer": ("spiece.model",),
+}
+
+
+@pytest.mark.parametrize(("name", "file"), [(name, file) for name in NAMES for file in PARTS[name]])
+def test_missing_and_damaged_files(tmp_path: Path, name: str, file: str) -> None:
+    folder = write_folder(tmp_path / "folder", name)
+    content = (folder / file).read_bytes()
+    (folder / file).unlink()
+    with pytest.raises(DataError, match=f"has (no|neither) .*{file}"):
+        load_pretrained_tokenizer(folder)
+    damaged = [b"", b"\xff\xfe", b"{", b"[]", b"null", content[: len(content) // 3], content[:-1] + b"\xff", b"x" * 99]
+    messages = []
+    for wrong in damaged:
+        (folder / file).write_bytes(wrong)
+        messages.append(refusal(folder))
+    assert [bool(message) for message in messages[:5]] == [True] * 5
+    assert all("\n" not in message and len(message) < 700 for message in messages), messages
+
+
+def refusal(folder: Path) -> str:
+    """The error message of a tokenizer; empty if it is read."""
+    try:
+        load_pretrained_tokenizer(folder).target_side  # noqa: B018
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("content", ['{"</s>": "0"}', '{"a": 0, "b": 0}', '{"a": 0, "b": 2}', '{"</s>": 0}', "{}"])
+@pytest.mark.parametrize("name", ["M2M100Tokenizer", "MarianTokenizer"])
+def test_damaged_vocabularies(tmp_path: Path, name: str, content: str) -> None:
+    folder = write_folder(tmp_path / "folder", name)
+    (folder / "vocab.json").write_text(content)
+    with pytest.raises(DataError, match=r"vocab\.json (does not contain|is damaged)"):
+        load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            "NllbTokenizer",
+            {"src_lang": "de"},
+            r"src_lang: the model has no language 'de' \(did you mean 'deu_Latn'\?\)",
+        ),
+        (
+            "MBartTokenizer",
+            {"tgt_lang": "de_de"},
+            r"tgt_lang: the model has no language 'de_de' \(did you mean 'de_DE'",
+        ),
+        ("M2M100Tokenizer", {"src_lang": "xx"}, "src_lang: the model has no language 'xx'"),
+        ("M2M100Tokenizer", {"language_codes": "m2m"}, r"language_codes is 'm2m' \(did you mean 'm2m100'\?\)"),
+        ("NllbTokenizer", {"additional_special_tokens": []}, "has no token for 'eng_Latn', nor for any other language"),
+        ("BartTokenizer", {"errors": "strict"}, "errors is 'strict', which seqgen does not support"),
+        ("BartTokenizer", {"cls_token": None}, "cls_token is null"),
+        ("BartTokenizer", {"vocab_file": "/x/vocab.json"}, "vocab_file names another file, '/x/vocab.json'"),
+        ("MarianTokenizer", {"source_spm": "x.spm"}, "source_spm names another file"),
+        ("MarianTokenizer", {"sp_model_kwargs": {"enable_sampling": True}}, "has sp_model_kwargs"),
+        ("MarianTokenizer", {"separate_vocabs": True}, ""),
+        ("PegasusTokenizer", {"offset": -1}, "offset is -1; it must be a whole number"),
+        ("PegasusTokenizer", {"mask_token_sent": 7}, "mask_token_sent is '7', which is not a token"),
+        (
+            "PegasusTokenizer",
+            {"additional_special_tokens": ["<unk_1>", "<unk_5>"]},
+            "additional_special_tokens and the",
+        ),
+    ],
+)
+def test_wrong_values(tmp_path: Path, name: str, config: dict[str, Any], message: str) -> None:
+    folder = write_folder(tmp_path / "folder", name, config)
+    if not message:  # the target's vocabulary is missing, which only the target needs
+        with pytest.raises(DataError, match=r"has no target_vocab\.json"):
+            load_pretrained_tokenizer(folder).target_side  # noqa: B018
+        return
+    with pytest.raises(UserError, match=message):
+        load_pretrained_tokenizer(folder)
+
+
+def test_a_pipeline_that_adds_other_tokens(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name in ("BartTokenizerFast", "PegasusTokenizerFast"):
+        folder = tmp_path / name
+        getattr(transformers, name).from_pretrained(write_folder(tmp_path / f"{name}0", name)).save_pretrained(folder)
+        for file, change in (("tokenizer_config", {"tokenizer_class": name}), ("tokenizer", {"post_processor": None})):
+            content = json.loads((folder / f"{file}.json").read_text())
+            load_pretrained_tokenizer(folder)
+            (folder / f"{file}.json").write_text(json.dumps({**content, **change}))
+        with pytest.raises(DataError, match=r"adds other tokens to a text than .*</s>"):
+            load_pretrained_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "mbart", "m2m_100", "pegasus"])
+def test_class_if_none_is_named(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    name = {"bart": "BartTokenizer", "marian": "MarianTokenizer", "mbart": "MBartTokenizer"}.get(kind)
+    name = name or {"m2m_100": "M2M100Tokenizer", "pegasus": "PegasusTokenizer"}[kind]
+    folder = write_folder(tmp_path / "folder", name)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    tokenizer, oracle = load_pretrained_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("a dog runs", "  two   people ", "Hund <mask>"):
+        assert tokenizer.encode_source(text) == oracle(text).input_ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_give_the_same_ids(tmp_path: Path, name: str) -> None:
+    tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "folder", name))
+    copy = pickle.loads(pickle.dumps(tokenizer.target_side))
+    assert copy.encode_target("two dog") == tokenizer.target_side.encode_target("two dog")
+    save_pretrained_tokenizer(tokenizer, tmp_path / "copy")
+    for file in files_of(name):
+        assert (tmp_path / "copy" / file).read_bytes() == (tmp_path / "folder" / file).read_bytes()
+    again = make_tokenizer(tokenizer.files)
+    assert again.fingerprint() == tokenizer.fingerprint()
+
+
+def test_targets_begin_with_their_language(tmp_path: Path) -> None:
+    nllb = load_pretrained_tokenizer(write_folder(tmp_path / "nllb", "NllbTokenizer", {"tgt_lang": "fra_Latn"}))
+    assert nllb.languages is not None
+    ids, eos = nllb.encode("a dog"), nllb.dictionary.eos()
+    assert nllb.languages.target is TargetLanguage.FIRST
+    assert nllb.encode_target("a dog") == [nllb.languages.ids["fra_Latn"], *ids, eos]
+    assert nllb.encode_target("a dog", "deu_Latn") == [nllb.languages.ids["deu_Latn"], *ids, eos]
+    mbart = load_pretrained_tokenizer(write_folder(tmp_path / "mbart", "MBartTokenizer"))
+    assert mbart.encode_target("a dog", "de_DE") == [*mbart.encode("a dog"), eos]
+    marian = load_pretrained_tokenizer(write_folder(tmp_path / "marian", "MarianTokenizer"))
+    assert marian.encode_source("a dog", target_lang="fra") == marian.encode_source(">>fra<< a dog")
+
+
+def test_rows_of_marians_embeddings(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
+    own = load_pretrained_tokenizer(folder)
+    sizes = len(own.dictionary), len(own.target_side.dictionary)
+    assert sizes[0] != sizes[1]
+    config = {"model_type": "marian", "vocab_size": sizes[0] + 2, "decoder_vocab_size": sizes[1] + 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = load_pretrained_tokenizer(folder)
+    task = DecodingTask(None, tokenizer, tokenizer)  # as if both sides were the same
+    assert (len(task.source_dictionary), len(task.target_dictionary)) == (sizes[0] + 2, sizes[1] + 3)
+    assert task.decode(task.encode_target("deux chien")) == "deux chien"
+    with pytest.raises(DataError, match="ids but the model's vocabulary only 9"):
+        load_pretrained_tokenizer(folder, 9)
+
+
+def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = write_folder(tmp_path / "folder", "BartTokenizer")
+    ids = json.loads((folder / "vocab.json").read_text())
+    kept = [token for token in ids if token not in ("Z", "ð", "Ł")]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(kept)}))
+    for name in ("BartTokenizer", "BartTokenizerFast"):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+        tokenizer, oracle = load_pretrained_tokenizer(folder), getattr(transformers, name).from_pretrained(folder)
+        for text in ("aZb ZZ", "😀 a", "dogZ"):
+            assert tokenizer.encode_source(text) == oracle(text).input_ids
+    assert load_pretrained_tokenizer(folder).dictionary.unk() == 3
+
+
+def test_training_with_a_bart_tokenizer(tmp_path: Path) -> None:
+    data = corpus(tmp_path / "data")
+    keys = [f"run_dir={tmp_path / 'run'}", "task=translation", "task.source_lang=en", "task.target_lang=de"]
+    keys += [
+        f"task.train={data}/train",
+        f"task.valid={data}/val",
+        "task.tokenizer=pretrained",
+        "model=transformer_tiny",
+    ]
+    multilingual = write_folder(tmp_path / "nllb", "NllbTokenizer")
+    refused = command("train", *keys, f"task.pretrained_tokenizer={multilingual}")
+    assert (refused.code, "training on several languages is not supported" in refused.err) == (2, True)
+    folder = write_folder(tmp_path / "bart", "BartTokenizer")
+    keys += [f"task.pretrained_tokenizer={folder}", "optimization.max_update=1", "task.workers=1"]
+    trained = command("train", *keys)
+    assert trained.code == 0, trained.err
+    task = load_model(tmp_path / "run").task
+    dataset = task.dataset("valid")
+    example = dataset.example(0, epoch=1, seed=1)
+    source = next(task.source_lines("valid"))
+    assert example.source.tolist() == task.encode_source(source).tolist()
+    reference = next(iter(task.references("valid") or ()))
+    assert example.target.tolist() == task.encode_target(reference).tolist()
+    assert example.target[0] == example.source[0] == task.source_dictionary.bos()
+
+
+def test_a_tokenizer_with_two_sides_needs_parallel_text(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "marian", "MarianTokenizer")
+    (tmp_path / "text").write_text("a dog\n")
+    keys = ["task=language_modeling", f"task.train={tmp_path / 'text'}", "task.tokenizer=pretrained"]
+    refused = command("train", f"run_dir={tmp_path / 'run'}", *keys, f"task.pretrained_tokenizer={folder}")
+    assert (refused.code, "use task=translation" in refused.err) == (2, True)
+
+
+def test_no_default_language_where_the_file_lists_none(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", "NllbTokenizer", {"additional_special_tokens": ["deu_Latn"]})
+    with pytest.raises(ConfigError, match="the model has no language 'eng_Latn'"):
+        load_pretrained_tokenizer(folder)
