@@ -104,7 +104,7 @@ class T5FeedForward(nn.Module):
             hidden = self.activation(gate) * linear
         else:
             hidden = self.activation(hidden)
-        projected: Tensor = self.wo(self.dropout(hidden))
+        projected: Tensor = self.wo(self.dropout(hidden) if self.training else hidden)
         return projected
 
 
@@ -134,9 +134,8 @@ class T5EncoderLayer(nn.Module):
             ``(N, S, C)``; values at padded positions are undefined.
         """
         attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias)
-        x = x + self.dropout(attended)
-        transformed: Tensor = x + self.dropout(self.feed_forward(self.final_layer_norm(x)))
-        return transformed
+        x = self.dropout.residual(x, attended)
+        return self.dropout.residual(x, self.feed_forward(self.final_layer_norm(x)))
 
 
 class T5DecoderLayer(nn.Module):
@@ -181,7 +180,7 @@ class T5DecoderLayer(nn.Module):
             ``(N, T, C)``, and the weights averaged over heads, ``(N, T, S)`` or ``None``.
         """
         attended, _ = self.self_attn(self.self_attn_layer_norm(x), attn_mask=bias, incremental_state=incremental_state)
-        x = x + self.dropout(attended)
+        x = self.dropout.residual(x, attended)
         attended, weights = self.encoder_attn(
             self.encoder_attn_layer_norm(x),
             encoder_out,
@@ -190,8 +189,8 @@ class T5DecoderLayer(nn.Module):
             incremental_state=incremental_state,
             need_weights=need_weights,
         )
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.final_layer_norm(x))), weights
+        x = self.dropout.residual(x, attended)
+        return self.dropout.residual(x, self.feed_forward(self.final_layer_norm(x))), weights
 
 
 def checkpointed(layer: nn.Module, *args: Any) -> Any:

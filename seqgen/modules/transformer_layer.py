@@ -78,8 +78,7 @@ class _Layer(nn.Module):
         return normalized
 
     def _after(self, norm: nn.LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
-        # At a decoding step, even calling a module that does nothing costs time.
-        x = residual + (self.dropout(x) if self.training else x)
+        x = self.dropout.residual(residual, x)
         normalized: Tensor = x if self.normalize_before else norm(x)
         return normalized
 
