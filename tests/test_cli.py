@@ -396,10 +396,13 @@ class TestRefused:
         shutil.copytree(tmp_path / "other" / "tokenizer", run / "tokenizer")
         refused(command("generate", f"path={run}", "input=-"), "vocabulary")
 
-    def test_ensemble_members_with_other_vocabularies(self, runs: Path, data: Path, tmp_path: Path) -> None:
+    def test_ensemble_members_with_other_vocabularies_and_another_search(
+        self, runs: Path, data: Path, tmp_path: Path
+    ) -> None:
         other = [*training_arguments(data, tmp_path / "other"), "task.vocab_size=40", *SMALL_FCONV]
         assert command("train", *other, "optimization.max_update=1").code == 0
-        refused(command("generate", f"path=[{runs}/fconv,{tmp_path}/other]", "input=-"), "vocabulary")
+        path = f"path=[{runs}/fconv,{tmp_path}/other]"
+        refused(command("generate", path, "input=-", "generation.sampling=true"), "generation.sampling", "vocabularies")
 
     def test_a_damaged_configuration(self, run: Path) -> None:
         config = run / "config.yaml"

@@ -419,7 +419,6 @@ def test_bad_input_is_answered_by_a_sentence(tmp_path: Path) -> None:
         ([str(path), f"reading.dictionary={tmp_path}/small.txt"], ["small.txt", "it has 23", "trained with 24"]),
         ([str(path), f"reading.dictionary={tmp_path}/none.txt"], ["none.txt"]),
         ([str(lonely)], ["lonely", "dict.en.txt", "dict.txt", "reading.dictionary=FILE"]),
-        ([f"{path}:{other}"], ["model 2 of the ensemble", "vocabulary"]),
         ([str(tmp_path / "nothing.pt")], ["nothing.pt", "there is no such file"]),
     ):
         code, message = outcome_of(given[0], tmp_path, *given[1:])
@@ -427,6 +426,9 @@ def test_bad_input_is_answered_by_a_sentence(tmp_path: Path) -> None:
         for word in words:
             assert word in message, message
     assert not (tmp_path / "witness").exists()
+    apart = command("generate", f"path={path}:{other}", f"input={tmp_path}/source.txt")  # no text in common
+    assert (apart.code, apart.out) == (0, "\n\n")
+    assert "no token was left on which all models agree" in apart.err
 
 
 # -- inert objects ----------------------------------------------------------------------------------------------------

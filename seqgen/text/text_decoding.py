@@ -322,13 +322,13 @@ class TextDecoding:
             Words that follow "the output" in a note, such as "was cut off ..."; empty if no limit changed it.
         """
         cfg, size = self.cfg, len(item.tokens)
-        whole = int(item.tokens[-1]) in self.generator.setup.end_tokens
+        whole = size > 0 and int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
         if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
             return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.member_tokens is not None and not whole:
-            return "was cut off: a model reached its maximum length before all models agreed on an end"
+            return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
         if item.hypothesis.timed_out and not whole:
             return f"was cut off after generation.max_time={cfg.max_time:g}{rest}"
         if item.hypothesis.timed_out and self.generator.beam_size > 1:
