@@ -182,6 +182,7 @@ def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:
     assert load_pretrained_tokenizer(folder).dictionary.unk() == 3
 
 
+@pytest.mark.slow
 def test_training_with_a_bart_tokenizer(tmp_path: Path) -> None:
     data = corpus(tmp_path / "data")
     keys = [f"run_dir={tmp_path / 'run'}", "task=translation", "task.source_lang=en", "task.target_lang=de"]

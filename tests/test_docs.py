@@ -87,7 +87,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FIRST = ["README.md", *(f"docs/{name}.md" for name in ("training", "generation", "decoding", "ensembles", "extending"))]
+FIRST = ["README.md", *(f"docs/{name}.md" for name in ("training", "generation", "ensembles", "extending"))]
 """The pages that a new user reads first; the others are run by the slow tests."""
 
 SHOWN = [

@@ -84,6 +84,7 @@ def change_weights(folder: Path, **changes: Tensor | None) -> None:
 
 
 @every_kind
+@pytest.mark.slow
 def test_gradients_are_the_originals(kind: str, tmp_path: Path) -> None:
     original = tiny_model(kind)
     model = load_model(tiny_folder(tmp_path / "theirs", kind, model=original)).model

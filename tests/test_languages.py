@@ -139,6 +139,7 @@ def test_long_sources_keep_the_language(folders: dict[str, Path]) -> None:
     assert translation.source_tokens.tolist() == [*ids[:4], *ids[-2:]]
 
 
+@pytest.mark.slow
 def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     def decode(*arguments: str, text: str = "a dog\n\ntwo\n") -> Outcome:
         return command("generate", f"path={folders['M2M100Tokenizer']}", "input=-", *arguments, stdin=text.encode())
@@ -251,6 +252,7 @@ def test_lines_with_several_languages_are_decoded_as_if_alone(folders: dict[str,
             assert found.hypotheses[0].tokens.tolist() == alone.hypotheses[0].tokens.tolist(), strategy
 
 
+@pytest.mark.slow
 def test_languages_in_other_commands(folders: dict[str, Path], tmp_path: Path) -> None:
     path = f"path={folders['NllbTokenizer']}"
     (tmp_path / "text").write_text("a dog\ttwo\ntwo people\ta dog\n")

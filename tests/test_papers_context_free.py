@@ -199,6 +199,7 @@ def test_every_output_is_in_the_language_at_every_maximum_length(limit: int, tmp
 
 
 @pytest.mark.parametrize("options", [{"beam": 3, "nbest": 3}, {"sampling": True, "beam": 3, "seed": 4}])
+@pytest.mark.slow
 def test_alone_as_in_a_batch_and_in_ensembles(options: dict[str, Any], tmp_path: Path) -> None:
     words, _ = letters([*" 0123456789()+*-w", "12", "(1", ")*"])
     task = task_of(LetterTokenizer(words))

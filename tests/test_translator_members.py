@@ -73,6 +73,7 @@ def test_specs_as_objects() -> None:
         assert outputs(Translator([one, other], members=members, **options).translate(both())) == expected
 
 
+@pytest.mark.slow
 def test_a_spec_with_a_source_of_its_own() -> None:
     model = text_model(seed=1)
     hidden = model.task.source_tokenizer.encode("w3")
