@@ -194,18 +194,22 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
 
 def _task_arguments(task: Any, folder: Path) -> list[str]:
     """The arguments of the command line that name the text and the tokenizers."""
-    pretrained = folder / "tokenizer" / "pretrained"
+    tokenizer = folder / "tokenizer"
     if isinstance(task, PromptDecodingConfig):
         arguments = ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
-        kind, joined = _tokenizer_kind(folder / "tokenizer"), True
-    elif pretrained.is_dir():
+        kind, joined = _tokenizer_kind(tokenizer), True
+    elif (tokenizer / "pretrained").is_dir():
         arguments, kind, joined = ["task=text_to_text", "task.mixture=MIXTURE.yaml"], "pretrained", True
+    elif (folder / "source_tokenizer" / "pretrained").is_dir():  # Marian: the tokenizer of the source has both sides
+        arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
+        arguments += ["task.source_lang=SOURCE", "task.target_lang=TARGET"]
+        kind, joined, tokenizer = "pretrained", True, folder / "source_tokenizer"
     else:
         arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
         arguments += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
         kind, joined = task.tokenizer, task.joined_dictionary
     if kind == "pretrained":
-        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={pretrained}"]
+        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={tokenizer}"]
     sides = {"": "tokenizer"} if joined else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
     arguments += [] if joined else ["task.joined_dictionary=false"]
     arguments += [] if kind == "sentencepiece" else [f"task.tokenizer={kind}"]

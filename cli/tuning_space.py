@@ -104,7 +104,9 @@ def _simplex(key: str, text: str, size: int) -> Iterator[str]:
     """All lists of multiples of 1/N that sum to 1; ``simplex:2`` of two elements: [0,1], [0.5,0.5], [1,0]."""
     found = re.fullmatch(r"simplex:([1-9]\d{0,3})", text)
     if not found:
-        raise ConfigError(f"tune.{key}={text}: give simplex:N, for lists of multiples of 1/N that sum to 1")
+        raise ConfigError(
+            f"tune.{key}={text}: give simplex:N with N from 1 to 9999, for lists of multiples of 1/N that sum to 1"
+        )
     steps = int(found[1])
     if (count := math.comb(steps + size - 1, size - 1)) > MAX_VALUES:
         raise _too_many(key, text, count)

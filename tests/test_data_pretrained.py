@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from seqgen.checkpoints.loading import DecodingTask, load_model
+from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, make_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError, UserError
@@ -166,6 +167,12 @@ def test_rows_of_marians_embeddings(tmp_path: Path) -> None:
     assert task.decode(task.encode_target("deux chien")) == "deux chien"
     with pytest.raises(DataError, match="ids but the model's vocabulary only 9"):
         load_pretrained_tokenizer(folder, 9)
+    tokenizer.save(tmp_path / "saved")
+    for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "saved")):
+        assert len(copy.target_side.dictionary) == sizes[1] + 3
+    for missing in ({}, {"decoder_vocab_size": None}):  # transformers: that of the source
+        (folder / "config.json").write_text(json.dumps({"model_type": "marian", "vocab_size": 60, **missing}))
+        assert len(load_pretrained_tokenizer(folder).target_side.dictionary) == 60
 
 
 def test_bytes_outside_the_vocabulary(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.commands import command
 from tests.huggingface_bart import KINDS, VARIANTS, VOCAB, tiny_folder, tiny_model, write_tokenizer
 from tests.huggingface_decoding import Pair, assert_same, pairs
 from tests.model_zoo import _NARROW, registered
+from tests.pretrained_folders import write_folder
 from tests.scripted_model import batch_of
 from tests.test_huggingface_checkpoints import assert_near, change_config, refusal
 
@@ -234,6 +236,37 @@ def test_two_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     loaded = load_model(folder)
     assert [len(loaded.task.source_dictionary), len(loaded.task.target_dictionary)] == [VOCAB, VOCAB + 3]
     assert_near(logits(loaded.model, original.config), original_logits(original))
+
+
+def test_a_marian_with_two_vocabularies_is_converted_and_fine_tuned(tmp_path: Path) -> None:
+    """Both sides have more rows than tokens; the run keeps the number of rows of each."""
+    folder = write_folder(tmp_path / "theirs", "MarianTokenizer", {"separate_vocabs": True}, separate=True)
+    tokenizer = load_pretrained_tokenizer(folder)
+    source, target = len(tokenizer.dictionary) + 2, len(tokenizer.target_side.dictionary) + 5
+    assert source != target
+    pad, eos = tokenizer.dictionary.pad(), tokenizer.dictionary.eos()
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": eos, "forced_eos_token_id": eos}
+    original = tiny_model("marian_separate", vocab_size=source, decoder_vocab_size=source, max_length=8, **ids)
+    original.resize_decoder_token_embeddings(target)
+    original.save_pretrained(folder)
+    run, new = tmp_path / "run", tmp_path / "new"
+    converted = command("convert", f"path={folder}", f"run_dir={run}")
+    assert converted.code == 0, converted.err
+    outputs = [command("generate", f"path={path}", "input=-", stdin=b"two dog\n").out for path in (folder, run)]
+    assert outputs[0] == outputs[1]
+    printed = next(line for line in converted.out.splitlines() if line.startswith("fine-tune: "))
+    text = {"en": "a dog runs\ntwo dog\n", "fr": "deux chien\nchien\n"}
+    for language, lines in text.items():
+        (tmp_path / f"text.{language}").write_text(lines)
+    names = {"run_dir": str(new), "task.source_lang": "en", "task.target_lang": "fr"}
+    names |= dict.fromkeys(("task.train", "task.valid"), str(tmp_path / "text"))
+    words = [word.partition("=") for word in shlex.split(printed.removeprefix("fine-tune: "))[1:]]
+    arguments = [f"{key}={names.get(key, value)}" for key, _, value in words]
+    trained = command("train", *arguments, "optimization.max_update=1", "task.workers=1", "common.threads=1")
+    assert trained.code == 0, trained.err
+    loaded = load_model(new)
+    assert [len(loaded.task.source_dictionary), len(loaded.task.target_dictionary)] == [source, target]
+    assert loaded.model.decoder.embed_tokens.num_embeddings == target
 
 
 RECORDED = Path(__file__).parent / "data" / "transformers5_bart"

@@ -212,7 +212,8 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
         ({"combination": Product()}, "combination=Product"),
         ({"replace_unknown": "source"}, "generation.replace_unknown=source"),
         ({"combination.weights": [1, 0]}, "weight 0"),
-        ({"ensemble_weights": [1.0]}, "1 weights"),
+        ({"combination.weights": [1]}, "combination.weights or generation.ensemble_weights"),
+        ({"ensemble_weights": [1.0]}, "the weights [1.0]"),
     ],
 )
 def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: str, members: list[Any]) -> None:

@@ -33,13 +33,21 @@ class MarianTokenizer(SentencePieceSlowTokenizer):
         files: its files; both sides have the same ones.
         vocab_size: see ``load_pretrained_tokenizer``.
         side: ``source`` or ``target``.
+        target_vocab_size: ``vocab_size`` of the target with ``separate_vocabs``; otherwise it has no effect.
 
     Raises:
         DataError: a file is missing or damaged.
     """
 
-    def __init__(self, files: TokenizerFiles, vocab_size: int | None = None, side: str = SOURCE):
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        vocab_size: int | None = None,
+        side: str = SOURCE,
+        target_vocab_size: int | None = None,
+    ):
         self.side = side
+        self.target_vocab_size = target_vocab_size
         special = SpecialTokens.read(files)
         special.fill()
         self.separate = bool(special.config.get("separate_vocabs"))
@@ -93,7 +101,8 @@ class MarianTokenizer(SentencePieceSlowTokenizer):
     def save(self, folder: Path) -> None:
         """See ``Tokenizer.save``."""
         super().save(folder)
-        write_settings(folder, {"tokenizer": "pretrained", "vocab_size": self.vocab_size, "side": self.side})
+        sizes = {"vocab_size": self.vocab_size, "target_vocab_size": self.target_vocab_size}
+        write_settings(folder, {"tokenizer": "pretrained", **sizes, "side": self.side})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MarianTokenizer, (self.files, self.vocab_size, self.side)
+        return MarianTokenizer, (self.files, self.vocab_size, self.side, self.target_vocab_size)

@@ -117,9 +117,6 @@ class PretrainedTokenizer(Tokenizer):
         DataError: padding, end-of-sentence or the unknown token is missing, or there are more ids than ``vocab_size``.
     """
 
-    target_vocab_size: int | None = None
-    """Number of rows of the decoder's embedding, if targets have ids of their own (Marian's ``separate_vocabs``)."""
-
     def __init__(
         self, files: TokenizerFiles, special: SpecialTokens, tokens: Mapping[int, str], vocab_size: int | None
     ):
@@ -176,13 +173,13 @@ class PretrainedTokenizer(Tokenizer):
     @classmethod
     def load(cls, folder: Path, settings: dict[str, Any]) -> Self:
         """See ``Tokenizer.load``."""
-        vocab_size = settings.get("vocab_size")
-        if vocab_size is not None and type(vocab_size) is not int:
+        sizes = [settings.get(key) for key in ("vocab_size", "target_vocab_size")]
+        if any(size is not None and type(size) is not int for size in sizes):
             raise DataError(
                 f"{folder / 'tokenizer.json'} is damaged; copy the folder again or train the tokenizer again"
             )
         files = with_class(TokenizerFiles.read(folder / "pretrained"), folder / "pretrained")
-        return cast(Self, make_tokenizer(files, vocab_size, str(settings.get("side", ""))))
+        return cast(Self, make_tokenizer(files, sizes[0], str(settings.get("side", "")), sizes[1]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_tokenizer, (self.files, self.vocab_size)
@@ -226,9 +223,10 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
     """
     files = with_class(TokenizerFiles.read(folder), folder)
     model = _model_config(folder)
-    tokenizer = make_tokenizer(files, _rows(model, "vocab_size") if vocab_size is None else vocab_size)
-    tokenizer.target_vocab_size = _rows(model, "decoder_vocab_size")
-    return tokenizer
+    target = model.get("decoder_vocab_size")  # as transformers does, the source's if it is missing or null
+    target_rows = _rows(model, "vocab_size" if target is None else "decoder_vocab_size")
+    source_rows = _rows(model, "vocab_size") if vocab_size is None else vocab_size
+    return make_tokenizer(files, source_rows, target_vocab_size=target_rows)
 
 
 def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
@@ -257,13 +255,17 @@ def _model_config(folder: Path) -> dict[str, Any]:
     return parse_object(read_file(folder / "config.json") or b"{}", f"{folder}/config.json")
 
 
-def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None, side: str = "") -> PretrainedTokenizer:
+def make_tokenizer(
+    files: TokenizerFiles, vocab_size: int | None = None, side: str = "", target_vocab_size: int | None = None
+) -> PretrainedTokenizer:
     """Make a tokenizer of the class that ``tokenizer_config.json`` names.
 
     Args:
         files: its files.
         vocab_size: see ``load_pretrained_tokenizer``.
-        side: ``source`` or ``target`` for a tokenizer with two sides (Marian's); empty for any other.
+        side: ``source`` or ``target`` for a tokenizer with two sides (Marian's); empty for its source and any other.
+        target_vocab_size: number of rows of the decoder's embedding, if targets have ids of their own (Marian's
+            ``separate_vocabs``).
 
     Returns:
         The tokenizer.
@@ -292,8 +294,8 @@ def make_tokenizer(files: TokenizerFiles, vocab_size: int | None = None, side: s
     if kind.fast and has_pipeline and (not made or config.get("backend") == "tokenizers"):
         kind = CLASSES[kind.fast]  # version 5 of transformers saves fast tokenizers under the names of slow ones
     module, _, component = kind.component.partition(":")
-    arguments = (files, vocab_size, side) if side and name == MARIAN else (files, vocab_size)
-    tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(*arguments)
+    own = (side or "source", target_vocab_size) if name == MARIAN else ()
+    tokenizer: PretrainedTokenizer = getattr(importlib.import_module(module), component)(files, vocab_size, *own)
     return tokenizer
 
 

@@ -43,7 +43,9 @@ class TokenizerConfig:
         100, "number of sentinels, with ids after those of the pieces (tokenizer=t5)", minimum=0, maximum=10_000
     )
     pretrained_tokenizer: str = option(
-        "", "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's (tokenizer=pretrained)"
+        "",
+        "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's, or folder of the tokenizer of a run "
+        "(tokenizer=pretrained)",
     )
     spm_model: str = option("", "SentencePiece model to use; empty to train one")
     source_spm_model: str = option("", "SentencePiece model of the source (joined_dictionary=false)")
@@ -155,7 +157,9 @@ def _prepare(
 
 def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
     if cfg.tokenizer == "pretrained":
-        return _without_languages(load_pretrained_tokenizer(Path(cfg.pretrained_tokenizer)))
+        folder = Path(cfg.pretrained_tokenizer)
+        of_a_run = (folder / "pretrained").is_dir()
+        return _without_languages(load_tokenizer(folder) if of_a_run else load_pretrained_tokenizer(folder))
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None

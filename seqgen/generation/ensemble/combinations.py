@@ -87,7 +87,7 @@ class Mean(Combination):
         weights = self.weights or [1.0] * members
         if len(weights) != members or sum(weights) <= 0:
             raise ConfigError(
-                f"generation.ensemble_weights has {len(weights)} weights that sum to {sum(weights):g}, but there are "
+                f"the weights {weights} (combination.weights or generation.ensemble_weights) do not fit an ensemble of "
                 f"{members} models; give one weight for each, not all zero"
             )
         return [weight / sum(weights) for weight in weights]
