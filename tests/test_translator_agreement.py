@@ -208,6 +208,7 @@ def test_an_output_is_cut_off_where_a_member_is_full(members: list[Any]) -> None
         ({"stop_strings": ["."]}, "generation.stop_strings"),
         ({"max_time": 3.0}, "generation.max_time"),
         ({"semantics": "huggingface"}, "generation.semantics=huggingface"),
+        ({"ensemble_average": "probability"}, "generation.ensemble_average=probability"),
         ({"combination": "fusion", "combination.weight": 0.3}, "generation.combination=fusion"),
         ({"combination": Product()}, "combination=Product"),
         ({"replace_unknown": "source"}, "generation.replace_unknown=source"),

@@ -151,7 +151,7 @@ class Translator:
             return resolve_settings(own, settings)
         kept, ignored = supported_settings(own)
         cfg, notes = resolve_settings(kept, {"semantics": "fairseq", **settings})
-        check_supported(cfg, objects)
+        check_supported(cfg, objects, settings)
         unused = f"keys of the models' own settings that are not used: {', '.join(ignored)}"
         cfg = replace(cfg, search="")  # beam search, which is given as an object
         return cfg, [NOTE, *([unused] if ignored else []), *notes]

@@ -73,12 +73,13 @@ class AgreementSearch(Search):
         return f"agreement on the text: {self.steps} steps, in which the members' decoders were called {calls} times"
 
 
-def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
+def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any], explicit: Mapping[str, Any]) -> None:
     """Refuse settings that need one vocabulary, or another search.
 
     Args:
         cfg: the settings.
         objects: the decoding components that are given as objects, by the names of ``from_config``'s parameters.
+        explicit: the settings that the user gave, some of which may be the defaults.
 
     Raises:
         ConfigError: names the first such setting.
@@ -90,6 +91,8 @@ def check_supported(cfg: GenerationConfig, objects: Mapping[str, Any]) -> None:
     refused = {key: value for key, value in refused.items() if value != allowed.get(key.removeprefix("generation."))}
     refused |= {key: value for key, value in cfg.components.items() if not key.startswith(COMPONENT_KEYS)}
     refused |= {key: type(value).__name__ for key, value in objects.items() if key not in OBJECTS}
+    if explicit.get("ensemble_average") == "probability":  # the default, which this search does not follow
+        refused["generation.ensemble_average"] = "probability"
     if cfg.semantics != "fairseq":
         refused["generation.semantics"] = cfg.semantics
     for key, value in refused.items():
