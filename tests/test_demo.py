@@ -47,7 +47,7 @@ finally:
 
 
 def ended(process: subprocess.Popen[str], number: int) -> str:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number, err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == SENTENCE
@@ -99,7 +99,7 @@ def test_ctrl_c_in_the_demo_saves(program: list[str], tmp_path: Path) -> None:
     while not records(run):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert "Traceback" not in err
     assert SENTENCE in err.splitlines()
     assert process.returncode in ((2, -signal.SIGINT) if program[0] == "make" else (130,))
