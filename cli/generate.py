@@ -91,19 +91,33 @@ def _less_memory(written: int) -> str:
     )
 
 
+def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatasetConfig) -> None:
+    """Check that there are models to decode with, and only one text to decode.
+
+    Args:
+        path: the models.
+        lines: the text file to decode; empty for a split of the task.
+        dataset: which split.
+
+    Raises:
+        ConfigError: there is no model, or both a file and a split are given.
+    """
+    if not path:
+        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    if lines and dataset.gen_subset != type(dataset)().gen_subset:
+        raise ConfigError(
+            f"dataset.gen_subset={dataset.gen_subset} has no effect, because input={lines} is decoded instead; "
+            "remove one of the two keys"
+        )
+
+
 def _check_keys(cfg: GenerateConfig) -> None:
     """Check before the models are loaded that no key is missing or has no effect, and that the output can be written.
 
     Raises:
         ConfigError: a key cannot be used.
     """
-    if not cfg.path:
-        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
-    if cfg.input and cfg.dataset.gen_subset != GenerateDatasetConfig.gen_subset:
-        raise ConfigError(
-            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
-            "remove one of the two keys"
-        )
+    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
     if cfg.print_alignment and cfg.format != "fairseq":
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.stream and cfg.format != "text":

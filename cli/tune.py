@@ -19,7 +19,7 @@ from seqgen.arguments import given_values, split_argument
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
+from seqgen.cli.generate import check_path_and_split, input_lines, prefix_lines, reference_lines
 from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
 from seqgen.cli.tuning_trials import Metric, Trials
@@ -142,19 +142,13 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
 
 def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
-    if not cfg.path:
-        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
     if not tuned:
         raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
     if cfg.input and not cfg.reference:
         raise ConfigError("reference is missing: give reference=FILE, the correct outputs of input")
     if cfg.reference and not cfg.input:
         raise ConfigError(f"reference={cfg.reference} needs input=FILE; a split of the task has its own references")
-    if cfg.input and cfg.dataset.gen_subset != TuneDatasetConfig.gen_subset:
-        raise ConfigError(
-            f"dataset.gen_subset={cfg.dataset.gen_subset} has no effect, because input={cfg.input} is decoded instead; "
-            "remove one of the two keys"
-        )
     if cfg.rounds and cfg.method != "coordinate":
         raise ConfigError(f"rounds={cfg.rounds} has no effect with method={cfg.method}; set method=coordinate")
     if cfg.metric != "bleu" and cfg.tokenize != TuneConfig.tokenize:
