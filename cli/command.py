@@ -22,7 +22,7 @@ from seqgen.compose import compose
 from seqgen.config import CommonConfig
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError
-from seqgen.memory import memory_errors
+from seqgen.memory import keep_freed_memory, memory_errors
 from seqgen.user_files import import_user_dir
 
 C = TypeVar("C")
@@ -160,7 +160,7 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
 
 
 def set_up_device(cfg: CommonConfig) -> torch.device:
-    """Choose the device and the number of threads.
+    """Choose the device, the number of threads, and what happens to freed memory.
 
     Args:
         cfg: the ``common`` group.
@@ -173,6 +173,8 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
     """
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
+    if cfg.keep_freed_memory:
+        keep_freed_memory()
     return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")
 
 

@@ -45,6 +45,9 @@ class CommonConfig:
         "auto", "device to compute on; auto uses a GPU if there is one", choices=("auto", "cpu", "cuda", "mps")
     )
     threads: int = option(0, "CPU threads; 0 for one per core", minimum=0)
+    keep_freed_memory: bool = option(
+        True, "keep freed memory for reuse instead of returning it to the system (glibc only): faster on a CPU"
+    )
     user_dir: list[str] = option(
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "

@@ -1,7 +1,9 @@
-"""Detection of out-of-memory errors."""
+"""Memory: reuse of freed memory, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,6 +19,25 @@ _PHRASES = (
     "ALLOC_FAILED",
 )
 """Parts of the messages of PyTorch's allocators on CPU, CUDA and MPS, which often raise a plain ``RuntimeError``."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory for reuse; has an effect with glibc only.
+
+    By default, glibc returns a freed tensor of more than 32 MiB to the system, so that the next tensor of this size
+    needs new pages from the system. This can take longer than the computation that fills the tensor.
+
+    Returns:
+        Whether the C library accepted it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return False
+    largest = 2**31 - 1  # of a C int: tensors of up to 2 GiB are reused
+    return bool(mallopt(_M_MMAP_THRESHOLD, largest) and mallopt(_M_TRIM_THRESHOLD, largest))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 
 from seqgen.errors import ResourceError
-from seqgen.memory import memory_errors, out_of_memory
+from seqgen.memory import keep_freed_memory, memory_errors, out_of_memory
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
@@ -148,3 +151,27 @@ def test_validation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.train("twice", *options)
     assert_identical(everything(twice), everything(once))
     assert records(twice, "valid") == records(once, "valid")
+
+
+def page_faults(keep: bool) -> int:
+    """Page faults of a process that makes and drops tensors of 38 MiB."""
+    program = (
+        "import resource, torch\nfrom seqgen.memory import keep_freed_memory\n"
+        f"if {keep}: assert keep_freed_memory()\n"
+        "for _ in range(20): torch.ones(10_000_000)\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(10): torch.ones(10_000_000)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    return int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_freed_memory_is_kept() -> None:
+    kept, returned = page_faults(True), page_faults(False)
+    assert returned > 50_000
+    assert kept < returned / 10
+
+
+def test_freed_memory_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not keep_freed_memory()

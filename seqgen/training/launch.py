@@ -21,7 +21,7 @@ from seqgen.config import TrainConfig
 from seqgen.config_dicts import from_dict, to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
-from seqgen.memory import out_of_memory
+from seqgen.memory import keep_freed_memory, out_of_memory
 from seqgen.processes import end_with
 from seqgen.registry import TASKS
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join, leave
@@ -197,6 +197,8 @@ def _train(modules: list[tuple[str, str]], job: dict[str, Any], group: ProcessGr
             device = torch.device("cuda", group.rank)
             torch.cuda.set_device(device)
         torch.set_num_threads(job["threads"])
+        if cfg.common.keep_freed_memory:
+            keep_freed_memory()
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job["port"])}
         join(group, cfg.distributed_training, device)
         task = TASKS.of(cfg.task).component.setup_task(cfg.task, job["folder"])  # type: ignore[attr-defined]
