@@ -16,6 +16,7 @@ from seqgen.data.tokenizers.pretrained import byte_files
 from seqgen.generation.agreement import lexicon
 from seqgen.generation.agreement.search import AgreementSearch
 from seqgen.generation.ensemble.combinations import Combination, LogProbabilityMean
+from seqgen.generation.processors.length import ForceFirst
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.structures import Hypothesis
 from tests.agreement_reference import (
@@ -133,6 +134,22 @@ def test_one_member_is_its_own_beam_search() -> None:
         assert_same(outputs(found), [((tuple(one.tokens.tolist()),), one.score) for one in expected])
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.positional_scores, other.positional_scores)
+
+
+def test_a_first_token_without_text_is_forced() -> None:
+    tokenizer, unk = Pieces(VOCABULARIES[2]), 3
+    [free] = rules_of([tokenizer], 6)
+    rule = spoken(free)
+    model = ScriptedModel(lambda source, history: rule(source, history) if history else free(source, history))
+    settings: dict[str, Any] = {"beam_size": 4, "max_len_b": 9}
+    plain = SequenceGenerator([model], tokenizer.dictionary, processors=[ForceFirst(unk, True)], **settings)
+    search = AgreementSearch([tokenizer], first_tokens=[unk])
+    forced = SequenceGenerator(
+        [model], tokenizer.dictionary, search_strategy=search, combination=LogProbabilityMean(), **settings
+    )
+    for own, expected in zip(forced.generate(batch_of(SOURCES)), plain.generate(batch_of(SOURCES)), strict=True):
+        assert own[0].tokens[0] == unk
+        assert_same(outputs(own), [((tuple(one.tokens.tolist()),), one.score) for one in expected])
 
 
 def spoken(rule: Rule) -> Rule:

@@ -16,7 +16,7 @@ import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles, to_json
-from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files
+from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
 from seqgen.errors import ConfigError
@@ -25,6 +25,7 @@ from seqgen.generation.ensemble.combinations import Product
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.pretrained_folders import write_folder
 from tests.text_models import task_of, text_model
 
 TEXT = ["der Hund sieht einen Mann", "ein Mann hört Vögel über dem Fluß", "Vögel und Hunde", "ein Fluß im März"]
@@ -92,6 +93,30 @@ def test_the_tokens_of_a_text_have_its_bytes(name: str, tokenizers: dict[str, To
         assert before.encode() + joined == b" " + line.encode()
     words = tokenizer.dictionary
     assert [table[i] for i in (words.pad(), words.eos(), words.unk())] == [None] * 3
+
+
+PRETRAINED = [
+    *("BartTokenizer", "BartTokenizerFast", "MarianTokenizer", "M2M100Tokenizer", "PegasusTokenizer"),
+    *("PegasusTokenizerFast", "MBartTokenizer", "MBartTokenizerFast", "MBart50Tokenizer", "MBart50TokenizerFast"),
+    *("NllbTokenizer", "NllbTokenizerFast"),
+]
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_the_tokens_of_pretrained_tokenizers_have_the_bytes_of_a_text(name: str, tmp_path: Path) -> None:
+    tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "tokenizer", name)).target_side
+    table = tokenizer.token_bytes()
+    assert len(table) == len(tokenizer.dictionary)
+    before = first_text(tokenizer, token_texts(tokenizer)).encode()
+    assert before == (b" " if "Bart" in name and "MB" not in name else b"")
+    for line in ("a dog runs", "two people watch it", "ab cd and a dog"):
+        text = line.replace("dog", "chien").replace("two", "deux") if name == "MarianTokenizer" else line
+        joined = b"".join(table[token] or b"?" for token in tokenizer.encode(text))
+        assert before + joined == b" " + text.encode()
+    dictionary = tokenizer.dictionary
+    languages = tokenizer.languages.ids.values() if tokenizer.languages else ()
+    silent = [dictionary.pad(), dictionary.eos(), dictionary.unk(), *languages]
+    assert [table[i] for i in silent] == [None] * len(silent)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +247,19 @@ def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: s
         Translator(members[:2]).prepare(**settings)
     assert named in str(error.value)
     assert "leave" in str(error.value) or "give" in str(error.value)
+
+
+def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path: Path) -> None:
+    tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "tokenizer", "NllbTokenizer"))
+    french = text_model("t5_tiny", 4, task_of(tokenizer), 1.2)
+    french = replace(french, generation={"forced_first": "fra_Latn"})
+    both = Translator([members[1], french], beam=3, max_len_b=12)
+    first = tokenizer.dictionary.index("fra_Latn")
+    assert "forced_first" not in str(both.prepare().notes)
+    found = both.translate(LINES)
+    tokens = [[text.hypothesis.member_tokens or [] for text in one.hypotheses] for one in found]
+    assert [[own[1][0] for own in one] for one in tokens] == [[first], [first], [], [first]]
+    assert results(found) == results([one for line in LINES for one in both.translate([line])])
 
 
 def test_calls_that_need_one_vocabulary_are_refused(members: list[Any]) -> None:

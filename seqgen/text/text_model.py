@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from seqgen.generation.component import Resources
 from seqgen.model import EncoderDecoderModel
 from seqgen.task import Task
 
@@ -23,3 +24,13 @@ class TextModel(Protocol):
     @property
     def generation(self) -> Mapping[str, Any]:
         """The model's own decoding settings, by the names of ``GenerationConfig``'s fields."""
+
+
+def own_first_token(model: TextModel) -> int | None:
+    """The id of the token that a model's own settings force at the beginning of outputs; ``None`` if there is none.
+
+    Args:
+        model: the model, with its settings.
+    """
+    token = str(model.generation.get("forced_first") or "")
+    return Resources(model.task.target_dictionary).token(token) if token else None

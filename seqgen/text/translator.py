@@ -44,7 +44,7 @@ from seqgen.text.object_settings import (
 )
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import Details, TextDecoding
-from seqgen.text.text_model import TextModel
+from seqgen.text.text_model import TextModel, own_first_token
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
 
@@ -273,7 +273,8 @@ class Translator:
                 objects["draft"] = draft.model
             if self.by_agreement:
                 tokenizers = [member.task.target_tokenizer for member in self.members]
-                objects["search_strategy"] = AgreementSearch(tokenizers, cfg.min_len, cfg.max_len)
+                first_tokens = [own_first_token(member) for member in self.members]
+                objects["search_strategy"] = AgreementSearch(tokenizers, cfg.min_len, cfg.max_len, first_tokens)
             forced = force_target_language(cfg, self.task)
             generator = self.task.build_generator(models, forced, need_attention=need_attention, **objects)
             self._generators = {key: generator}

@@ -10,6 +10,7 @@ from seqgen.data.tokenizers.gpt2 import byte_level_pipeline, set_prefix_space
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.slow import SlowTokenizer
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.token_bytes import TokenBytes, of_byte_characters
 from seqgen.errors import DataError
 
 NAMED = {
@@ -90,6 +91,10 @@ class SlowBartTokenizer(Framed, SlowTokenizer):
         pieces = {index: piece for piece, index in self._ids.items()}
         super().__init__(files, special, pieces, len(self._ids), vocab_size)
 
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_byte_characters(*self.tokens_and_silent())
+
     def tokenize(self, text: str) -> list[str]:
         """See ``SlowTokenizer.tokenize``."""
         if self.special.config.get("add_prefix_space") and text and not text[0].isspace():
@@ -134,3 +139,7 @@ class FastBartTokenizer(Framed, FastTokenizer):
         super().__init__(files, special, pipeline, vocab_size)
         if reads:
             self.check_frame(*([token] for token in self.frame()))
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``."""
+        return of_byte_characters(*self.tokens_and_silent())

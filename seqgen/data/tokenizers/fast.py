@@ -58,7 +58,12 @@ class FastTokenizer(PretrainedTokenizer):
     def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
         """The token of each id, ``None`` for an unused one, and the ids without text: special and added tokens."""
         tokens = [self._pipeline.id_to_token(i) for i in range(len(self.dictionary))]
-        return tokens, {*self._pipeline.get_added_tokens_decoder(), *self.dictionary.special_ids.values()}
+        languages = self.languages.ids.values() if self.languages is not None else ()
+        return tokens, {*self._pipeline.get_added_tokens_decoder(), *self.dictionary.special_ids.values(), *languages}
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``; this is for SentencePiece's tokens."""
+        return of_spaced_pieces(*self.tokens_and_silent())
 
     def check_frame(self, before: list[int], after: list[int]) -> None:
         """Check that the pipeline adds certain tokens to a text.
@@ -116,10 +121,6 @@ class FastT5Tokenizer(FastTokenizer):
             special.fill(special=True)
         special.fill()
         super().__init__(files, special, pipeline, vocab_size)
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``."""
-        return of_spaced_pieces(*self.tokens_and_silent())
 
 
 def read_pipeline(files: TokenizerFiles) -> Any:

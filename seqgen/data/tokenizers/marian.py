@@ -17,8 +17,9 @@ from seqgen.data.tokenizers.files import (
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.data.tokenizers.m2m100 import read_vocabulary
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SPACE, SentencePieceSlowTokenizer, add_tokens
+from seqgen.data.tokenizers.slow import SentencePieceSlowTokenizer, add_tokens
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
+from seqgen.data.tokenizers.token_bytes import SPACE
 
 FRAME = ">>{}<<"
 SOURCE, TARGET = "source", "target"

@@ -11,9 +11,7 @@ from tokenizers import AddedToken
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.special_tokens import AddedVocabulary, SpecialTokens, Token
-
-SPACE = "▁"
-"""The character by which SentencePiece marks a space."""
+from seqgen.data.tokenizers.token_bytes import SPACE, TokenBytes, of_spaced_pieces
 
 
 class SlowTokenizer(PretrainedTokenizer):
@@ -115,6 +113,17 @@ class SlowTokenizer(PretrainedTokenizer):
         if run:
             texts.append(self.join(run))
         return self.clean_up(" ".join(texts))
+
+    def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
+        """The token of each id, ``None`` for an unused one, and the ids without text: special, added and languages."""
+        tokens = [self._tokens.get(i) for i in range(len(self.dictionary))]
+        special = {i for i, token in enumerate(tokens) if token in self._special}
+        languages = self.languages.ids.values() if self.languages is not None else ()
+        return tokens, {*self.added.tokens, *self.dictionary.special_ids.values(), *special, *languages}
+
+    def token_bytes(self) -> TokenBytes:
+        """See ``Tokenizer.token_bytes``; this is for SentencePiece's tokens."""
+        return of_spaced_pieces(*self.tokens_and_silent())
 
     def unknown(self, text: str) -> list[str]:
         """See ``Tokenizer.unknown``."""

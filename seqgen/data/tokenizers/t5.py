@@ -7,9 +7,9 @@ from tokenizers import AddedToken
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.data.tokenizers.files import MODEL_FILE, TokenizerFiles
 from seqgen.data.tokenizers.sentencepiece_tokenizer import load_processor
-from seqgen.data.tokenizers.slow import SPACE, OnceEndedTokenizer, join_spaced
+from seqgen.data.tokenizers.slow import OnceEndedTokenizer, join_spaced
 from seqgen.data.tokenizers.special_tokens import SpecialTokens
-from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
+from seqgen.data.tokenizers.token_bytes import SPACE
 
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 """Bytes that, appended to a model file, set ``normalizer_spec.add_dummy_prefix`` (field 3 of field 3) to false: parsing
@@ -73,11 +73,6 @@ class SlowT5Tokenizer(OnceEndedTokenizer):
         """See ``SlowTokenizer.piece_id``."""
         index: int = self._processor.piece_to_id(piece)
         return index
-
-    def token_bytes(self) -> TokenBytes:
-        """See ``Tokenizer.token_bytes``."""
-        pieces = [self._tokens.get(i) for i in range(len(self.dictionary))]
-        return of_spaced_pieces(pieces, {*self.added.tokens, *self.dictionary.special_ids.values()})
 
     def join(self, pieces: list[str]) -> str:
         """See ``SlowTokenizer.join``."""

@@ -10,6 +10,7 @@ TokenBytes = list[bytes | None]
 """The bytes of each id; ``None`` for a token without text, such as end-of-sentence, padding or the unknown token."""
 
 SPACE = "▁"
+"""The character by which SentencePiece marks a space."""
 _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 

@@ -124,6 +124,11 @@ class OwnHistory(Member):
         self.tokens, self.lprobs = self.tokens.index_select(0, rows), self.lprobs.index_select(0, rows)
         self.lengths = self.lengths.index_select(0, rows)
 
+    def force(self, token: int) -> None:
+        """Append a token to all rows, with the model's score; called before the first step."""
+        lprobs = self.next_lprobs(torch.ones_like(self.lengths, dtype=torch.bool), min_len=1)[:, token]
+        self.append(torch.full_like(self.lengths, token), lprobs)
+
     def append(self, tokens: Tensor, lprobs: Tensor) -> None:
         """Append the next token of each row.
 

@@ -41,6 +41,8 @@ class AgreementSearch(Search):
         tokenizers: the target tokenizer of each member, in the order of the members.
         min_len: each member generates at least this many tokens before end-of-sentence.
         max_len: each member generates at most this many tokens, end-of-sentence included; 0 for its own limit.
+        first_tokens: for each member the token that its outputs begin with, which has no text (such as that of a
+            language), or ``None``; by default no member has one.
 
     Attributes:
         steps: number of steps of all batches so far.
@@ -52,7 +54,13 @@ class AgreementSearch(Search):
 
     session_class = AgreementSession
 
-    def __init__(self, tokenizers: Sequence[Tokenizer], min_len: int = 1, max_len: int = 0):
+    def __init__(
+        self,
+        tokenizers: Sequence[Tokenizer],
+        min_len: int = 1,
+        max_len: int = 0,
+        first_tokens: Sequence[int | None] | None = None,
+    ):
         self.texts = [token_texts(tokenizer) for tokenizer in tokenizers]
         first_texts = [first_text(*pair) for pair in zip(tokenizers, self.texts, strict=True)]
         # where no member begins with a space, or every member does, outputs begin with any token
@@ -60,6 +68,7 @@ class AgreementSearch(Search):
         self.ends = [tokenizer.dictionary.eos() for tokenizer in tokenizers]
         self.lexicon = Lexicon(self.texts)
         self.min_len, self.max_len = min_len, max_len
+        self.first_tokens = first_tokens or [None] * len(self.ends)
         self.steps, self.calls = 0, [0] * len(self.ends)
 
     def count(self, steps: int, calls: Sequence[int]) -> None:
@@ -139,6 +148,8 @@ def supported_settings(own: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str,
     kept = [{key: value for key, value in settings.items() if key in wanted} for settings in own]
     neutral = to_dict(GenerationConfig())
     ignored = [
-        key for key, value in own[0].items() if key not in wanted and value not in (neutral[key], "fairseq", "beam")
+        key
+        for key, value in own[0].items()
+        if key not in {*wanted, "forced_first"} and value not in (neutral[key], "fairseq", "beam")
     ]
     return kept, sorted(ignored)

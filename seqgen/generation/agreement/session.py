@@ -92,6 +92,9 @@ class AgreementSession:
         """For each live sentence and beam the texts ahead; ``None`` for a beam that does not exist."""
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.search, self.num_steps = search, 0
+        for member, token in zip(self.members, search.first_tokens, strict=True):
+            if token is not None:
+                member.force(token)
 
     def run(self) -> list[list[Hypothesis]]:
         """Decode until every sentence is done.
