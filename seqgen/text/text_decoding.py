@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -23,6 +24,7 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation
+from seqgen.text.encoded_source import EncodedSource, check_encodable, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import tokens_of
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
@@ -48,11 +50,18 @@ class Details:
         attention: attention and alignment.
         scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
         hidden: ``hidden``; requires another pass, too.
+        internals: ``internals``; requires another pass, too.
     """
 
     attention: bool = False
     scores: bool = False
     hidden: bool = False
+    internals: bool = False
+
+    @property
+    def rescores(self) -> bool:
+        """Whether the models make another pass over the hypotheses."""
+        return self.scores or self.hidden or self.internals
 
 
 class TextDecoding:
@@ -117,7 +126,7 @@ class TextDecoding:
 
     def translate(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str | EncodedSource],
         prefixes: Iterable[str] | None = None,
         buffer_size: int = 0,
         first_number: int = 0,
@@ -125,7 +134,7 @@ class TextDecoding:
         """Decode lines.
 
         Args:
-            lines: the lines; ``buffer_size`` of them are read at a time.
+            lines: the lines, or what ``encode`` returned for them; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: number of lines that are read, batched by length and decoded together; 0 for
                 ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
@@ -152,12 +161,37 @@ class TextDecoding:
         if streamer is not None:
             streamer.close()
 
+    @torch.inference_mode()
+    def encode(self, lines: Iterable[str]) -> list[EncodedSource]:
+        """Run the encoder on lines, each alone, so that the outputs have no padding.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            For each line what ``translate`` can decode in its place.
+
+        Raises:
+            ConfigError: there are several models, or the model has no encoder.
+            DataError: a line is empty.
+        """
+        check_encodable(self.source_models)
+        encoded = []
+        with self.generator.setup.ensemble.evaluating():
+            for number, text in enumerate(lines):
+                line = self.input_encoder.encode(number, text)
+                if not line.sources:
+                    raise DataError(f"line {number + 1} is empty and has no encoder output")
+                source = self._collate(self.source_models, [(line, None)]).source
+                encoded.append(EncodedSource(text, line.sources[0], encode(self.models[0].encoder, source)))
+        return encoded
+
     def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
         """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
         try:
             self._finish(lines)
         except Exception as error:
-            if out_of_memory(error) and not (self.details.scores or self.details.hidden):
+            if out_of_memory(error) and not self.details.rescores:
                 finished = itertools.takewhile(lambda line: line.translation.hypotheses or not line.sources, lines)
                 yield from (line.translation for line in finished)
             raise
@@ -178,7 +212,7 @@ class TextDecoding:
         else:
             for lines_of_batch in self._batches(readable):
                 self._decode(lines_of_batch)
-        if self.details.scores or self.details.hidden:
+        if self.details.rescores:
             for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
 
@@ -258,6 +292,8 @@ class TextDecoding:
             first_tokens=tokens_of([line.first_token for line, _ in rows]),
             start_tokens=tokens_of([line.start_token for line, _ in rows]),
         )
+        if (merged := merged_encodings(models[0].model.encoder, [line.encoder_out for line, _ in rows])) is not None:
+            batch = replace(batch, source=replace(batch.source, encoder_out=merged))
         return batch.to(self.device)
 
     def _finalize(self, line: InputLine, hypotheses: list[Hypothesis], width: int) -> None:
@@ -388,4 +424,7 @@ class TextDecoding:
                 replace(item, hidden=[rows[row, :length] for rows in features])
                 for row, (item, length) in enumerate(zip(items, lengths, strict=True))
             ]
+        if self.details.internals:
+            internals = self.scorer.internals(batch, lengths)
+            items = [replace(item, internals=own) for item, own in zip(items, internals, strict=True)]
         return items
