@@ -135,7 +135,9 @@ def _layers_of(part: nn.Module) -> tuple[list[nn.Module], nn.Module] | None:
 
 
 @contextmanager
-def _recording(part: nn.Module, layers: list[nn.Module], last: nn.Module, passes: list[StackInternals]) -> Iterator[None]:
+def _recording(
+    part: nn.Module, layers: list[nn.Module], last: nn.Module, passes: list[StackInternals]
+) -> Iterator[None]:
     """Append each pass of an encoder or a decoder to ``passes``."""
     reached = len(layers)  # the layer that runs; len(layers) between two passes
 
@@ -155,16 +157,22 @@ def _recording(part: nn.Module, layers: list[nn.Module], last: nn.Module, passes
             passes[-1].hidden_states.append(output)
         reached = len(layers)
 
+    def keep_self_attention(weights: Tensor) -> None:
+        passes[-1].self_attention.append(weights)
+
+    def keep_cross_attention(weights: Tensor) -> None:
+        passes[-1].cross_attention.append(weights)
+
     own, cross = attention_modules(part)
     if any(attention.on_weights is not None for attention in (*own, *cross)):
         raise ConfigError("this model is already being recorded; end the recording before the next one begins")
     handles = [layer.register_forward_pre_hook(before(index)) for index, layer in enumerate(layers)]
     handles.append(last.register_forward_hook(after))
-    for attention in own:
-        attention.on_weights = lambda weights: passes[-1].self_attention.append(weights)
-    for attention in cross:
-        attention.on_weights = lambda weights: passes[-1].cross_attention.append(weights)
     try:
+        for attention in own:
+            attention.on_weights = keep_self_attention
+        for attention in cross:
+            attention.on_weights = keep_cross_attention
         yield
     finally:
         for handle in handles:

@@ -67,8 +67,8 @@ class Ensemble:
         if sample.member_sources is None:
             if sample.source.encoder_out is not None and len(models) > 1:
                 raise ConfigError(
-                    f"the encoder output of one model is given to an ensemble of {len(models)}; give each model its own "
-                    "in member_sources, or decode with one model"
+                    f"the encoder output of one model is given to an ensemble of {len(models)}; give one for each "
+                    "model in member_sources, or decode with one model"
                 )
             given = [sample.source] * len(models)
         elif len(sample.member_sources) != len(models):
