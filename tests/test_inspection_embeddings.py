@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from seqgen.checkpoints.loading import load_model
+from seqgen.config import GenerationConfig
+from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
+from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.inspection.embeddings import given_embeddings
-from seqgen.structures import Source
+from seqgen.structures import Batch, Source
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
@@ -68,9 +71,16 @@ def test_a_prompt_of_gpt2_is_read_as_by_transformers(tmp_path: Path) -> None:
     model = load_model(huggingface_gpt2.tiny_folder(tmp_path / "gpt2")).model.eval()
     prompt, further = torch.randn(1, 4, 24), torch.tensor([[7, 9]])
     wanted = original(inputs_embeds=torch.cat([prompt, original.transformer.wte(further)], 1)).logits[:, 3:]
+    options = {"inputs_embeds": prompt, "attention_mask": torch.ones(1, 4), "num_beams": 3, "early_stopping": True}
+    outputs = original.generate(**options, max_new_tokens=6, do_sample=False, pad_token_id=299)
+    words = Dictionary([f"w{number}" for number in range(300)], pad=299, eos=299, unk=299, bos=None)
+    cfg = GenerationConfig(semantics="huggingface", beam=3, max_len=6, min_len=0, early_stopping="true")
     with given_embeddings(model.decoder, prompt) as ids:
         got = model(ids, torch.tensor([4]), torch.cat([further[:, :1], further], dim=1)).logits
+        batch = Batch(torch.arange(1), Source(ids, torch.tensor([4])))
+        ((best, *_),) = SequenceGenerator.from_config([model], words, cfg).generate(batch)
     assert_near(got, wanted)
+    assert best.tokens.tolist() == outputs[0, : len(best.tokens)].tolist()
 
 
 @few_models
