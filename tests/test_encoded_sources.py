@@ -24,8 +24,13 @@ from tests.model_zoo import ZOO, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, text_model
 
-ENCODERS = [name for name, specimen in ZOO.items() if not specimen.is_language_model]
-ARCHITECTURES = ("transformer_tiny", "fconv_tiny", "t5_tiny")
+FAST = ("fconv_uneven", "transformer_marian", "lstm_tiny", "t5_gated_untied")
+ENCODERS = [
+    name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+    for name, specimen in ZOO.items()
+    if not specimen.is_language_model
+]
+ARCHITECTURES = [pytest.param("transformer_tiny", marks=pytest.mark.slow), "fconv_tiny", "t5_tiny"]
 SHORT: dict[str, Any] = {"beam": 3, "nbest": 2, "max_len_b": 7}
 
 

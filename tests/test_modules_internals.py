@@ -24,8 +24,13 @@ from tests.model_zoo import ZOO, build, expand, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, text_model
 
-RECORDED = [name for name in ZOO if name not in ("lstm_tiny", "average")]
 FEW = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "fconv_uneven", "transformer_lm_learned"]
+RECORDED = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+    for name in ZOO
+    if name not in ("lstm_tiny", "average")
+]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_tiny", "fconv_tiny")]
 few_models = pytest.mark.parametrize("name", FEW)
 
 TRANSFORMERS = {"output_hidden_states": True, "output_attentions": True}
@@ -199,7 +204,10 @@ def test_a_decode_is_that_of_transformers(kind: str) -> None:
                 assert_near(found.decoder.cross_attention[layer][:, step], weights[row, :, -1, :read])
 
 
-@pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny", "fconv_tiny", "transformer_lm_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["t5_tiny", "transformer_lm_tiny", *SLOW],
+)
 def test_the_translator_returns_the_internals_of_hypotheses(name: str) -> None:
     """Alone as in the batch; the last hidden states are those of ``return_hidden``."""
     translator = Translator(text_model(name), beam=3, nbest=2, max_len_b=6)
