@@ -154,6 +154,8 @@ def test_encoded_lines_are_translated_as_the_lines(name: str) -> None:
                 torch.testing.assert_close(one_.hidden, other.hidden, rtol=0, atol=1e-10)
                 torch.testing.assert_close(one_.attention, other.attention, rtol=0, atol=1e-10)
                 torch.testing.assert_close(one_.alignment, other.alignment)
+    with_notes = [replace(source, notes=["cut"]) for source in encoded[:1]]
+    assert "cut" in translator.translate(with_notes)[0].notes
     (internals,) = translator.translate(encoded[:1], return_internals=True)[0].hypotheses[0].internals or []
     assert internals.encoder is None
     handle.remove()
@@ -209,6 +211,8 @@ def test_wrong_encoded_lines_are_refused() -> None:
         translator.translate([encoded, "w1 w2"])
     with pytest.raises(DataError, match="line 2 is empty and has no encoder output"):
         translator.encode(["w1", " "])
+    (long,) = translator.encode([" ".join(["w1"] * 1100)])
+    assert "of 1101 source tokens only the first 1023 were read" in translator.translate([long])[0].notes
     with pytest.raises(DataError, match="list"):
         translator.encode("w1")
 

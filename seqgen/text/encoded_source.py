@@ -24,6 +24,7 @@ class EncodedSource:
         text: the text, as ``translate`` would read it.
         tokens: ``(S,)`` int64 source ids, which decoding components can read; the encoder is not run on them.
         encoder_out: the encoder's output, ``(1, S, C)``.
+        notes: what was noted when the text was encoded, such as a truncation; the translation has these notes, too.
 
     Raises:
         DataError: ``encoder_out`` is not that of one sentence with a position for each token.
@@ -32,6 +33,7 @@ class EncodedSource:
     text: str
     tokens: Tensor
     encoder_out: EncoderOut
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         shape = tuple(self.encoder_out.encoder_out.shape)

@@ -116,6 +116,7 @@ class InputEncoder:
             check_encodable(self.models)
             sources = [encoded.tokens]
             translation.member_sources.append(translation.source)
+            translation.notes.extend(encoded.notes)
         if not sources:
             return InputLine(translation, [])
         translation = replace(translation, source_tokens=sources[0])

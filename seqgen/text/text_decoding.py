@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation
+from seqgen.text.details import Details
 from seqgen.text.encoded_source import EncodedSource, check_encodable, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import tokens_of
@@ -40,28 +41,6 @@ BUFFER_SIZE = 4096
 
 RESCORED_TOKENS = 1024
 """Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
-
-
-@dataclass(frozen=True)
-class Details:
-    """Which optional fields of hypotheses are computed; see ``TextHypothesis``.
-
-    Attributes:
-        attention: attention and alignment.
-        scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
-        hidden: ``hidden``; requires another pass, too.
-        internals: ``internals``; requires another pass, too.
-    """
-
-    attention: bool = False
-    scores: bool = False
-    hidden: bool = False
-    internals: bool = False
-
-    @property
-    def rescores(self) -> bool:
-        """Whether the models make another pass over the hypotheses."""
-        return self.scores or self.hidden or self.internals
 
 
 class TextDecoding:
@@ -183,7 +162,8 @@ class TextDecoding:
                 if not line.sources:
                     raise DataError(f"line {number + 1} is empty and has no encoder output")
                 source = self._collate(self.source_models, [(line, None)]).source
-                encoded.append(EncodedSource(text, line.sources[0], encode(self.models[0].encoder, source)))
+                encoder_out, notes = encode(self.models[0].encoder, source), line.translation.notes
+                encoded.append(EncodedSource(text, line.sources[0], encoder_out, notes))
         return encoded
 
     def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
@@ -397,7 +377,8 @@ class TextDecoding:
         """Run the models over the hypotheses of a batch, and fill their optional fields."""
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
-        rows = max(1, RESCORED_TOKENS // longest)
+        # the attention weights of all layers and heads of many rows would not fit into memory
+        rows = 1 if self.details.internals else max(1, RESCORED_TOKENS // longest)
         batches = [pairs[start : start + rows] for start in range(0, len(pairs), rows)]
         detailed = itertools.chain.from_iterable(self._with_details(batch) for batch in batches)
         for line in lines:
@@ -408,23 +389,5 @@ class TextDecoding:
         if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
             return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
-        items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
-        if self.details.scores:
-            cfg = self.cfg
-            ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
-            scored = self.scorer.score(batch, lengths)
-            totals = [one.hypothesis.positional_scores.sum() for one in scored]
-            items = [
-                replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
-                for item, one, total, length in zip(items, scored, totals, lengths, strict=True)
-            ]
-        if self.details.hidden:
-            features = self.scorer.features(batch)
-            items = [
-                replace(item, hidden=[rows[row, :length] for rows in features])
-                for row, (item, length) in enumerate(zip(items, lengths, strict=True))
-            ]
-        if self.details.internals:
-            internals = self.scorer.internals(batch, lengths)
-            items = [replace(item, internals=own) for item, own in zip(items, internals, strict=True)]
-        return items
+        ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

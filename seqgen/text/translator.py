@@ -34,6 +34,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text.details import Details
 from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.languages import begins_with_language, chooses_itself, force_target_language
 from seqgen.text.object_settings import (
@@ -44,7 +45,7 @@ from seqgen.text.object_settings import (
     separate_objects,
 )
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_model import TextModel
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
