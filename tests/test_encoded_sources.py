@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from examples.papers.align_att import AlignAtt
+from examples.papers.simultaneous import WaitK
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search.base import Search
 from seqgen.generation.speculative.drafters import ModelDrafter
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.model import EncoderDecoderModel
@@ -200,6 +203,13 @@ def test_models_that_cannot_decode_an_encoding_are_refused(models: list[str], wo
     for attempt in (lambda: translator.encode(TEXTS[:1]), lambda: translator.translate(encoded)):
         with pytest.raises(ConfigError, match=words):
             attempt()
+
+
+@pytest.mark.parametrize("search", [AlignAtt(), WaitK()])
+def test_strategies_that_encode_the_source_themselves_refuse_an_encoding(search: Search) -> None:
+    translator = Translator(text_model("transformer_tiny"))
+    with pytest.raises(ConfigError, match="encodes parts of the source, not known encoder outputs; give the text"):
+        translator.translate(translator.encode(TEXTS[:1]), search=search)
 
 
 def test_wrong_encoded_lines_are_refused() -> None:

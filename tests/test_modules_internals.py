@@ -246,6 +246,16 @@ def test_what_cannot_be_recorded_is_refused() -> None:
     assert all(getattr(module, "on_weights", None) is None for module in model.modules())
 
 
+@torch.no_grad()
+def test_early_exits_are_no_part_of_a_pass() -> None:
+    model, given = build("t5_gated_untied"), inputs("t5_gated_untied", [3, 2], 3)
+    with recorded(model) as recording:
+        model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
+        model.decoder.early_exit(recording.decoder[0].hidden_states[0])
+    assert len(recording.decoder) == 1
+    assert len(recording.decoder[0].hidden_states) == 1 + len(model.decoder.layers)
+
+
 def test_gradients_flow_through_what_is_recorded() -> None:
     model, given = build("t5_tiny"), inputs("t5_tiny", [3, 2], 3)
     with recorded(model) as recording:
