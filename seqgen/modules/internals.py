@@ -85,7 +85,8 @@ def recorded(model: EncoderDecoderModel) -> Iterator[Recording]:
     """Record each pass of a model's encoder and decoder in the ``with`` block.
 
     The recorded tensors are those that the model computes with, so that gradients flow through them. The values at
-    padding are undefined. Layers that LayerDrop skips are missing.
+    padding are undefined. Layers that LayerDrop skips are missing. Layers whose activations are computed again in the
+    backward pass (``checkpoint_activations``) are recorded twice.
 
     Args:
         model: a model whose encoder and decoder have ``layers`` and ``layer_norm``, or which is convolutional.
