@@ -145,10 +145,34 @@ class Source:
     Attributes:
         src_tokens: ``(N, S)`` int64 ids, padded on the side that the model requires.
         src_lengths: ``(N,)`` int64 lengths without padding, end-of-sentence included.
+        encoder_out: what an encoder returned for these sentences, or an edited value: the encoder is then not run.
+            ``None`` if the encoder reads ``src_tokens``.
     """
 
     src_tokens: Tensor
     src_lengths: Tensor
+    encoder_out: EncoderOut | None = None
+
+    @classmethod
+    def of_encoding(cls, encoder_out: EncoderOut, eos: int) -> Self:
+        """The source of sentences of which only the encoder's output is known.
+
+        Args:
+            encoder_out: the output, ``(N, S, C)``.
+            eos: id of end-of-sentence, which stands for all source tokens where a component reads them.
+
+        Raises:
+            ValueError: ``encoder_out`` is not a value of ``EncoderOut``.
+        """
+        if not isinstance(encoder_out, EncoderOut):
+            raise ValueError(
+                f"a source is given as the EncoderOut that an encoder returns, not as {type(encoder_out).__name__}; "
+                "write EncoderOut(features, padding_mask)"
+            )
+        features, mask = encoder_out.encoder_out, encoder_out.encoder_padding_mask
+        src_tokens = torch.full(features.shape[:2], eos, device=features.device)
+        lengths = torch.full_like(src_tokens[:, 0], features.size(1)) if mask is None else (~mask).sum(1)
+        return cls(src_tokens, lengths, encoder_out)
 
     def padding(self, left: bool) -> Tensor | None:
         """The padding mask, ``(N, S)`` bool; ``None`` if there is no padding.

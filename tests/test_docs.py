@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
+from tests.huggingface_t5 import tiny_folder
 from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
@@ -127,6 +129,19 @@ def test_shown_python_of_languages_runs(workplace: Path, monkeypatch: pytest.Mon
     text = (ROOT / "docs" / "multilingual.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     exec(compile(code, "docs/multilingual.md", "exec"), {})
+
+
+def test_shown_python_of_inspection_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_folder(tmp_path / "T5", "t5_v1_1")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    text = (ROOT / "docs" / "inspection.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 7
+    exec(compile("".join(blocks), "docs/inspection.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 13
 
 
 def test_links_lead_somewhere() -> None:

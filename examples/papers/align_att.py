@@ -83,6 +83,8 @@ class AlignAttSession(Session):
     search: AlignAtt
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        if request.sample.source.encoder_out is not None:
+            raise ConfigError("search=align_att encodes parts of the source, not known encoder outputs; give the text")
         super().__init__(replace(setup, debug=replace(setup.debug, use_cache=False)), request)
         if not all(self.reads_alike) or setup.ensemble.models[0].continues_source:
             raise ConfigError("search=align_att needs models with encoders which all read the input as the same tokens")

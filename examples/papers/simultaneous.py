@@ -92,6 +92,8 @@ class WaitKSession(Session):
     def __init__(self, setup: DecodingSetup, request: DecodingRequest):
         if any(spec.model.continues_source for spec in setup.ensemble.members):
             raise ConfigError("search=wait_k needs a model with an encoder; choose another search for language models")
+        if request.sample.source.encoder_out is not None:
+            raise ConfigError("search=wait_k encodes parts of the source, not known encoder outputs; give the text")
         super().__init__(replace(setup, debug=replace(setup.debug, use_cache=False)), request)
         self.sizes = [len(source) - 1 for source in self.members[0].sources]
 

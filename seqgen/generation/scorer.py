@@ -25,7 +25,9 @@ from seqgen.generation.ensemble.member import (
     check_layers,
     recorded_layers,
 )
+from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.internals import Internals, Recording, recorded
 from seqgen.structures import Batch, Hypothesis, Source
 
 
@@ -146,11 +148,14 @@ class SequenceScorer:
             self.need_attention or ATTENTION in self.needs,
         )
         with recorded_layers(model.decoder) if LAYER_LOGITS in self.needs else nullcontext() as layers:
-            if not (first and FEATURES in self.needs):
+            if not (first and FEATURES in self.needs) and source.encoder_out is None:
                 out = model(source.src_tokens, source.src_lengths, decoder_input, need_attention=need_attention)
                 return MemberOutput(out.logits, out.attention, None, layers)
-            encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+            encoder_out = encode(model.encoder, source)
             decoder: Any = model.decoder
+            if not (first and FEATURES in self.needs):
+                out = decoder(decoder_input, encoder_out, need_attention=need_attention)
+                return MemberOutput(out.logits, out.attention, None, layers)
             features, attention = decoder.extract_features(decoder_input, encoder_out, need_attention=need_attention)
             return MemberOutput(decoder.output_layer(features), attention, features, layers)
 
@@ -238,8 +243,34 @@ class SequenceScorer:
                     continue
                 model = spec.model
                 check_features([model], "return_hidden")
-                encoder_out = model.encoder(source.src_tokens, source.src_lengths)
+                encoder_out = encode(model.encoder, source)
                 found.append(model.decoder.extract_features(self._decoder_input(model, sample), encoder_out)[0].cpu())
+        return found
+
+    @torch.inference_mode()
+    def internals(self, sample: Batch, lengths: Sequence[int]) -> list[list[Internals]]:
+        """What the layers of each member compute for the targets of a batch.
+
+        Args:
+            sample: the batch, with targets.
+            lengths: number of tokens of each target.
+
+        Returns:
+            For each target, one value for each member that reads the input, on the CPU; see ``Internals``.
+
+        Raises:
+            ConfigError: the batch has no targets, or the layers of a model cannot be recorded.
+        """
+        found: list[list[Internals]] = [[] for _ in lengths]
+        with self.ensemble.evaluating():
+            for spec, source in zip(self.ensemble.members, self.ensemble.sources(sample), strict=True):
+                if spec.source != INPUT:
+                    continue
+                decoder_input = self._decoder_input(spec.model, sample)
+                with recorded(spec.model) as recording:
+                    spec.model.decoder(decoder_input, encode(spec.model.encoder, source))
+                for row, length in enumerate(lengths):
+                    found[row].append(_internals_of_row(row, length, recording, source, spec.model, decoder_input))
         return found
 
     def _decoder_input(self, model: EncoderDecoderModel, sample: Batch) -> Tensor:
@@ -258,3 +289,16 @@ def _targets(sample: Batch) -> tuple[Tensor, Tensor]:
 def _of_tokens(lprobs: Tensor, target: Tensor) -> Tensor:
     """The log-probabilities ``(N, T)`` of the target tokens, on the CPU."""
     return lprobs.gather(-1, target.unsqueeze(-1)).squeeze(-1).cpu()
+
+
+def _internals_of_row(
+    row: int, length: int, recording: Recording, source: Source, model: EncoderDecoderModel, decoder_input: Tensor
+) -> Internals:
+    """What was recorded for one target of ``length`` tokens, without padding, on the CPU."""
+    width, read = source.src_tokens.size(1), int(source.src_lengths[row])
+    of_source = slice(width - read, width) if model.left_pad_source else slice(0, read)
+    (decoder,) = recording.decoder
+    before = decoder.hidden_states[0].size(1) - decoder_input.size(1)  # columns of a prompt
+    of_target = slice(of_source.start if model.continues_source else 0, before + length)
+    encoder = recording.encoder[0].of_row(row, of_source, of_source) if recording.encoder else None
+    return Internals(encoder, decoder.of_row(row, of_target, of_source))

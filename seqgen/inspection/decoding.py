@@ -13,8 +13,9 @@ from seqgen.config_dicts import from_dict, to_dict
 from seqgen.errors import ConfigError
 from seqgen.generation.search.exact import ExactSearch
 from seqgen.inspection.trace import LineTrace, Probe, Recorder
+from seqgen.text.details import Details
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_model import TextModel
 from seqgen.text.translator import Translator
 

@@ -156,6 +156,25 @@ def fold_beams(x: Tensor, key_rows: int) -> Tensor:
     return grouped.reshape(key_rows, heads, -1, dim)
 
 
+def unfold_weights(weights: Tensor, rows: int) -> Tensor:
+    """The attention weights of each row, if queries were folded by ``fold_beams``.
+
+    Args:
+        weights: ``(B, H, r * Q, K)``.
+        rows: rows of the batch, ``B * r``.
+
+    Returns:
+        ``(rows, H, Q, K)``.
+    """
+    key_rows, heads, queries, keys = weights.shape
+    if rows == key_rows:
+        return weights
+    beams = rows // key_rows
+    # (B, H, r * Q, K) -> (B, H, r, Q, K) -> (B, r, H, Q, K)
+    grouped = weights.view(key_rows, heads, beams, -1, keys).transpose(1, 2)
+    return grouped.reshape(rows, heads, queries // beams, keys)
+
+
 def unfold_beams(x: Tensor, rows: int) -> Tensor:
     """Undo ``fold_beams`` and concatenate the heads.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from seqgen.modules.attention import attend, fold_beams, unfold_beams
+from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.linear import weight_norm_linear
 
 
@@ -19,12 +20,16 @@ class MultiStepAttention(nn.Module):
     Args:
         hidden_size: dimension of the layer's output.
         embed_dim: dimension of the embeddings and of the encoder's output.
+
+    Attributes:
+        on_weights: receives the weights of its head, ``(N, 1, T, S)``; see ``MultiheadAttention``.
     """
 
     def __init__(self, hidden_size: int, embed_dim: int):
         super().__init__()
         self.in_projection = weight_norm_linear(hidden_size, embed_dim)
         self.out_projection = weight_norm_linear(embed_dim, hidden_size)
+        self.on_weights: Callable[[Tensor], None] | None = None
 
     def forward(
         self,
@@ -49,7 +54,7 @@ class MultiStepAttention(nn.Module):
         Returns:
             ``(N, T, hidden_size)``, and the weights, ``(N, T, S)`` or ``None``.
         """
-        rows, length, _ = x.shape
+        rows = x.shape[0]
         query = scaled_sum(self.in_projection(x), target_embedding)
         averages, weights = attend(
             fold_beams(query.unsqueeze(2), keys.size(0)),
@@ -57,10 +62,14 @@ class MultiStepAttention(nn.Module):
             values.unsqueeze(1),
             None if padding_mask is None else ~padding_mask[:, None, None, :],
             scale=1,
-            need_weights=need_weights,
+            need_weights=need_weights or self.on_weights is not None,
         )
-        x = scaled_sum(self.out_projection(unfold_beams(averages, rows)), x)
-        return x, None if weights is None else weights.reshape(rows, length, -1)
+        if weights is not None:
+            weights = unfold_weights(weights, rows)
+            if self.on_weights is not None:
+                self.on_weights(weights)
+            weights = weights.squeeze(1) if need_weights else None
+        return scaled_sum(self.out_projection(unfold_beams(averages, rows)), x), weights
 
 
 def scaled_sum(x: Tensor, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from seqgen.incremental_state import ModuleState, StateDict, StatefulModule
-from seqgen.modules.attention import attend, fold_beams, unfold_beams
+from seqgen.modules.attention import attend, fold_beams, unfold_beams, unfold_weights
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.choice import choose_cache
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
@@ -35,6 +35,8 @@ class MultiheadAttention(StatefulModule):
     Attributes:
         cache: a class derived from ``KeyValueCache``, or another callable that returns an empty cache, for all search
             strategies; ``None`` for a built-in cache, see ``choose_cache``.
+        on_weights: receives the weights of each head, ``(N, H, T, K)``, in every pass; ``None`` if nobody needs them,
+            see ``seqgen.modules.internals.recorded``.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class MultiheadAttention(StatefulModule):
         self.out_proj = Linear(inner_dim, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
         self.cache: Callable[[], KeyValueCache] | None = None
+        self.on_weights: Callable[[Tensor], None] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -122,7 +125,8 @@ class MultiheadAttention(StatefulModule):
             new = KeysAndValues(k.transpose(1, 2), v.transpose(1, 2), key_padding_mask)
             seen = self._appended(new, rows, incremental_state)
         # Attention weights are those over each row's own positions, not over the slots that beams share.
-        seen = seen.view() if need_weights else seen
+        need_heads = need_weights or self.on_weights is not None
+        seen = seen.view() if need_heads else seen
         keys, values, mask, is_causal = seen.attended(attn_mask, is_causal, length, q.dtype)
         out, weights = attend(
             fold_beams(q, keys.size(0)),
@@ -132,11 +136,13 @@ class MultiheadAttention(StatefulModule):
             is_causal=is_causal,
             scale=self.scale,
             dropout=self.dropout,
-            need_weights=need_weights,
+            need_weights=need_heads,
         )
         if weights is not None:
-            # (B, H, r * T, K) -> (B, r * T, K) -> (N, T, K)
-            weights = weights.mean(1).view(rows, length, -1)
+            weights = unfold_weights(weights, rows)
+            if self.on_weights is not None:
+                self.on_weights(weights)
+            weights = weights.mean(1) if need_weights else None
         return self.out_proj(unfold_beams(out, rows)), weights
 
     def _encoder_keys(

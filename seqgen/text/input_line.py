@@ -14,6 +14,8 @@ from seqgen.config import GenerationConfig
 from seqgen.errors import DataError
 from seqgen.generation.component import Phrase
 from seqgen.generation.ensemble.member import INPUT
+from seqgen.structures import EncoderOut
+from seqgen.text.encoded_source import EncodedSource, check_encodable
 from seqgen.text.languages import LanguageReader, LineLanguages, encode_source
 from seqgen.text.member_sources import MemberSource, source_text
 from seqgen.text.results import Translation
@@ -31,6 +33,7 @@ class InputLine:
         prefix: the target ids with which the output begins.
         first_token: the token of the target language, if the output begins with it.
         start_token: the token of the target language, if it is the start token of the decoder.
+        encoder_out: the encoder's output ``(1, S, C)``, if it was given in place of the text.
     """
 
     translation: Translation
@@ -39,6 +42,7 @@ class InputLine:
     prefix: list[int] = field(default_factory=list)
     first_token: int | None = None
     start_token: int | None = None
+    encoder_out: EncoderOut | None = None
 
     @property
     def length(self) -> int:
@@ -73,13 +77,13 @@ class InputEncoder:
         self.task = models[0].task
         self.languages = LanguageReader(models, cfg)
 
-    def encode(self, number: int, text: str, prefix: str = "") -> InputLine:
+    def encode(self, number: int, line: str | EncodedSource, prefix: str = "") -> InputLine:
         """Encode a line; sources are truncated to the length that each model can read.
 
         Args:
             number: number of the line, from 0.
-            text: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
-                line's languages are removed first.
+            line: the line. With ``cfg.constraints``, phrases follow the source, separated by tabs. Fields with the
+                line's languages are removed first. If the source is encoded already, its ids are not computed again.
             prefix: the forced beginning of the output.
 
         Returns:
@@ -88,7 +92,10 @@ class InputEncoder:
         Raises:
             DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
                 languages, or a field is not a language.
+            ConfigError: the line is encoded already, and the models cannot decode such a source.
         """
+        encoded = line if isinstance(line, EncodedSource) else None
+        text = line.text if isinstance(line, EncodedSource) else line
         if not isinstance(text, str) or not isinstance(prefix, str):
             wrong = prefix if isinstance(text, str) else text
             raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
@@ -98,12 +105,18 @@ class InputEncoder:
             languages = LineLanguages()
         text, *phrases = text.split("\t") if self.cfg.constraints else [text]
         translation = Translation(number, text, torch.empty(0, dtype=torch.int64), prefix=prefix)
-        if not text.strip() and not self.task.reads_empty_lines:
+        if encoded is None and not text.strip() and not self.task.reads_empty_lines:
             unused = " and ".join(name for name, given in (("prefix", prefix), ("phrases", phrases)) if given)
             further = f"; its {unused} had no effect" if unused else ""
             translation.notes.append(f"the line is empty, and so is its output{further}")
             return InputLine(translation, [])
-        sources = self._sources(translation, languages)
+        if encoded is None:
+            sources = self._sources(translation, languages)
+        else:
+            check_encodable(self.models)
+            sources = [encoded.tokens]
+            translation.member_sources.append(translation.source)
+            translation.notes.extend(encoded.notes)
         if not sources:
             return InputLine(translation, [])
         translation = replace(translation, source_tokens=sources[0])
@@ -114,6 +127,7 @@ class InputEncoder:
             self._prefix(translation, sources, languages),
             self.languages.first_token(languages),
             self.languages.start_token(languages),
+            None if encoded is None else encoded.encoder_out,
         )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
@@ -201,7 +215,9 @@ def alternatives(phrase: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+def with_prefixes(
+    lines: Iterable[str | EncodedSource], prefixes: Iterable[str] | None
+) -> Iterator[tuple[str | EncodedSource, str]]:
     """Pair each line with the prefix of its output.
 
     Args:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from seqgen.modules.internals import Internals
 from seqgen.structures import Hypothesis
 
 
@@ -30,6 +31,7 @@ class TextHypothesis:
         member_scores: for each model ``(T,)`` its log-probabilities of the tokens, in nats, if requested.
         hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
             token ``t``.
+        internals: for each model the hidden states and attention weights of all its layers, if requested.
     """
 
     text: str
@@ -39,6 +41,7 @@ class TextHypothesis:
     model_score: float | None = None
     member_scores: list[Tensor] | None = None
     hidden: list[Tensor] | None = None
+    internals: list[Internals] | None = None
 
     @property
     def score(self) -> float:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import GenerationConfig
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
+from seqgen.generation.ensemble.shared_encoders import encode
 from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
@@ -23,6 +24,8 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation
+from seqgen.text.details import Details
+from seqgen.text.encoded_source import EncodedSource, check_encodable, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import tokens_of
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
@@ -38,21 +41,6 @@ BUFFER_SIZE = 4096
 
 RESCORED_TOKENS = 1024
 """Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
-
-
-@dataclass(frozen=True)
-class Details:
-    """Which optional fields of hypotheses are computed; see ``TextHypothesis``.
-
-    Attributes:
-        attention: attention and alignment.
-        scores: ``model_score`` and ``member_scores``; requires another pass of the models over the hypotheses.
-        hidden: ``hidden``; requires another pass, too.
-    """
-
-    attention: bool = False
-    scores: bool = False
-    hidden: bool = False
 
 
 class TextDecoding:
@@ -117,7 +105,7 @@ class TextDecoding:
 
     def translate(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str | EncodedSource],
         prefixes: Iterable[str] | None = None,
         buffer_size: int = 0,
         first_number: int = 0,
@@ -125,7 +113,7 @@ class TextDecoding:
         """Decode lines.
 
         Args:
-            lines: the lines; ``buffer_size`` of them are read at a time.
+            lines: the lines, or what ``encode`` returned for them; ``buffer_size`` of them are read at a time.
             prefixes: the forced beginning of each output, read together with the lines; ``None`` for none.
             buffer_size: number of lines that are read, batched by length and decoded together; 0 for
                 ``cfg.buffer_size``, and for ``BUFFER_SIZE`` if that is 0, too.
@@ -152,12 +140,38 @@ class TextDecoding:
         if streamer is not None:
             streamer.close()
 
+    @torch.inference_mode()
+    def encode(self, lines: Iterable[str]) -> list[EncodedSource]:
+        """Run the encoder on lines, each alone, so that the outputs have no padding.
+
+        Args:
+            lines: the lines.
+
+        Returns:
+            For each line what ``translate`` can decode in its place.
+
+        Raises:
+            ConfigError: there are several models, or the model has no encoder.
+            DataError: a line is empty.
+        """
+        check_encodable(self.source_models)
+        encoded = []
+        with self.generator.setup.ensemble.evaluating():
+            for number, text in enumerate(lines):
+                line = self.input_encoder.encode(number, text)
+                if not line.sources:
+                    raise DataError(f"line {number + 1} is empty and has no encoder output")
+                source = self._collate(self.source_models, [(line, None)]).source
+                encoder_out, notes = encode(self.models[0].encoder, source), line.translation.notes
+                encoded.append(EncodedSource(text, line.sources[0], encoder_out, notes))
+        return encoded
+
     def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
         """Decode lines. If memory runs out, the lines before the first unfinished one are yielded before the error."""
         try:
             self._finish(lines)
         except Exception as error:
-            if out_of_memory(error) and not (self.details.scores or self.details.hidden):
+            if out_of_memory(error) and not self.details.rescores:
                 finished = itertools.takewhile(lambda line: line.translation.hypotheses or not line.sources, lines)
                 yield from (line.translation for line in finished)
             raise
@@ -178,7 +192,7 @@ class TextDecoding:
         else:
             for lines_of_batch in self._batches(readable):
                 self._decode(lines_of_batch)
-        if self.details.scores or self.details.hidden:
+        if self.details.rescores:
             for lines_of_batch in self._batches(readable):
                 self._rescore(lines_of_batch)
 
@@ -258,6 +272,8 @@ class TextDecoding:
             first_tokens=tokens_of([line.first_token for line, _ in rows]),
             start_tokens=tokens_of([line.start_token for line, _ in rows]),
         )
+        if (merged := merged_encodings(models[0].model.encoder, [line.encoder_out for line, _ in rows])) is not None:
+            batch = replace(batch, source=replace(batch.source, encoder_out=merged))
         return batch.to(self.device)
 
     def _finalize(self, line: InputLine, hypotheses: list[Hypothesis], width: int) -> None:
@@ -361,7 +377,8 @@ class TextDecoding:
         """Run the models over the hypotheses of a batch, and fill their optional fields."""
         pairs = [(line, item) for line in lines for item in line.translation.hypotheses]
         longest = max((len(item.tokens) for _, item in pairs), default=1)
-        rows = max(1, RESCORED_TOKENS // longest)
+        # the attention weights of all layers and heads of many rows would not fit into memory
+        rows = 1 if self.details.internals else max(1, RESCORED_TOKENS // longest)
         batches = [pairs[start : start + rows] for start in range(0, len(pairs), rows)]
         detailed = itertools.chain.from_iterable(self._with_details(batch) for batch in batches)
         for line in lines:
@@ -372,20 +389,5 @@ class TextDecoding:
         if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
             return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
         batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
-        items, lengths = [item for _, item in pairs], [len(item.tokens) for _, item in pairs]
-        if self.details.scores:
-            cfg = self.cfg
-            ranking = Ranking(not cfg.unnormalized, cfg.lenpen, cfg.length_penalty)
-            scored = self.scorer.score(batch, lengths)
-            totals = [one.hypothesis.positional_scores.sum() for one in scored]
-            items = [
-                replace(item, model_score=float(ranking.score(total, length)), member_scores=one.member_scores)
-                for item, one, total, length in zip(items, scored, totals, lengths, strict=True)
-            ]
-        if self.details.hidden:
-            features = self.scorer.features(batch)
-            items = [
-                replace(item, hidden=[rows[row, :length] for rows in features])
-                for row, (item, length) in enumerate(zip(items, lengths, strict=True))
-            ]
-        return items
+        ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
+        return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

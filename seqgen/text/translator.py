@@ -34,6 +34,8 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import note_on, to_dtype
 from seqgen.structures import Hypothesis
 from seqgen.task import Task
+from seqgen.text.details import Details
+from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.languages import begins_with_language, chooses_itself, force_target_language
 from seqgen.text.object_settings import (
     KEYS_BY_ARGUMENT,
@@ -43,7 +45,7 @@ from seqgen.text.object_settings import (
     separate_objects,
 )
 from seqgen.text.results import Translation
-from seqgen.text.text_decoding import Details, TextDecoding
+from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.text_model import TextModel, own_first_token
 from seqgen.text.text_scoring import OF_SCORING, TextScoring, check_blocks
 from seqgen.text.word_streaming import IteratorStreamer, StreamedText
@@ -174,24 +176,27 @@ class Translator:
 
     def translate(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | EncodedSource],
         *,
         prefixes: Iterable[str] | None = None,
         streamer: Streamer | None = None,
         return_attention: bool = False,
         return_scores: bool = False,
         return_hidden: bool = False,
+        return_internals: bool = False,
         **settings: Any,
     ) -> list[Translation]:
         """Decode texts.
 
         Args:
-            texts: one line each; the output of an empty line is empty.
+            texts: one line each; the output of an empty line is empty. A line can also be an encoder output, see
+                ``encode``.
             prefixes: the forced beginning of each output.
             streamer: receives tokens or words as they are generated; ``beam`` is then 1.
             return_attention: whether hypotheses have attention and alignment.
             return_scores: whether they have the score of all models together, and of each model for every token.
             return_hidden: whether they have the last hidden features of the decoders.
+            return_internals: whether they have the hidden states and attention weights of all layers.
             settings: keys of ``GenerationConfig``, and with their prefixes the keys of components and of
                 ``DebugConfig`` (``**{"search.groups": 3, "debug.use_cache": False}``). ``search``, ``combination``,
                 ``processors``, ``stopping_rules``, ``observers``, ``mbr``, ``rerank`` and ``members`` (``MemberSpec``)
@@ -205,8 +210,25 @@ class Translator:
             DataError: the numbers of texts and prefixes differ.
         """
         _check_lists(texts, prefixes)
-        details = Details(return_attention, return_scores, return_hidden)
+        details = Details(return_attention, return_scores, return_hidden, return_internals)
         return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
+
+    def encode(self, texts: Iterable[str], **settings: Any) -> list[EncodedSource]:
+        """Run the encoder of a model on texts; ``translate`` decodes the results in place of the texts.
+
+        Args:
+            texts: one line each.
+            settings: as for ``translate``; ``source_lang`` and ``target_lang`` can have an effect.
+
+        Returns:
+            One encoder output for each text.
+
+        Raises:
+            ConfigError: there are several models, or the model has no encoder.
+            DataError: a line is empty.
+        """
+        _check_lists(texts, None)
+        return self.prepare(**settings).encode(texts)
 
     def stream(
         self, texts: Iterable[str], *, prefixes: Iterable[str] | None = None, **settings: Any
@@ -255,7 +277,8 @@ class Translator:
         if streamer is not None:
             _check_streamable(cfg)
         if self.by_agreement:
-            check_details(attention=details.attention, hidden=details.hidden, streaming=streamer is not None)
+            wanted = {"attention": details.attention, "hidden": details.hidden, "internals": details.internals}
+            check_details(**wanted, streaming=streamer is not None)
         self._check_shared_vocabulary(cfg)
         start_token = self.models[0].start_token(self.task.target_dictionary.eos())
         if language_note := chooses_itself(cfg, self.task, start_token):
@@ -414,7 +437,7 @@ class Translator:
         return TextScoring(self.members, cfg, SequenceScorer(ensemble.members, *of_members), self.device)
 
 
-def _check_lists(texts: Iterable[str], prefixes: Iterable[str] | None) -> None:
+def _check_lists(texts: Iterable[str | EncodedSource], prefixes: Iterable[str] | None) -> None:
     if isinstance(texts, str) or isinstance(prefixes, str):
         raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
 

@@ -58,9 +58,18 @@ class Ensemble:
                 model.train()
 
     def sources(self, sample: Batch) -> list[Source]:
-        """The source of a batch as each member reads it."""
+        """The source of a batch as each member reads it.
+
+        Raises:
+            ConfigError: the batch has one encoder output, and there are several encoders.
+        """
         models = self.models
         if sample.member_sources is None:
+            if sample.source.encoder_out is not None and len(models) > 1:
+                raise ConfigError(
+                    f"the encoder output of one model is given to an ensemble of {len(models)}; give one for each "
+                    "model in member_sources, or decode with one model"
+                )
             given = [sample.source] * len(models)
         elif len(sample.member_sources) != len(models):
             raise ValueError(f"the batch has {len(sample.member_sources)} sources for {len(models)} models")

@@ -27,12 +27,16 @@ _NOT_COMPARED = {
 def encode(encoder: Encoder, source: Source) -> EncoderOut:
     """Run an encoder, or return its output for an equal source if ``SharedEncoders.sharing`` is active.
 
+    The encoder is not run if the source has its output already.
+
     The output must not be changed in place: several members may read it.
 
     Args:
         encoder: the encoder of a member.
         source: ``(sentences, S)``.
     """
+    if source.encoder_out is not None:
+        return source.encoder_out
     batch = _BATCH.get()
     first = None if batch is None else batch.first.get(encoder)
     if batch is None or first is None:

@@ -56,6 +56,7 @@ class SpeculativeSession(Session):
         if sample.member_sources is not None and len(sample.member_sources) == len(models) + 1:
             *others, source = sample.member_sources
             request = replace(request, sample=replace(sample, member_sources=others))
+        source = replace(source, encoder_out=None)  # which is that of another encoder
         with self.speculative.drafter.evaluating():
             super().__init__(setup, request)
             self.draft = self.speculative.drafter.begin(self, source)

@@ -1,0 +1,134 @@
+"""Masks and prunes attention heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import ConfigError
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.internals import attention_modules
+from seqgen.modules.multihead_attention import MultiheadAttention
+
+Heads = Mapping[int, Iterable[int]]
+"""Numbers of heads by the number of their layer, both from 0."""
+
+
+@contextmanager
+def masked_heads(
+    model: EncoderDecoderModel,
+    *,
+    encoder: Tensor | None = None,
+    decoder: Tensor | None = None,
+    cross: Tensor | None = None,
+) -> Iterator[None]:
+    """Multiply the output of each attention head by a factor in the ``with`` block, in forward passes and in decoding.
+
+    A factor of 0 removes a head (Michel et al. 2019, "Are sixteen heads really better than one?", section 2.2). Factors
+    may require gradients.
+
+    Args:
+        model: the model.
+        encoder: ``(layers, heads)``, or ``(heads,)`` for all layers: the factors of self-attention in the encoder.
+        decoder: those of self-attention in the decoder.
+        cross: those of encoder-decoder attention.
+
+    Raises:
+        ConfigError: the model has no such attention, or a mask has another shape.
+    """
+    with ExitStack() as stack:
+        for name, mask in (("encoder", encoder), ("decoder", decoder), ("cross", cross)):
+            if mask is None:
+                continue
+            modules = _attention_of(model, name)
+            for attention, factors in zip(modules, _by_layer(mask, modules, name), strict=True):
+                handle = attention.out_proj.register_forward_pre_hook(_scaling(attention.head_dim, factors))
+                stack.callback(handle.remove)
+        yield
+
+
+@torch.no_grad()
+def prune_heads(
+    model: EncoderDecoderModel,
+    *,
+    encoder: Heads | None = None,
+    decoder: Heads | None = None,
+    cross: Heads | None = None,
+) -> None:
+    """Remove the effect of attention heads for good, by setting weights of the model to zero.
+
+    These are the weights of the heads' values and the columns of the output projection that read them. Their gradients
+    are then zero as well, so that the heads stay pruned in further training. The shapes of the weights stay as they
+    are: the model is saved and read like any other, and is not faster.
+
+    Args:
+        model: the model, changed in place.
+        encoder: heads of self-attention in the encoder, by layer: ``{0: [1, 3]}``.
+        decoder: heads of self-attention in the decoder.
+        cross: heads of encoder-decoder attention.
+
+    Raises:
+        ConfigError: there is no such layer or head.
+    """
+    chosen = [
+        (attention, head)
+        for name, heads in (("encoder", encoder), ("decoder", decoder), ("cross", cross))
+        for attention, head in _chosen(model, name, heads or {})
+    ]
+    for attention, head in chosen:  # nothing is changed if one of the heads does not exist
+        inner, dim = attention.num_heads * attention.head_dim, attention.head_dim
+        projection = attention.kv_proj if attention.encoder_decoder else attention.in_proj
+        # the last third (self-attention: queries, keys, values) or half (keys, values) of the rows are the values'
+        values = slice(-inner + head * dim, (-inner + (head + 1) * dim) or None)
+        projection.weight[values] = 0
+        if projection.bias is not None:
+            projection.bias[values] = 0
+        attention.out_proj.weight[:, head * dim : (head + 1) * dim] = 0
+
+
+def _attention_of(model: EncoderDecoderModel, name: str) -> list[MultiheadAttention]:
+    """The attention modules that ``encoder``, ``decoder`` or ``cross`` names, one for each layer."""
+    own, cross = attention_modules(model.encoder if name == "encoder" else model.decoder)
+    found = [module for module in (cross if name == "cross" else own) if isinstance(module, MultiheadAttention)]
+    if not found:
+        where = {"encoder": "self-attention in the encoder", "decoder": "self-attention in the decoder"}
+        raise ConfigError(f"{type(model).__name__} has no heads of {where.get(name, 'encoder-decoder attention')}")
+    return found
+
+
+def _by_layer(mask: Tensor, modules: list[MultiheadAttention], name: str) -> Tensor:
+    """The factors ``(layers, heads)``."""
+    layers, heads = len(modules), modules[0].num_heads
+    if tuple(mask.shape) not in ((heads,), (layers, heads)):
+        raise ConfigError(
+            f"the mask {name} has the shape {tuple(mask.shape)}; give ({layers}, {heads}), the layers and heads of the "
+            f"model, or ({heads},) for all layers"
+        )
+    return mask.expand(layers, heads)
+
+
+def _scaling(head_dim: int, factors: Tensor) -> Any:
+    """A hook that multiplies the output of each head, the ``head_dim`` columns of its number, by its factor."""
+
+    def hook(projection: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (heads,) = arguments
+        return (heads * factors.to(heads).repeat_interleave(head_dim),)
+
+    return hook
+
+
+def _chosen(model: EncoderDecoderModel, name: str, heads: Heads) -> Iterator[tuple[MultiheadAttention, int]]:
+    modules = _attention_of(model, name) if heads else []
+    for layer, numbers in heads.items():
+        if not 0 <= layer < len(modules):
+            raise ConfigError(f"{name}: there is no layer {layer}; the layers are 0 to {len(modules) - 1}")
+        for head in numbers:
+            if not 0 <= head < modules[layer].num_heads:
+                raise ConfigError(
+                    f"{name}, layer {layer}: there is no head {head}; the heads are 0 to {modules[layer].num_heads - 1}"
+                )
+            yield modules[layer], head

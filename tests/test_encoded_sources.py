@@ -1,0 +1,237 @@
+"""Encoder outputs in place of sources: decoded as the sources, edited, and mixed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.papers.align_att import AlignAtt
+from examples.papers.simultaneous import WaitK
+from seqgen.errors import ConfigError, DataError
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.generation.search.base import Search
+from seqgen.generation.speculative.drafters import ModelDrafter
+from seqgen.generation.speculative.verification import SpeculativeSearch
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.internals import recorded
+from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
+from seqgen.text.encoded_source import EncodedSource
+from seqgen.text.translator import Translator
+from tests.generators import make_generator
+from tests.huggingface_internals import assert_near, every_kind, pair_of
+from tests.model_zoo import ZOO, inputs, sharp
+from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, text_model
+
+FAST = ("fconv_uneven", "transformer_marian", "lstm_tiny", "t5_gated_untied")
+ENCODERS = [
+    name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+    for name, specimen in ZOO.items()
+    if not specimen.is_language_model
+]
+ARCHITECTURES = [pytest.param("transformer_tiny", marks=pytest.mark.slow), "fconv_tiny", "t5_tiny"]
+SHORT: dict[str, Any] = {"beam": 3, "nbest": 2, "max_len_b": 7}
+
+
+def assert_same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert [h.tokens.tolist() for h in mine] == [h.tokens.tolist() for h in theirs]
+        assert [h.score for h in mine] == pytest.approx([h.score for h in theirs], abs=1e-10)
+
+
+def encoder_is_not_run(model: EncoderDecoderModel) -> Any:
+    """A hook that fails if the encoder runs."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("the encoder was run")
+
+    return model.encoder.register_forward_hook(fail)
+
+
+# --- the generator
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_the_output_of_the_encoder_is_the_source(name: str) -> None:
+    model, given = sharp(name), inputs(name, [6, 2, 4], 1)
+    generator = make_generator([model], dictionary(19), beam_size=3, max_len_b=7, need_attention=True)
+    batch = replace(batch_of([[5, 2]] * 3), source=Source(given.src_tokens, given.src_lengths))
+    wanted = generator.generate(batch)
+    encoder_out = model.encoder(given.src_tokens, given.src_lengths)
+    handle = encoder_is_not_run(model)
+    encoded = Source.of_encoding(encoder_out, ZOO[name].eos)
+    assert encoded.src_lengths.tolist() == given.src_lengths.tolist()
+    found = generator.generate(replace(batch, source=encoded))
+    assert_same(found, wanted)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine[0].attention is not None or theirs[0].attention is None
+        if mine[0].attention is not None:
+            torch.testing.assert_close(mine[0].attention, theirs[0].attention, rtol=0, atol=1e-10)
+    assert_same(generator.generate(replace(batch, source=encoded)), wanted)  # it is not changed
+    handle.remove()
+
+
+def mixed(pair: Any) -> tuple[Tensor, Tensor]:
+    """The means of the encodings of sentences 0 and 2, and of 1 and 2, and their mask."""
+    features = pair.model.encoder(pair.source.src_tokens, pair.source.src_lengths).encoder_out
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    return (features[[0, 1], :4] + features[[2, 2], :4]) / 2, mask
+
+
+@every_kind
+@torch.no_grad()
+def test_mixed_encodings_are_decoded_as_by_transformers(kind: str) -> None:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    pair, beam = pair_of(kind), 3
+    features, mask = mixed(pair)
+    source = Source.of_encoding(EncoderOut(features, ~mask), pair.eos)
+    two = replace(pair, source=source, prefixes=pair.prefixes[:2])
+    theirs = two.original_pass(encoder_outputs=BaseModelOutput(features)).logits
+    assert_near(pair.model.decoder(two.prefixes, EncoderOut(features, ~mask)).logits, theirs)
+    wanted = two.original_decode(beam, 6, encoder_outputs=BaseModelOutput(features))
+    for sentence, hypotheses in enumerate(pair.decode(beam, 6, two.batch)):
+        best = hypotheses[0]
+        row = wanted.sequences[beam * sentence, 1 : 1 + len(best.tokens)]
+        assert best.tokens.tolist() == row.tolist()
+        assert best.score == pytest.approx(float(wanted.sequences_scores[beam * sentence]), abs=1e-4)
+
+
+@torch.no_grad()
+def test_members_have_encodings_of_their_own() -> None:
+    members = [sharp("transformer_shared", 1), sharp("t5_gated_untied", 2)]
+    given = inputs("transformer_shared", [6, 2, 4], 1)
+    source = Source(given.src_tokens, given.src_lengths)
+    generator = make_generator(members, dictionary(19), beam_size=3, max_len_b=7)
+    batch = Batch(torch.arange(3), source)
+    encodings = [Source.of_encoding(m.encoder(source.src_tokens, source.src_lengths), 2) for m in members]
+    assert_same(generator.generate(replace(batch, member_sources=encodings)), generator.generate(batch))
+    with pytest.raises(ConfigError, match="encoder output of one model is given to an ensemble of 2"):
+        generator.generate(replace(batch, source=encodings[0]))
+
+
+@torch.no_grad()
+def test_targets_are_scored_under_an_encoding() -> None:
+    name = "transformer_prenorm_gelu_learned"
+    model, given = sharp(name), inputs(name, [5, 3], 4)
+    source = Source(given.src_tokens, given.src_lengths)
+    target = torch.cat([given.prev_output_tokens[:, 1:], torch.full((2, 1), 2)], dim=1)
+    batch = Batch(torch.arange(2), source, given.prev_output_tokens, target)
+    scorer = SequenceScorer([model], pad=1, eos=2, need_attention=True)
+    wanted, features = scorer.generate(batch), scorer.features(batch)
+    encoded = replace(batch, source=Source.of_encoding(model.encoder(source.src_tokens, source.src_lengths), 2))
+    handle = encoder_is_not_run(model)
+    assert_same(scorer.generate(encoded), wanted)
+    torch.testing.assert_close(scorer.features(encoded), features, rtol=0, atol=1e-10)
+    handle.remove()
+
+
+def test_something_else_than_an_encoding_is_refused() -> None:
+    with pytest.raises(ValueError, match="given as the EncoderOut that an encoder returns, not as Tensor"):
+        Source.of_encoding(torch.zeros(1, 2, 3), 2)  # type: ignore[arg-type]
+
+
+# --- the translator
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_encoded_lines_are_translated_as_the_lines(name: str) -> None:
+    one = text_model(name)
+    translator = Translator(one, **SHORT)
+    everything: dict[str, Any] = {"return_scores": True, "return_hidden": True, "return_attention": True}
+    wanted = translator.translate(TEXTS, **everything)
+    encoded = translator.encode(TEXTS)
+    assert [source.encoder_out.encoder_padding_mask for source in encoded] == [None] * len(TEXTS)
+    handle = encoder_is_not_run(one.model)
+    for settings in ({}, {"debug.continuous_batching": False}, {"batch_size": 2}):
+        for mine, theirs in zip(translator.translate(encoded, **everything, **settings), wanted, strict=True):
+            assert (mine.id, mine.source, mine.text) == (theirs.id, theirs.source, theirs.text)
+            assert_same([[h.hypothesis for h in mine.hypotheses]], [[h.hypothesis for h in theirs.hypotheses]])
+            for one_, other in zip(mine.hypotheses, theirs.hypotheses, strict=True):
+                assert one_.model_score == pytest.approx(other.model_score, abs=1e-10)
+                torch.testing.assert_close(one_.hidden, other.hidden, rtol=0, atol=1e-10)
+                torch.testing.assert_close(one_.attention, other.attention, rtol=0, atol=1e-10)
+                torch.testing.assert_close(one_.alignment, other.alignment)
+    with_notes = [replace(source, notes=["cut"]) for source in encoded[:1]]
+    assert "cut" in translator.translate(with_notes)[0].notes
+    (internals,) = translator.translate(encoded[:1], return_internals=True)[0].hypotheses[0].internals or []
+    assert internals.encoder is None
+    handle.remove()
+
+
+def test_the_mean_of_two_encodings_is_decoded() -> None:
+    one = text_model("transformer_tiny")
+    translator = Translator(one, **SHORT)
+    first, second = translator.encode(["w1 w5 w8", "w4 w5 w6"])
+    features = (first.encoder_out.encoder_out + second.encoder_out.encoder_out) / 2
+    mean = replace(first, encoder_out=EncoderOut(features))
+    (found,) = translator.translate([mean])
+    generator = make_generator([one.model], dictionary(19), beam_size=3, max_len_b=7)
+    ((wanted, *_),) = generator.generate(Batch(torch.arange(1), Source.of_encoding(EncoderOut(features), 2)))
+    assert found.hypotheses[0].tokens.tolist() == wanted.tokens.tolist()
+    assert found.score == pytest.approx(wanted.score, abs=1e-10)
+    assert found.score != pytest.approx(translator.translate(["w1 w5 w8"])[0].score, abs=1e-6)
+
+
+@torch.no_grad()
+def test_a_draft_model_encodes_the_source_itself() -> None:
+    """The encoding of the model that it drafts for has another size."""
+    model, draft = sharp("transformer_shared", 1), sharp("fconv_tiny", 2)
+    given = inputs("transformer_shared", [6, 2, 4], 1)
+    batch = Batch(torch.arange(3), Source(given.src_tokens, given.src_lengths))
+    encoded = replace(batch.source, encoder_out=model.encoder(given.src_tokens, given.src_lengths))
+    search = SpeculativeSearch(ModelDrafter(draft), 3)
+    generator = make_generator([model], dictionary(19), beam_size=1, max_len_b=7, search_strategy=search)
+    assert_same(generator.generate(replace(batch, source=encoded)), generator.generate(batch))
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (["transformer_tiny", "t5_tiny"], "an encoded source is that of one model, and 2 read the source"),
+        (["transformer_lm_tiny"], "a decoder-only model has none"),
+    ],
+)
+def test_models_that_cannot_decode_an_encoding_are_refused(models: list[str], words: str) -> None:
+    translator = Translator([text_model(name) for name in models], **SHORT)
+    encoded = Translator(text_model("transformer_tiny")).encode(TEXTS[:1])
+    for attempt in (lambda: translator.encode(TEXTS[:1]), lambda: translator.translate(encoded)):
+        with pytest.raises(ConfigError, match=words):
+            attempt()
+
+
+@pytest.mark.parametrize("search", [AlignAtt(), WaitK()])
+def test_strategies_that_encode_the_source_themselves_refuse_an_encoding(search: Search) -> None:
+    translator = Translator(text_model("transformer_tiny"))
+    with pytest.raises(ConfigError, match="encodes parts of the source, not known encoder outputs; give the text"):
+        translator.translate(translator.encode(TEXTS[:1]), search=search)
+
+
+def test_wrong_encoded_lines_are_refused() -> None:
+    translator = Translator(text_model("transformer_tiny"), **SHORT)
+    (encoded,) = translator.encode(TEXTS[:1])
+    with pytest.raises(DataError, match=r"has the shape \(1, 4, 128\), but the source has 2 tokens"):
+        EncodedSource("w1", encoded.tokens[:2], encoded.encoder_out)
+    with pytest.raises(DataError, match="some lines are encoded and some are not"):
+        translator.translate([encoded, "w1 w2"])
+    with pytest.raises(DataError, match="line 2 is empty and has no encoder output"):
+        translator.encode(["w1", " "])
+    (long,) = translator.encode([" ".join(["w1"] * 1100)])
+    assert "of 1101 source tokens only the first 1023 were read" in translator.translate([long])[0].notes
+    with pytest.raises(DataError, match="list"):
+        translator.encode("w1")
+
+
+@torch.no_grad()
+def test_an_encoding_is_recorded_without_the_encoder() -> None:
+    pair = pair_of("bart")
+    features, mask = mixed(pair)
+    with recorded(pair.model) as recording:
+        pair.model.decoder(pair.prefixes[:2], EncoderOut(features, ~mask))
+    assert not recording.encoder
+    assert len(recording.decoder) == 1

@@ -1,0 +1,295 @@
+"""Hidden states and attention weights of all layers: those of transformers, in forward passes and in decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.checkpoints.loading import load_model
+from seqgen.errors import ConfigError
+from seqgen.generation.observers import Observer, StepRecord
+from seqgen.generation.scorer import SequenceScorer
+from seqgen.inspection.step_logits import StepLogits
+from seqgen.modules.internals import StackInternals, recorded
+from seqgen.structures import Batch, Source
+from seqgen.text.translator import Translator
+from tests import huggingface_gpt2
+from tests.generators import make_generator
+from tests.huggingface_internals import assert_near, every_kind, pair_of
+from tests.model_zoo import ZOO, build, expand, inputs, sharp
+from tests.scripted_model import batch_of, dictionary
+from tests.text_models import TEXTS, text_model
+
+FEW = ["transformer_prenorm_gelu_learned", "t5_gated_untied", "fconv_uneven", "transformer_lm_learned"]
+RECORDED = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
+    for name in ZOO
+    if name not in ("lstm_tiny", "average")
+]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("transformer_tiny", "fconv_tiny")]
+few_models = pytest.mark.parametrize("name", FEW)
+
+TRANSFORMERS = {"output_hidden_states": True, "output_attentions": True}
+
+
+def assert_stacks_near(got: StackInternals, wanted: StackInternals, tolerance: float = 1e-4) -> None:
+    for name in ("hidden_states", "self_attention", "cross_attention"):
+        mine, theirs = getattr(got, name), getattr(wanted, name)
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            assert_near(one, other, tolerance)
+
+
+# --- forward passes
+
+
+@every_kind
+@torch.no_grad()
+def test_a_forward_pass_is_that_of_transformers(kind: str) -> None:
+    pair = pair_of(kind)
+    theirs = pair.original_pass(**TRANSFORMERS)
+    with recorded(pair.model) as recording:
+        pair.pass_()
+    (encoder,), (decoder,) = recording.encoder, recording.decoder
+    for mine, other in zip(encoder.hidden_states, theirs.encoder_hidden_states, strict=True):
+        assert_near(mine[pair.mask], other[pair.mask])
+    for mine, other in zip(encoder.self_attention, theirs.encoder_attentions, strict=True):
+        assert mine.shape == other.shape
+        assert_near(mine.transpose(1, 2)[pair.mask], other.transpose(1, 2)[pair.mask])
+    wanted = (theirs.decoder_hidden_states, theirs.decoder_attentions, theirs.cross_attentions)
+    assert_stacks_near(decoder, StackInternals(*map(list, wanted)))
+    assert not encoder.cross_attention
+
+
+@torch.no_grad()
+def test_a_forward_pass_of_gpt2_is_that_of_transformers(tmp_path: Path) -> None:
+    original = huggingface_gpt2.tiny_model()
+    model = load_model(huggingface_gpt2.tiny_folder(tmp_path / "gpt2")).model.eval()
+    tokens = torch.tensor([[5, 9, 20, 298, 44, 7, 8], [299, 299, 7, 1, 250, 2, 298]])
+    real = torch.arange(7) >= torch.tensor([[0], [2]])
+    positions = (real.long().cumsum(1) - 1).clamp(min=0)
+    theirs = original(tokens, attention_mask=real.long(), position_ids=positions, **TRANSFORMERS)
+    with recorded(model) as recording:  # prompts of 5 and 3 tokens, and two further tokens
+        model(tokens[:, :5], torch.tensor([5, 3]), torch.cat([tokens[:, :1], tokens[:, 5:]], dim=1))
+    (decoder,) = recording.decoder
+    assert not recording.encoder
+    assert not decoder.cross_attention
+    for mine, other in zip(decoder.hidden_states, theirs.hidden_states, strict=True):
+        assert_near(mine[real], other[real])
+    for mine, other in zip(decoder.self_attention, theirs.attentions, strict=True):
+        assert_near(mine.transpose(1, 2)[real], other.transpose(1, 2)[real])
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@torch.no_grad()
+def test_recording_changes_nothing_and_ends(name: str) -> None:
+    model, given = build(name), inputs(name, [5, 2, 3], 4)
+    arguments = (given.src_tokens, given.src_lengths, given.prev_output_tokens)
+    plain = model(*arguments)
+    with recorded(model) as recording:
+        out = model(*arguments)
+    assert out.attention is None
+    torch.testing.assert_close(out.logits, plain.logits, rtol=0, atol=1e-5)
+    (decoder,) = recording.decoder
+    features = model.decoder.extract_features(given.prev_output_tokens, model.encoder(*arguments[:2]))[0]
+    torch.testing.assert_close(decoder.hidden_states[-1][:, -4:], features, rtol=0, atol=1e-5)
+    for weights in (*decoder.self_attention, *decoder.cross_attention):
+        if not ZOO[name].is_language_model:  # whose rows of padding attend to nothing
+            torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    model(*arguments)
+    assert len(recording.decoder) == 1
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@few_models
+@torch.no_grad()
+def test_steps_are_the_forward_pass(name: str) -> None:
+    """Two beams share the encoder's output; one pass computes two positions."""
+    model = build(name).double()
+    given = inputs(name, [5, 2, 3], 5, rows_per_sentence=2)
+    encoder_out = model.encoder(given.src_tokens, given.src_lengths)
+    targets = given.prev_output_tokens
+    with recorded(model) as whole:
+        model.decoder(targets, expand(encoder_out, 2))
+    state = model.decoder.new_incremental_state(3, 2)
+    with recorded(model) as steps:
+        for upto in (1, 2, 4, 5):
+            model.decoder(targets[:, :upto], encoder_out, state)
+    assert len(steps.decoder) == 4
+    (wanted,) = whole.decoder
+    prompt = wanted.hidden_states[0].size(1) - targets.size(1)  # positions before the first prediction
+    for layer, hidden in enumerate(wanted.hidden_states):
+        got = torch.cat([step.hidden_states[layer] for step in steps.decoder], dim=1)
+        torch.testing.assert_close(got[:, prompt:], hidden[:, prompt:], rtol=0, atol=1e-10)
+    for kind in ("self_attention", "cross_attention"):
+        for layer, weights in enumerate(getattr(wanted, kind)):
+            width = weights.size(-1)
+            rows = [torch.nn.functional.pad(w, (0, width - w.size(-1))) for w in _layer(steps.decoder, kind, layer)]
+            got = torch.cat(rows, dim=2)
+            torch.testing.assert_close(got[:, :, prompt:], weights[:, :, prompt:], rtol=0, atol=1e-10)
+
+
+def _layer(steps: list[StackInternals], kind: str, layer: int) -> list[Tensor]:
+    return [getattr(step, kind)[layer] for step in steps]
+
+
+# --- decoding
+
+
+class Tokens(Observer):
+    """Keeps the decoder input of each row and the sentences of each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Tensor, Tensor]] = []
+
+    def observe(self, record: StepRecord) -> None:
+        context = record.context
+        self.steps.append((context.read_tokens(), context.sentences.ids))
+
+
+@few_models
+@torch.no_grad()
+def test_what_is_recorded_during_a_search_is_the_forward_pass(name: str) -> None:
+    model, given, beam = sharp(name), inputs(name, [6, 2, 4, 3], 1), 3
+    tokens = Tokens()
+    options = {"beam_size": beam, "max_len_a": 1, "max_len_b": 1, "lazy_compaction": False, "observers": [tokens]}
+    generator = make_generator([model], dictionary(19), **options)
+    with recorded(model) as search:
+        generator.generate(Batch(torch.arange(4), Source(given.src_tokens, given.src_lengths)))
+    assert len({len(ids) for _, ids in tokens.steps}) > 1, "no sentence ended before the others"
+    for step, (read, ids) in zip(search.decoder, tokens.steps, strict=True):
+        encoder_out = model.encoder(given.src_tokens, given.src_lengths).index_select(ids.repeat_interleave(beam))
+        with recorded(model) as whole:
+            model.decoder(read, encoder_out)
+        for mine, other in zip(step.hidden_states, whole.decoder[0].hidden_states, strict=True):
+            torch.testing.assert_close(mine[:, -1], other[:, -1], rtol=0, atol=1e-10)
+        for kind in ("self_attention", "cross_attention"):
+            for mine, other in zip(getattr(step, kind), getattr(whole.decoder[0], kind), strict=True):
+                torch.testing.assert_close(mine[:, :, -1], other[:, :, -1], rtol=0, atol=1e-10)
+
+
+@every_kind
+@torch.no_grad()
+def test_a_decode_is_that_of_transformers(kind: str) -> None:
+    """Of each token of the chosen hypothesis; transformers returns the rows of all beams, and where each token was."""
+    pair, beam, length = pair_of(kind), 3, 6
+    theirs = pair.original_decode(beam, length, **TRANSFORMERS)
+    best = [hypotheses[0] for hypotheses in pair.decode(beam, length)]
+    scorer = SequenceScorer([pair.model], pair.pad, pair.eos)
+    rows = [theirs.beam_indices[beam * sentence] for sentence in range(3)]
+    sequences = theirs.sequences[::beam, 1:]
+    for sentence, hypothesis in enumerate(best):
+        size, read = len(hypothesis.tokens), int(pair.source.src_lengths[sentence])
+        assert hypothesis.tokens.tolist() == sequences[sentence, :size].tolist()
+        ids = pair.source.src_tokens[sentence, :read].tolist()
+        start = torch.tensor([pair.model.start_token(pair.eos)])
+        target = hypothesis.tokens.unsqueeze(0)
+        alone = batch_of([ids], pad=pair.pad)
+        alone = Batch(alone.ids, alone.source, torch.cat([start, hypothesis.tokens[:-1]]).unsqueeze(0), target)
+        ((found,),) = scorer.internals(alone, [size])
+        assert found.encoder is not None
+        for layer, hidden in enumerate(theirs.encoder_hidden_states):
+            assert_near(found.encoder.hidden_states[layer], hidden[sentence, :read])
+        for step in range(size):
+            row = int(rows[sentence][step])
+            for layer, hidden in enumerate(theirs.decoder_hidden_states[step]):
+                assert_near(found.decoder.hidden_states[layer][step], hidden[row, -1])
+            for layer, weights in enumerate(theirs.decoder_attentions[step]):
+                assert_near(found.decoder.self_attention[layer][:, step, : step + 1], weights[row, :, -1])
+            for layer, weights in enumerate(theirs.cross_attentions[step]):
+                assert_near(found.decoder.cross_attention[layer][:, step], weights[row, :, -1, :read])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["t5_tiny", "transformer_lm_tiny", *SLOW],
+)
+def test_the_translator_returns_the_internals_of_hypotheses(name: str) -> None:
+    """Alone as in the batch; the last hidden states are those of ``return_hidden``."""
+    translator = Translator(text_model(name), beam=3, nbest=2, max_len_b=6)
+    for text, translation in zip(
+        TEXTS[:3], translator.translate(TEXTS[:3], return_internals=True, return_hidden=True), strict=True
+    ):
+        (alone,) = translator.translate([text], return_internals=True)
+        source = len(translation.source_tokens)
+        for hypothesis, other in zip(translation.hypotheses, alone.hypotheses, strict=True):
+            assert hypothesis.internals is not None
+            assert hypothesis.hidden is not None
+            assert other.internals is not None
+            (mine,), (theirs,) = hypothesis.internals, other.internals
+            assert_stacks_near(mine.decoder, theirs.decoder, 1e-10)
+            size = len(hypothesis.tokens)
+            width = size + source - 1 if name == "transformer_lm_tiny" else size
+            assert mine.decoder.hidden_states[0].shape[0] == width
+            assert_near(mine.decoder.hidden_states[-1][-size:], hypothesis.hidden[0], 1e-10)
+            assert all(weights.shape[1:] == (width, width) for weights in mine.decoder.self_attention)
+            assert all(weights.shape[1:] == (size, source) for weights in mine.decoder.cross_attention)
+            if mine.encoder is None:
+                assert name == "transformer_lm_tiny"
+                continue
+            assert theirs.encoder is not None
+            assert_stacks_near(mine.encoder, theirs.encoder, 1e-10)
+            assert mine.encoder.hidden_states[0].shape[0] == source
+    assert translator.translate(TEXTS[:1])[0].hypotheses[0].internals is None
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LSTMDecoder cannot be recorded"), recorded(build("lstm_tiny")):
+        pass
+    model = build("transformer_tiny")
+    with recorded(model), pytest.raises(ConfigError, match="already being recorded"), recorded(model):
+        pass
+    assert all(getattr(module, "on_weights", None) is None for module in model.modules())
+
+
+@torch.no_grad()
+def test_early_exits_are_no_part_of_a_pass() -> None:
+    model, given = build("t5_gated_untied"), inputs("t5_gated_untied", [3, 2], 3)
+    with recorded(model) as recording:
+        model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
+        model.decoder.early_exit(recording.decoder[0].hidden_states[0])
+    assert len(recording.decoder) == 1
+    assert len(recording.decoder[0].hidden_states) == 1 + len(model.decoder.layers)
+
+
+def test_gradients_flow_through_what_is_recorded() -> None:
+    model, given = build("t5_tiny"), inputs("t5_tiny", [3, 2], 3)
+    with recorded(model) as recording:
+        model(given.src_tokens, given.src_lengths, given.prev_output_tokens)
+    recording.decoder[0].cross_attention[0][:, 0, :, 0].sum().backward()
+    gradient = model.encoder.layers[0].self_attn.in_proj.weight.grad
+    assert gradient is not None
+    assert gradient.abs().max() > 0
+
+
+# --- logits of chosen steps
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@torch.no_grad()
+def test_logits_of_chosen_steps_are_those_of_transformers(beam: int) -> None:
+    pair = pair_of("byt5")
+    theirs = pair.original_decode(beam, 6, output_logits=True)
+    observer = StepLogits([0, 2])
+    best = [hypotheses[0] for hypotheses in pair.decode(beam, 6, observers=[observer])]
+    assert any(2 in steps for steps in observer.found.values())
+    for sentence, steps in observer.found.items():
+        assert set(steps) <= {0, 2}
+        for step, (logits,) in steps.items():
+            wanted = theirs.logits[step][beam * sentence : beam * sentence + beam]
+            assert_near(logits[:1] if step == 0 else logits, wanted[:1] if step == 0 else wanted)
+    # of the chosen hypothesis: the last hidden states through the output layer
+    scorer = SequenceScorer([pair.model], pair.pad, pair.eos)
+    hypothesis = best[0]
+    start = torch.tensor([[pair.model.start_token(pair.eos)]])
+    target = hypothesis.tokens.unsqueeze(0)
+    source = Source(pair.source.src_tokens[:1], pair.source.src_lengths[:1])
+    alone = Batch(torch.zeros(1, dtype=torch.int64), source, torch.cat([start, target[:, :-1]], 1), target)
+    (features,) = scorer.features(alone)
+    for step in (0, 2):
+        row = int(theirs.beam_indices[0][step]) if beam > 1 else 0
+        assert_near(pair.model.decoder.output_layer(features[0, step]), theirs.logits[step][row])
