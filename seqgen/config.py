@@ -119,6 +119,9 @@ class OptimizationConfig:
     update_freq: list[int] = option(
         [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
     )
+    freeze: list[str] = option(
+        [], "names of parameters that training does not change, such as encoder.*; * matches any characters"
+    )
     ema_decay: float = option(
         0.0,
         "decay of an exponential moving average of the weights, used to validate and decode; 0 for none",
@@ -158,7 +161,11 @@ class CheckpointConfig:
         "loss", "validation metric that selects the best checkpoint: loss, ppl, bleu, ..."
     )
     patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
-    finetune_from: str = option("", "checkpoint or run folder that provides the initial weights")
+    finetune_from: str = option(
+        "",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights; a checkpoint of another "
+        "toolkit also provides the model, unless model=NAME is given",
+    )
 
 
 @dataclass
