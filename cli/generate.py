@@ -130,6 +130,8 @@ def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStrea
     loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
+    if cfg.dataset.gen_source:
+        given = {**loaded[0].task.part(cfg.dataset.gen_source).decoding_settings(), **given}
     translator = Translator(loaded, **given)
     decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     for note in decoding.notes:

@@ -366,9 +366,8 @@ class TrainingRun:
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
         frozen = num_parameters(self.trainer.model) - params
-        self._message(
-            f"{params:,} parameters{f' and {frozen:,} frozen ones' if frozen else ''}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
-        )
+        shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
+        self._message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
     def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

@@ -21,6 +21,7 @@ from seqgen.registry import Registry
 TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")
 TOKENIZERS.declare("pretrained", "seqgen.data.tokenizers.pretrained")
+TOKENIZERS.declare("language_tokens", "seqgen.data.tokenizers.language_tokens")
 
 register_tokenizer = TOKENIZERS.register
 
