@@ -19,7 +19,8 @@ from seqgen.cli.run_folder import write_config
 from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict
-from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.language_tokens import is_saved_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder
 from seqgen.user_files import recorded_files
@@ -192,6 +193,10 @@ def _task_arguments(task: Any, folder: Path) -> list[str]:
     if isinstance(task, PromptDecodingConfig):
         arguments = ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
         kind, joined = _tokenizer_kind(tokenizer), True
+    elif is_saved_tokenizer(tokenizer) and load_tokenizer(tokenizer).languages is not None:
+        arguments = ["task=multilingual_translation", "task.pairs=[SOURCE-TARGET]"]
+        arguments += ["task.train=PREFIX", "task.valid=PREFIX"]
+        kind, joined = "pretrained", True
     elif (tokenizer / "pretrained").is_dir():
         arguments, kind, joined = ["task=text_to_text", "task.mixture=MIXTURE.yaml"], "pretrained", True
     elif (folder / "source_tokenizer" / "pretrained").is_dir():  # Marian: the tokenizer of the source has both sides

@@ -475,6 +475,9 @@ class ReadingConfig:
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
+    lang_dict: str = option(
+        "", "file with the languages of a multilingual checkpoint, one on each line, in the order of their tokens"
+    )
     architecture: str = option(
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )
