@@ -113,7 +113,9 @@ def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
     """
     langtoks = options.get("langtoks")
     main = langtoks.get("main") if isinstance(langtoks, Mapping) else None
-    source, target = main if isinstance(main, list | tuple) and len(main) == 2 else (options.get("encoder_langtok"), None)
+    source, target = (
+        main if isinstance(main, list | tuple) and len(main) == 2 else (options.get("encoder_langtok"), None)
+    )
     if main is None:
         target = "tgt" if options.get("decoder_langtok") else None
     if options.get("lang_tok_replacing_bos_eos"):

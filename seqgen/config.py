@@ -457,8 +457,8 @@ class GenerateDatasetConfig:
     gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
         "",
-        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is decoded; "
-        "task=multilingual_translation: pair, such as en-de, whose languages are used",
+        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is "
+        "decoded; task=multilingual_translation: pair, such as en-de, in whose languages the text or its split is",
     )
 
 

@@ -128,7 +128,10 @@ def test_tokens_that_the_file_lacks(tmp_path: Path) -> None:
     (tmp_path / "langs.txt").write_text("fr\nde\nen\n")
     assert convention(load_model(path)) == ([25, 5, 2], [24, 6, 2])
     (tmp_path / "langs.txt").rename(tmp_path / "other")
-    assert convention(load_model(path, reading=ReadingConfig(lang_dict=f"{tmp_path}/other"))) == ([25, 5, 2], [24, 6, 2])
+    assert convention(load_model(path, reading=ReadingConfig(lang_dict=f"{tmp_path}/other"))) == (
+        [25, 5, 2],
+        [24, 6, 2],
+    )
     assert convention(load_model(path)) == ([24, 5, 2], [26, 6, 2]), "sorted, as fairseq does without a list"
 
 

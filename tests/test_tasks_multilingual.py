@@ -142,9 +142,7 @@ def test_pretrained_tokenizers_keep_their_convention(name: str, data: Path, tmp_
     codes, config = CONVENTIONS[name]
     folder = write_folder(tmp_path / "tokenizer", name, config)
     languages = [f"{ending}={code}" for ending, code in zip(("en", "de"), codes, strict=True)]
-    ours = task(
-        data, tmp_path / "run", tokenizer="pretrained", pretrained_tokenizer=str(folder), languages=languages
-    )
+    ours = task(data, tmp_path / "run", tokenizer="pretrained", pretrained_tokenizer=str(folder), languages=languages)
     for pair, (source, target) in (("en-de", codes), ("de-en", codes[::-1])):
         original = getattr(transformers, name).from_pretrained(folder, src_lang=source, tgt_lang=target)
         part, batch = ours.part(pair), batch_of(ours, pair)
@@ -153,7 +151,8 @@ def test_pretrained_tokenizers_keep_their_convention(name: str, data: Path, tmp_
             wanted = original(line, text_target=reference)
             length = int(batch.source.src_lengths[row])
             assert batch.source.src_tokens[row, :length].tolist() == wanted.input_ids
-            assert batch.target is not None and batch.prev_output_tokens is not None
+            assert batch.target is not None
+            assert batch.prev_output_tokens is not None
             target_ids = batch.target[row][batch.target[row] != original.pad_token_id].tolist()
             start = batch.prev_output_tokens[row, 0].item()
             if name == "MBartTokenizer":
@@ -173,7 +172,7 @@ def test_marian(data: Path, tmp_path: Path) -> None:
     source, target = first(ours, "de-en")
     assert (source[0], source[-1], target[-1]) == (">>fra<<", "</s>", "</s>")
     assert ">>fra<<" not in target
-    with pytest.raises(UserError, match="has other pieces for targets .* languages deu cannot be added"):
+    with pytest.raises(UserError, match=r"has other pieces for targets .* languages deu cannot be added"):
         task(data, tmp_path / "other", pairs=["en-de"], languages=["de=deu"], **keys)
 
 
@@ -226,7 +225,7 @@ def test_other_mistakes(data: Path, tmp_path: Path) -> None:
         ours.part("en-dee")
     folder = write_folder(tmp_path / "nllb", "NllbTokenizer", {"additional_special_tokens": None})
     keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
-    with pytest.raises(UserError, match="task.language_token=source differs from what the model"):
+    with pytest.raises(UserError, match=r"task.language_token=source differs from what the model"):
         task(data, tmp_path / "other", language_token="source", **keys)
 
 
@@ -257,7 +256,9 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     found = Translator(str(tmp_path / "run")).translate(lines, target_lang="field2", beam=2)
     wanted = ["der Hund sieht einen Mann", "the dog sees a man", "der Kahn sieht einen Ball"]
     assert [translation.text for translation in found] == wanted
-    assert command("check", "languages", f"path={tmp_path}/run").out.split() == (["de", "en"] if side == "source" else ["en", "de"])
+    assert command("check", "languages", f"path={tmp_path}/run").out.split() == (
+        ["de", "en"] if side == "source" else ["en", "de"]
+    )
     (tmp_path / "text").write_text("the dog sees a man\n")
     one = command("generate", f"path={tmp_path}/run", f"input={tmp_path}/text", "dataset.gen_source=en-de")
     assert one.out == "der Hund sieht einen Mann\n"
