@@ -458,7 +458,8 @@ class GenerateDatasetConfig:
     gen_source: str = option(
         "",
         "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is "
-        "decoded; task=multilingual_translation: pair, such as en-de, in whose languages the text or its split is",
+        "decoded; task=multilingual_translation: pair, such as en-de, whose languages are used and whose split is "
+        "decoded",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from seqgen.config import option
-from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import read_lines
@@ -119,7 +119,7 @@ class ParallelTextTask(Task):
         files.check(allow_empty=True)  # a missing line would compare all later outputs with the wrong reference
         return read_lines(files.target)
 
-    def load_dataset(self, split: str) -> PairDataset:
+    def load_dataset(self, split: str) -> Dataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
         frame = Frame(tuple(self.source_tokenizer.source_beginning), (), tuple(self.target_tokenizer.beginning()))
         dataset = self.datasets[split] = self.encode(split, self.files(split), frame)
