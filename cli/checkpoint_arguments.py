@@ -36,15 +36,17 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    given = text_values(overrides, "checkpoint.finetune_from")
+    path = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
     keys = {split_argument(override)[0] for override in overrides}
-    if not given or checkpoint_loader_of(Path(given[0])) is None:
+    if not path or checkpoint_loader_of(Path(path)) is None:
+        if path and "model" not in keys and not Path(path).exists():
+            raise CheckpointError(f"checkpoint.finetune_from: {path}: there is no such file or folder")
         return list(overrides)
-    added = [] if "model" in keys else list(_arguments_of_model(given[0]))
+    added = [] if "model" in keys else list(_arguments_of_model(path))
     task = GROUPS["task"].config(chosen_components(TrainConfig, overrides)["task"])
     chosen = any(f"task.{key}" in keys for key in TOKENIZER_KEYS)
-    if isinstance(task, TokenizerConfig) and not chosen and (Path(given[0]) / "config.json").is_file():
-        added += ["task.tokenizer=pretrained", f"task.pretrained_tokenizer={given[0]}"]
+    if isinstance(task, TokenizerConfig) and not chosen and (Path(path) / "config.json").is_file():
+        added += ["task.tokenizer=pretrained", f"task.pretrained_tokenizer={path}"]
     return [*added, *overrides]
 
 

@@ -106,8 +106,10 @@ def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
     assert {"model.sinusoids=paper", "model.output_bias=true", *tokenizer} <= set(complete)
     assert with_checkpoint([*user, "model=transformer"]) == [*tokenizer, *user, "model=transformer"]
     assert not {*tokenizer} & {*with_checkpoint([*user, "task.tokenizer=bytes"])}
-    for unchanged in (["task=translation"], ["checkpoint.finetune_from=runs/a", "task=translation"]):
+    for unchanged in (["task=translation"], ["checkpoint.finetune_from=nowhere", "model=t5"]):
         assert with_checkpoint(unchanged) == unchanged
+    with pytest.raises(CheckpointError, match=r"finetune_from: nowhere: there is no such file or folder"):
+        with_checkpoint(["checkpoint.finetune_from=nowhere"])
 
 
 @pytest.mark.slow
