@@ -31,6 +31,7 @@ class InputLine:
         prefix: the target ids with which the output begins.
         first_token: the token of the target language, if the output begins with it.
         start_token: the token of the target language, if it is the start token of the decoder.
+        languages: the languages of the line.
     """
 
     translation: Translation
@@ -39,6 +40,7 @@ class InputLine:
     prefix: list[int] = field(default_factory=list)
     first_token: int | None = None
     start_token: int | None = None
+    languages: LineLanguages = LineLanguages()
 
     @property
     def length(self) -> int:
@@ -114,6 +116,7 @@ class InputEncoder:
             self._prefix(translation, sources, languages),
             self.languages.first_token(languages),
             self.languages.start_token(languages),
+            languages,
         )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
