@@ -74,6 +74,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
 
     Raises:
         CheckpointError: the file is damaged, contains code, or contains a model that seqgen does not support.
+        ConfigError: languages are given for a checkpoint that has none.
         DataError: a dictionary or SentencePiece model is missing, damaged, or belongs to another model.
     """
     content = read_torch_file(path, _PACKAGES)
@@ -84,6 +85,8 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
+    if reading.lang_dict and options.languages is None:
+        raise ConfigError(f"reading.lang_dict={reading.lang_dict}: {path} is not a multilingual checkpoint; remove it")
     weights = convert_weights(content["model"], path, _ties(options.model))
     if isinstance(options.model, TransformerLMConfig):
         return _language_model(path, options, reading, weights)

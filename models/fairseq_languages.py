@@ -111,13 +111,11 @@ def read_languages(options: Mapping[str, Any], path: Path) -> FairseqLanguages:
     Raises:
         CheckpointError: an option is not supported.
     """
-    langtoks = options.get("langtoks")
+    source, target = options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None
+    langtoks = options.get("langtoks")  # fairseq adds what the two options above mean as "main"
     main = langtoks.get("main") if isinstance(langtoks, Mapping) else None
-    source, target = (
-        main if isinstance(main, list | tuple) and len(main) == 2 else (options.get("encoder_langtok"), None)
-    )
-    if main is None:
-        target = "tgt" if options.get("decoder_langtok") else None
+    if isinstance(main, list | tuple) and len(main) == 2:
+        source, target = main
     if options.get("lang_tok_replacing_bos_eos"):
         raise CheckpointError(f"{path} was trained with lang_tok_replacing_bos_eos, which seqgen does not support")
     if (source or "", target or "") not in (("src", "tgt"), ("", "tgt"), ("tgt", "")):

@@ -12,7 +12,7 @@ from seqgen import Translator
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import ReadingConfig
 from seqgen.data.dictionary import Dictionary
-from seqgen.errors import CheckpointError, DataError
+from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.models.transformer import TransformerConfig
 from tests.commands import command
 from tests.fairseq_checkpoints import COMMON, dictionary, fairseq_weights, in_args, in_dict, options_of, random_model
@@ -156,6 +156,9 @@ def test_languages_that_are_nowhere(tmp_path: Path) -> None:
         load_model(path)
     with pytest.raises(DataError, match="cannot read the languages in nowhere"):
         load_model(path, reading=ReadingConfig(lang_dict="nowhere"))
+    single = m2m(tmp_path / "single", task="translation")[1]
+    with pytest.raises(ConfigError, match=r"reading.lang_dict=langs: .* is not a multilingual checkpoint; remove it"):
+        load_model(single, reading=ReadingConfig(lang_dict="langs"))
     dictionary(7).save(tmp_path / "model_dict.128k.txt")
     (tmp_path / "langs.txt").write_text("fr de")
     with pytest.raises(DataError, match="and those of languages it has 13 tokens, but the encoder was trained with 29"):

@@ -264,7 +264,7 @@ def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Pa
     )
     hypothesis = unknown[0].hypotheses[0]
     assert hypothesis.alignment is not None
-    read = [f"__{'de' if side == 'source' else 'en'}__", *"the dog sees a yak yak".split()]
+    read = [f"__{'de' if side == 'source' else 'en'}__", *["the", "dog", "sees", "a", "yak", "yak"]]
     wanted = [read[max(1, int(position))] for position in hypothesis.alignment[:-1]]
     assert hypothesis.text.split() == wanted[side == "target" :], "each unknown word is the one it is aligned with"
     (tmp_path / "text").write_text("the dog sees a man\n")
