@@ -38,6 +38,7 @@ def run(
     argv: Sequence[str] | None = None,
     sweep: Callable[[list[str]], int | None] | None = None,
     subcommand: str = "",
+    complete: Callable[[list[str]], list[str]] = list,
 ) -> NoReturn:
     """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
@@ -49,12 +50,13 @@ def run(
         sweep: runs the command with several configurations, when the user gives ``-m``; takes the arguments. ``None``
             if the command has no sweeps.
         subcommand: name of the sub-command, for help and messages; empty if there is none.
+        complete: adds arguments that follow from the user's.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
-            code = _dispatch(schema, work, description, arguments, sweep, program)
+            code = _dispatch(schema, work, description, arguments, sweep, program, complete)
         sys.exit(code or 0)
     except UserError as error:
         _fail(f"{program}: {error}", 2)
@@ -79,6 +81,7 @@ def _dispatch(
     arguments: list[str],
     sweep: Callable[[list[str]], int | None] | None,
     program: str,
+    complete: Callable[[list[str]], list[str]],
 ) -> int | None:
     flags = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
     overrides = [argument for argument in arguments if argument not in flags]
@@ -94,6 +97,7 @@ def _dispatch(
     if "-h" in flags or "--help" in flags:
         print(help_text(schema, program, description))
         return 0
+    overrides = complete(overrides)
     if sweep and ("-m" in flags or "--multirun" in flags):
         return sweep(overrides)
     return work(compose(schema, overrides))

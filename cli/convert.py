@@ -12,17 +12,17 @@ from typing import Any
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
+from seqgen.cli.checkpoint_arguments import model_arguments
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
 from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict
-from seqgen.config_keys import known_keys
-from seqgen.data.tokenizers.base import Tokenizer, save_tokenizer
+from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.language_tokens import is_saved_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder
-from seqgen.registry import MODELS
 from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
@@ -183,12 +183,7 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
     Returns:
         The command line; the user replaces the names in capitals.
     """
-    model = config.model
-    words = ["seqgen-train", "run_dir=NEW", *_task_arguments(config.task, folder)]
-    words.append(f"model={MODELS.of(model).name}")
-    defaults = {key: value for key, _, value in known_keys(type(model)())}
-    changed = [(key, value) for key, _, value in known_keys(model) if value != defaults[key]]
-    words += [f"model.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed]
+    words = ["seqgen-train", "run_dir=NEW", *_task_arguments(config.task, folder), *model_arguments(config.model)]
     return shlex.join([*words, f"checkpoint.finetune_from={folder}"])
 
 
@@ -198,6 +193,10 @@ def _task_arguments(task: Any, folder: Path) -> list[str]:
     if isinstance(task, PromptDecodingConfig):
         arguments = ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
         kind, joined = _tokenizer_kind(tokenizer), True
+    elif is_saved_tokenizer(tokenizer) and load_tokenizer(tokenizer).languages is not None:
+        arguments = ["task=multilingual_translation", "task.pairs=[SOURCE-TARGET]"]
+        arguments += ["task.train=PREFIX", "task.valid=PREFIX"]
+        kind, joined = "pretrained", True
     elif (tokenizer / "pretrained").is_dir():
         arguments, kind, joined = ["task=text_to_text", "task.mixture=MIXTURE.yaml"], "pretrained", True
     elif (folder / "source_tokenizer" / "pretrained").is_dir():  # Marian: the tokenizer of the source has both sides

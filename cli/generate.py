@@ -130,7 +130,7 @@ def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStrea
     loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
-    translator = Translator(loaded, **given)
+    translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
     decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     for note in decoding.notes:
         log(note)
@@ -151,6 +151,16 @@ def input_lines(cfg: GenerateConfig, task: Task) -> Iterator[str]:
     if cfg.input == "-":
         lines = stream_lines(sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
+
+
+def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
+    """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
+
+    Args:
+        dataset: names the part, or none.
+        task: the task of the first model.
+    """
+    return task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
 
 
 def _part(cfg: GenerateConfig, task: Task) -> Task:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import run
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
@@ -17,7 +18,7 @@ It takes the same arguments as seqgen-train, which then skips these steps."""
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    run(TrainConfig, preprocess, DESCRIPTION, argv)
+    run(TrainConfig, preprocess, DESCRIPTION, argv, complete=with_checkpoint)
 
 
 def preprocess(cfg: TrainConfig) -> int:

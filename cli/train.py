@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from seqgen.checkpoints.run_checkpoints import run_lock
+from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.run_folder import open_run
 from seqgen.compose import chosen_components, compose
@@ -34,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def work(cfg: TrainConfig) -> int:
-        overrides = [argument for argument in arguments if "=" in argument]
+        overrides = with_checkpoint([argument for argument in arguments if "=" in argument])
         return train_run(cfg, Path(cfg.run_dir or default_folder(overrides)))
 
-    run(TrainConfig, work, DESCRIPTION, arguments, sweep=train_sweep)
+    run(TrainConfig, work, DESCRIPTION, arguments, sweep=train_sweep, complete=with_checkpoint)
 
 
 def default_folder(overrides: Sequence[str]) -> Path:

@@ -19,7 +19,7 @@ from seqgen.arguments import given_values, split_argument
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.generate import check_path_and_split, input_lines, prefix_lines, reference_lines
+from seqgen.cli.generate import check_path_and_split, input_lines, prefix_lines, reference_lines, settings_of_part
 from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
 from seqgen.cli.tuning_trials import Metric, Trials
@@ -51,8 +51,8 @@ PREFIX = "tune."
 TUNABLE = ("generation", *DECODING_COMPONENTS)
 """The groups whose keys can be tuned."""
 
-KEPT = (*TUNABLE, "common", "reading", "debug")
-"""The groups whose keys are repeated in the printed command."""
+KEPT = (*(f"{group}." for group in (*TUNABLE, "common", "reading", "debug")), "dataset.gen_source=")
+"""The beginnings of the arguments that are repeated in the printed command."""
 
 OUTPUTS, RESULT = "outputs.jsonl", "best.json"
 """The files in the output folder."""
@@ -120,7 +120,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
     for note in (note for item in loaded for note in item.notes):
         log(note)
-    given = given_values(cfg, "generation", shared)
+    given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}
     named = _named(cfg.generation, loaded[0].generation, given)
     space = _space(named, values, len(loaded))
     with ExitStack() as stack:
@@ -319,7 +319,7 @@ def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
         ],
     }
     write_atomically(place, (json.dumps(result, ensure_ascii=False, indent=1) + "\n").encode())
-    kept = [item for item in shared if split_argument(item)[0] not in tuned and item.partition(".")[0] in KEPT]
+    kept = [item for item in shared if split_argument(item)[0] not in tuned and item.startswith(KEPT)]
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
     print(trials.table())
     print(f"best:   {best.name}" + (f"  ({best.signature})" if best.signature else ""))

@@ -5,10 +5,13 @@
     checkpoint_best.pt       weights and options
     dict.en.txt dict.de.txt  the dictionaries of source and target, or one dict.txt for both
     sentencepiece.bpe.model  a SentencePiece model, or spm.model; without one, text is read as tokenized
+
+A multilingual checkpoint (M2M-100) has one dictionary, such as ``model_dict.128k.txt``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +31,11 @@ from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.model import EncoderDecoderModel
+from seqgen.models.fairseq_languages import FairseqLanguages
 from seqgen.models.fairseq_options import FairseqOptions, read_options
 from seqgen.models.fairseq_weights import convert_weights
 from seqgen.models.fconv import FConvConfig
@@ -41,15 +46,18 @@ from seqgen.models.transformer_lm import TransformerLMConfig
 # Objects of these packages become inert: options (in some versions) and training meters.
 _PACKAGES = ("omegaconf.", "fairseq.")
 _MAX_POSITIONS = 1_000_000
-_SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
+_SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model", "spm.128k.model")
+_M2M_DICTIONARY = "model_dict.128k.txt"
 
 
 @dataclass(frozen=True)
 class _Side:
-    """The files of one language; ``sentencepiece`` is ``None`` for tokenized text."""
+    """The vocabulary of one language and its file; ``sentencepiece`` is ``None`` for tokenized text."""
 
-    dictionary: Path
+    file: Path
+    dictionary: Dictionary
     sentencepiece: Path | None
+    codes: Sequence[str] = ()
 
 
 @register_checkpoint_loader("fairseq checkpoint")
@@ -66,6 +74,7 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
 
     Raises:
         CheckpointError: the file is damaged, contains code, or contains a model that seqgen does not support.
+        ConfigError: languages are given for a checkpoint that has none.
         DataError: a dictionary or SentencePiece model is missing, damaged, or belongs to another model.
     """
     content = read_torch_file(path, _PACKAGES)
@@ -76,12 +85,14 @@ def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Place
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: its options {error}") from None
     options = read_options(described, path, reading.architecture, reading.ignore)
+    if reading.lang_dict and options.languages is None:
+        raise ConfigError(f"reading.lang_dict={reading.lang_dict}: {path} is not a multilingual checkpoint; remove it")
     weights = convert_weights(content["model"], path, _ties(options.model))
     if isinstance(options.model, TransformerLMConfig):
         return _language_model(path, options, reading, weights)
     sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
     _check_sizes(path, sides, weights)
-    source, target = (_tokenizer(side) for side in sides)
+    source, target = (_tokenizer(side, options.languages) for side in sides)
     if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
         target = source
     task = DecodingTask(None, source, target)
@@ -164,6 +175,10 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
     """Find the files of one language: those that the user gives, else those in the folder of the checkpoint."""
     language = getattr(options, f"{side}_lang")
     names = [f"dict.{language}.txt"] * bool(language) + ["dict.txt"]
+    if options.languages is not None:
+        fixed = options.languages.dictionary
+        names += [Path(fixed).name] * bool(fixed) + [_M2M_DICTIONARY]
+        names += [f"dict.{code}.txt" for code in options.languages.codes[:1]]
     given = getattr(reading, f"{side}_dictionary") or reading.dictionary
     dictionary = Path(given) if given else _beside(path, names)
     if dictionary is None:
@@ -171,10 +186,13 @@ def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingC
             f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
             f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
         )
+    words, codes = Dictionary.load(dictionary), []
+    if options.languages is not None:
+        codes = options.languages.find_codes(path, words, reading.lang_dict)
+        options.languages.add_tokens(words, codes)
     chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
-    if chosen == "none":
-        return _Side(dictionary, None)
-    return _Side(dictionary, Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES))
+    model = Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES)
+    return _Side(dictionary, words, None if chosen == "none" else model, codes)
 
 
 def _beside(path: Path, names: list[str] | tuple[str, ...]) -> Path | None:
@@ -184,25 +202,28 @@ def _beside(path: Path, names: list[str] | tuple[str, ...]) -> Path | None:
 def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> None:
     for side, name in zip(sides, ("encoder", "decoder"), strict=True):
         embedding = weights.get(f"{name}.embed_tokens.weight")
-        size = len(Dictionary.load(side.dictionary))
+        size = len(side.dictionary)
         if embedding is not None and embedding.size(0) != size:
             raise DataError(
-                f"{side.dictionary} does not belong to {path}: with the 4 special tokens it has {size} tokens, but "
+                f"{side.file} does not belong to {path}: with the 4 special tokens "
+                f"{'and those of languages ' if side.codes else ''}it has {size} tokens, but "
                 f"the {name} was trained with {embedding.size(0)}; give the dictionary of its training data"
             )
 
 
-def _tokenizer(side: _Side) -> Tokenizer:
-    dictionary = Dictionary.load(side.dictionary)
-    if side.sentencepiece is None:
-        return WhitespaceTokenizer(dictionary)
-    return SentencePieceTokenizer(read_model(side.sentencepiece), dictionary, origin=str(side.sentencepiece))
+def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokenizer:
+    text: Tokenizer = WhitespaceTokenizer(side.dictionary)
+    if side.sentencepiece is not None:
+        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, origin=str(side.sentencepiece))
+    return text if languages is None else LanguageTokenizer(text, side.codes, languages.convention(side.codes))
 
 
 def _task_values(
     options: FairseqOptions, joined: bool, sentencepiece: bool, model: EncoderDecoderModel
 ) -> dict[str, Any]:
     """The task values of a run that is made from the checkpoint; its tokenizers are in the run's folder."""
+    if options.languages is not None:
+        return {"_name": "decoding"}
     longest_source, longest_target = model.max_positions()
     return {
         "_name": "translation",

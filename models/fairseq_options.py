@@ -15,6 +15,7 @@ from typing import Any
 
 from seqgen.config_dicts import from_dict
 from seqgen.errors import CheckpointError, ConfigError, nearest
+from seqgen.models.fairseq_languages import MULTILINGUAL, FairseqLanguages, read_languages
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig
@@ -186,6 +187,12 @@ _PLAY_NO_PART = frozenset(
     eval_bleu eval_bleu_args eval_bleu_detok eval_bleu_detok_args eval_tokenized_bleu eval_bleu_remove_bpe
     eval_bleu_print_samples
 
+    langs lang_dict lang_pairs lang_tok_style encoder_langtok decoder_langtok langtoks langtoks_specs
+    lang_tok_replacing_bos_eos keep_inference_langtok enable_lang_ids enable_reservsed_directions_shared_datasets
+    extra_data extra_lang_pairs fixed_dictionary source_dict target_dict sampling_method sampling_temperature
+    sampling_weights sampling_weights_from_file virtual_epoch_size virtual_data_size shuffle_instance
+    one_dataset_per_batch same_lang_per_batch
+
     tokens_per_sample sample_break_mode shorten_method shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz
     pad_to_bsz future_target character_filters character_embedding_dim char_embedder_highway_layers
     no_tie_adaptive_proj decoder_final_norm
@@ -226,11 +233,13 @@ class FairseqOptions:
         model: the configuration of the model.
         source_lang: ending of the source files, such as ``en``; empty where the checkpoint does not say.
         target_lang: likewise for the target.
+        languages: how a model of several languages is told them; ``None`` for any other model.
     """
 
     model: FConvConfig | TransformerConfig | TransformerLMConfig
     source_lang: str
     target_lang: str
+    languages: FairseqLanguages | None = None
 
 
 def read_options(
@@ -251,7 +260,8 @@ def read_options(
     family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
     wanted = "language_modeling" if family == "transformer_lm" else "translation"
     name = str(task.get("_name") or task.get("task") or wanted)
-    if name != wanted and "task" not in ignore:
+    languages = read_languages(task, path) if name == MULTILINGUAL and family == "transformer" else None
+    if name != wanted and languages is None and "task" not in ignore:
         raise CheckpointError(
             f"{path} was trained for the task {name!r}; only {wanted!r} is supported. If {name!r} reads and writes "
             "text in the same way, set reading.ignore=[task]"
@@ -259,7 +269,7 @@ def read_options(
     if family == "transformer_lm":
         model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
     config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)
-    return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""))
+    return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""), languages)
 
 
 def _groups(checkpoint: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -122,6 +122,9 @@ class OptimizationConfig:
     update_freq: list[int] = option(
         [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
     )
+    freeze: list[str] = option(
+        [], "names of parameters that training does not change, such as encoder.*; * matches any characters"
+    )
     ema_decay: float = option(
         0.0,
         "decay of an exponential moving average of the weights, used to validate and decode; 0 for none",
@@ -161,7 +164,11 @@ class CheckpointConfig:
         "loss", "validation metric that selects the best checkpoint: loss, ppl, bleu, ..."
     )
     patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
-    finetune_from: str = option("", "checkpoint or run folder that provides the initial weights")
+    finetune_from: str = option(
+        "",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights; a checkpoint of another "
+        "toolkit also provides the model, unless model=NAME is given",
+    )
 
 
 @dataclass
@@ -453,7 +460,9 @@ class GenerateDatasetConfig:
     gen_subset: str = option("test", "split of the task to decode if input is empty")
     gen_source: str = option(
         "",
-        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is decoded",
+        "task=text_to_text: source of the mixture; its template is applied to the input lines, or its split is "
+        "decoded; task=multilingual_translation: pair, such as en-de, whose languages are used and whose split is "
+        "decoded",
     )
 
 
@@ -470,6 +479,9 @@ class ReadingConfig:
     )
     source_sentencepiece: str = option("", "SentencePiece model of the source language")
     target_sentencepiece: str = option("", "SentencePiece model of the target language")
+    lang_dict: str = option(
+        "", "file with the languages of a multilingual checkpoint, one on each line, in the order of their tokens"
+    )
     architecture: str = option(
         "", "architecture to use if the checkpoint names one that seqgen does not know, such as transformer"
     )

@@ -123,6 +123,14 @@ class Task:
         """
         return text
 
+    def decoding_settings(self) -> dict[str, str]:
+        """Settings that decode the task's splits as in training, such as the languages of a pair; by default none.
+
+        Returns:
+            Values by the names of ``GenerationConfig``'s fields; the user's values take precedence.
+        """
+        return {}
+
     def fixed_values(self) -> dict[str, str]:
         """Further values that must not change after training; configuration and tokenizers are checked anyway.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from seqgen.config import option
-from seqgen.data.pair_dataset import PairDataset, Side
+from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
 from seqgen.data.text import read_lines
@@ -42,6 +42,23 @@ class TranslationConfig(ParallelTextConfig):
     )
     valid: str = option("", "validation text, in the same form")
     test: str = option("", "test text, in the same form")
+
+
+class Frame(NamedTuple):
+    """The tokens that are added to each line, besides end-of-sentence.
+
+    Attributes:
+        source: those before a source.
+        after_source: those after the end-of-sentence of a source.
+        target: those before a target.
+    """
+
+    source: tuple[int, ...] = ()
+    after_source: tuple[int, ...] = ()
+    target: tuple[int, ...] = ()
+
+
+SIDES = ("source", "target")
 
 
 class ParallelTextTask(Task):
@@ -102,39 +119,57 @@ class ParallelTextTask(Task):
         files.check(allow_empty=True)  # a missing line would compare all later outputs with the wrong reference
         return read_lines(files.target)
 
-    def load_dataset(self, split: str) -> PairDataset:
+    def load_dataset(self, split: str) -> Dataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
-        files = self.files(split)
+        frame = Frame(tuple(self.source_tokenizer.source_beginning), (), tuple(self.target_tokenizer.beginning()))
+        dataset = self.datasets[split] = self.encode(split, self.files(split), frame)
+        return dataset
+
+    def encode(
+        self, split: str, files: ParallelFiles, frame: Frame, sides: tuple[str, str] = SIDES, name: str = ""
+    ) -> PairDataset:
+        """Encode parallel text.
+
+        Args:
+            split: the split.
+            files: its files.
+            frame: the tokens before and after each line.
+            sides: what the names of the encoded files say about source and target.
+            name: name of the dataset, for messages; empty for the split.
+        """
         sample = self.cfg.subword_sampling and split == "train"
-        source = self._side(
-            f"{split}.source", files.source, self.source_tokenizer, sample, self.source_tokenizer.source_beginning
-        )
+        label = f"{split}.{sides[0]}"
+        source = self._side(label, files.source, self.source_tokenizer, sample, frame.source, frame.after_source)
         target = None
         if files.target is not None:
-            before = self.target_tokenizer.beginning()
-            target = self._side(f"{split}.target", files.target, self.target_tokenizer, sample, before)
+            target = self._side(f"{split}.{sides[1]}", files.target, self.target_tokenizer, sample, frame.target)
             counts = [[lines for _, lines in side.store.meta.files] for side in (source, target)]
             files.compare(counts[0], counts[1])
-        dataset = self.datasets[split] = PairDataset(
+        return PairDataset(
             source,
             target,
-            name=split,
+            name=name or split,
             max_source_positions=self.cfg.max_source_positions,
             max_target_positions=self.cfg.max_target_positions,
             on_overlong=self.cfg.on_overlong,
         )
-        return dataset
 
     def _side(
-        self, label: str, files: list[Path], tokenizer: Tokenizer, sample: bool, before: Sequence[int] = ()
+        self,
+        label: str,
+        files: list[Path],
+        tokenizer: Tokenizer,
+        sample: bool,
+        before: tuple[int, ...] = (),
+        after: tuple[int, ...] = (),
     ) -> Side:
         workers = self.cfg.workers
         store = build_store(self.cache, label, files, TokenEncoder(tokenizer), workers=workers)
         eos = tokenizer.dictionary.eos()
         if not sample:
-            return Side(store, eos, before=tuple(before))
+            return Side(store, eos, before=before, after=after)
         text = build_store(self.cache, f"{label}-text", files, TextEncoder(), workers=workers)
-        return Side(store, eos, tokenizer, text, tuple(before))
+        return Side(store, eos, tokenizer, text, before, after)
 
 
 @register_task("translation", config=TranslationConfig)

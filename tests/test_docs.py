@@ -52,7 +52,8 @@ def run(line: str) -> None:
         return
     name, arguments = words[0].removeprefix("seqgen-"), words[1:]
     if name in ("train", "preprocess"):
-        arguments += [*QUICK, "task.vocab_size=44" if "task=translation" in arguments else "task.workers=1"]
+        translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
+        arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
         if not any(argument.startswith("task=") for argument in arguments):
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
@@ -83,6 +84,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         outcome = command("train", *training_arguments(folder / "DATA", folder / "runs" / name), *SMALL_FCONV, *QUICK)
         assert outcome.code == 0, outcome.err
     write_model(folder / "nllb", "NllbTokenizer")
+    write_model(folder / "flan-t5", "PegasusTokenizer")
     (folder / "to_many.tsv").write_text("the dog sees a man\tdeu_Latn\nthe dog sees a man\tfra_Latn\n")
     for name in ("model.pt", "other.pt"):
         write(folder, random_model(FCONV), in_args(options_of(FCONV)), name=name)

@@ -70,6 +70,7 @@ class Side:
         tokenizer: samples a segmentation each time a line is read; ``None`` to use the ids in the store.
         text: the UTF-8 bytes of each line, which the tokenizer segments.
         before: ids that precede each line, such as BART's begin-of-sentence.
+        after: ids that follow end-of-sentence, such as mBART's language.
     """
 
     store: TokenStore
@@ -77,6 +78,7 @@ class Side:
     tokenizer: Tokenizer | None = None
     text: TokenStore | None = None
     before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
     def lengths(self) -> NDArray[np.int32]:
         """``(n,)`` tokens of each line, end-of-sentence included."""
@@ -85,7 +87,7 @@ class Side:
     @property
     def frame(self) -> int:
         """How many tokens are added to the ids of a line."""
-        return len(self.before) + 1
+        return len(self.before) + 1 + len(self.after)
 
     def tokens(self, index: int, limit: int | None = None) -> Tensor:
         """Read a line.
@@ -101,9 +103,8 @@ class Side:
         if limit is not None:
             ids = ids[: limit - self.frame]
         tokens = np.empty(len(ids) + self.frame, np.int64)
-        tokens[: len(self.before)] = self.before
-        tokens[len(self.before) : -1] = ids
-        tokens[-1] = self.eos
+        start, end = len(self.before), len(self.before) + len(ids)
+        tokens[:start], tokens[start:end], tokens[end], tokens[end + 1 :] = self.before, ids, self.eos, self.after
         return torch.from_numpy(tokens)
 
     def sample(self, index: int, limit: int | None, seed: tuple[int, ...]) -> Tensor:
@@ -125,7 +126,7 @@ class Side:
         ids = self.tokenizer.sample(self.text[index].tobytes().decode(), number)
         if limit is not None and len(ids) + self.frame > limit:
             return self.tokens(index, limit)
-        return torch.tensor([*self.before, *ids, self.eos])
+        return torch.tensor([*self.before, *ids, self.eos, *self.after])
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,8 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     names = dict(module.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"there is no parameter {pattern!r} to freeze{nearest(pattern, names)}")
+            known = [*names, *(f"{name}.*" for name, _ in module.named_modules() if name)]
+            raise ConfigError(f"there is no parameter {pattern!r} to freeze{nearest(pattern, known)}")
     frozen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     for name in frozen:
         names[name].requires_grad_(False)

@@ -34,6 +34,7 @@ class InputLine:
         first_token: the token of the target language, if the output begins with it.
         start_token: the token of the target language, if it is the start token of the decoder.
         encoder_out: the encoder's output ``(1, S, C)``, if it was given in place of the text.
+        languages: the languages of the line.
     """
 
     translation: Translation
@@ -43,6 +44,7 @@ class InputLine:
     first_token: int | None = None
     start_token: int | None = None
     encoder_out: EncoderOut | None = None
+    languages: LineLanguages = LineLanguages()
 
     @property
     def length(self) -> int:
@@ -128,6 +130,7 @@ class InputEncoder:
             self.languages.first_token(languages),
             self.languages.start_token(languages),
             None if encoded is None else encoded.encoder_out,
+            languages,
         )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:

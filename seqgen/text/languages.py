@@ -192,7 +192,7 @@ def chooses_itself(cfg: GenerationConfig, task: Task, start_token: int) -> str |
         start_token: the start token of its decoder.
     """
     languages = languages_of(task)
-    if languages is None or cfg.target_lang or cfg.forced_first or languages.target is TargetLanguage.SOURCE:
+    if languages is None or cfg.target_lang or cfg.forced_first or languages.in_text:
         return None
     if languages.target is TargetLanguage.START and start_token in languages.ids.values():
         return None

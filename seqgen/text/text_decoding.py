@@ -27,7 +27,7 @@ from seqgen.text.continuation import continuation
 from seqgen.text.details import Details
 from seqgen.text.encoded_source import EncodedSource, check_encodable, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
-from seqgen.text.languages import tokens_of
+from seqgen.text.languages import LineLanguages, encode_source, tokens_of
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
 from seqgen.text.member_sources import sources_from_config
 from seqgen.text.rerank import Reranker, reranker_from_config
@@ -359,10 +359,10 @@ class TextDecoding:
             line.translation.notes.append("unknown words are not replaced: the model returns no attention weights")
             return self._decoded(line, hypothesis)
         source = line.translation.source
-        return self.unknown_words.text(hypothesis, source, self._position_of)
+        return self.unknown_words.text(hypothesis, source, lambda text: self._position_of(text, line.languages))
 
-    def _position_of(self, text: str) -> int:
-        return len(self.task.encode_source(text)) - self.task.source_tokenizer.tail
+    def _position_of(self, text: str, languages: LineLanguages) -> int:
+        return len(encode_source(self.task, text, languages)) - self.task.source_tokenizer.tail
 
     def _decoded(self, line: InputLine, hypothesis: Hypothesis) -> str:
         prompt = self.task.prompt(line.sources[0])

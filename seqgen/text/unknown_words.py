@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqgen.data.text import read_lines
-from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, DataError
 from seqgen.structures import Hypothesis
 
@@ -50,9 +50,7 @@ class UnknownWords:
             ConfigError: the tokens are not words, and do not mark where words begin.
             DataError: the file cannot be read, or a line has no tab.
         """
-        if not isinstance(tokenizer, WhitespaceTokenizer) and not any(
-            token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols
-        ):
+        if not tokenizer.whole_words and not any(token.startswith(WORD_MARK) for token in tokenizer.dictionary.symbols):
             raise ConfigError(
                 f"generation.replace_unknown={value}: the tokens of the target vocabulary are not words and do not "
                 "mark where words begin, so that no word can be replaced; leave it out"
@@ -88,10 +86,9 @@ class UnknownWords:
 
     def _words(self, tokens: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         """Group positions and ids into words: ``▁a b ▁c`` has the words ``▁a b`` and ``▁c``."""
-        whole = isinstance(self.tokenizer, WhitespaceTokenizer)
         words: list[list[tuple[int, int]]] = []
         for i, token in tokens:
-            if whole or not words or self.tokenizer.dictionary.symbol(token).startswith(WORD_MARK):
+            if self.tokenizer.whole_words or not words or self.tokenizer.dictionary.symbol(token).startswith(WORD_MARK):
                 words.append([])
             words[-1].append((i, token))
         return words

@@ -15,6 +15,7 @@ from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.inspection import freeze, num_parameters
 from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
 from seqgen.task import Task
@@ -67,7 +68,7 @@ class Trainer:
         ema: the exponential moving average of the weights; ``None`` if ``optimization.ema_decay`` is 0.
 
     Raises:
-        ConfigError: options exclude each other.
+        ConfigError: options exclude each other, or a pattern of ``optimization.freeze`` matches no parameter.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Trainer:
         self.cfg, self.task, self.model, self.device = cfg, task, model, device
         self.group = group or ProcessGroup()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
+        _freeze(model, cfg.optimization.freeze)
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
@@ -246,6 +248,16 @@ class Trainer:
             groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
         state = {indices[name]: values for name, values in saved["state"].items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:
+    """Freeze the parameters that ``optimization.freeze`` names."""
+    try:
+        freeze(model, patterns)
+    except ConfigError as error:
+        raise ConfigError(f"optimization.freeze: {error}") from None
+    if not num_parameters(model, trainable_only=True):
+        raise ConfigError(f"optimization.freeze=[{','.join(patterns)}] leaves no parameter to train; remove a pattern")
 
 
 def _sum_outs(outs: Sequence[CriterionOut], ids: Sequence[Tensor]) -> tuple[dict[str, float], list[int]]:

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.run_checkpoints import Checkpoints, load_weights, read_training_state, read_weights, resolve
+from seqgen.checkpoints.initial_weights import initialize
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
-from seqgen.errors import CheckpointError, ConfigError, ResourceError
+from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
 from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
 from seqgen.renamed import former_names
 from seqgen.structures import Batch
@@ -319,13 +321,13 @@ class TrainingRun:
         if not given:
             return ""
         try:
-            source = resolve(given)
-            load_weights(self.trainer.model, source)
-        except CheckpointError as error:
+            messages = initialize(self.trainer.model, given, self.task)
+        except (CheckpointError, DataError) as error:
             raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
         if self.trainer.ema is not None:
             self.trainer.ema.model.load_state_dict(self.trainer.model.state_dict())
-        return f"starting from the weights of {source}"
+        self.notes += messages[:-1]
+        return messages[-1]
 
     def _regrouped(self, state: dict[str, Any]) -> str:
         """A message on the effects of a changed number of processes; empty if it has not changed."""
@@ -363,9 +365,9 @@ class TrainingRun:
         params = sum(param.numel() for param in self.trainer.params)
         values = {"parameters": params, "batches": self._rounds_in_epoch(), "processes": self.group.world_size}
         self._write("resume" if self.trainer.update else "start", self.iterator.epoch, values)
-        self._message(
-            f"{params:,} parameters, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}"
-        )
+        frozen = num_parameters(self.trainer.model) - params
+        shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
+        self._message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
 
     def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

@@ -167,7 +167,7 @@ class Validator:
         limit = None if self.decode_limit < 0 else self.decode_limit
         sources = list(itertools.islice(task.source_lines(self.split), limit))
         references = list(itertools.islice(task.references(self.split) or (), len(sources)))
-        settings = to_dict(trainer.cfg.generation)
+        settings = {**to_dict(trainer.cfg.generation), **task.decoding_settings()}
         decoding = Translator(ModelInMemory(trainer.task, model), **settings).prepare()
         hypotheses = [""] * len(sources)
         mine = range(group.rank, len(sources), group.world_size)

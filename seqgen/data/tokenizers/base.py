@@ -21,6 +21,7 @@ from seqgen.registry import Registry
 TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")
 TOKENIZERS.declare("pretrained", "seqgen.data.tokenizers.pretrained")
+TOKENIZERS.declare("language_tokens", "seqgen.data.tokenizers.language_tokens")
 
 register_tokenizer = TOKENIZERS.register
 
@@ -52,6 +53,9 @@ class Tokenizer(ABC):
         Returns:
             The ids; an empty list for a text without tokens.
         """
+
+    whole_words: bool = False
+    """Whether each token is a word."""
 
     languages: Languages | None = None
     """The languages of a multilingual tokenizer, between which sources and targets choose; ``None`` for any other."""
@@ -230,6 +234,8 @@ class Tokenizer(ABC):
 @register_tokenizer("whitespace")
 class WhitespaceTokenizer(Tokenizer):
     """A tokenizer for text that is already tokenized: words are separated by white space."""
+
+    whole_words = True
 
     def encode(self, text: str) -> list[int]:
         """See ``Tokenizer.encode``."""

@@ -79,6 +79,7 @@ class Languages:
         follows_eos: whether the token of the source language follows end-of-sentence, or is the first one.
         target_lang: code of the target language of references if the user names none; empty for none.
         frame: what the token of a language is, such as ``__{}__``.
+        in_text: whether a line of text can begin with the token of its target language.
     """
 
     ids: Mapping[str, int]
@@ -87,6 +88,7 @@ class Languages:
     follows_eos: bool = False
     target_lang: str = ""
     frame: str = "{}"
+    in_text: bool = False
 
     def code(self, name: str, key: str) -> str:
         """Check the name of a language.
@@ -129,8 +131,8 @@ class Languages:
         """
         if self.target is TargetLanguage.SOURCE:
             return [*([self.ids[target_lang]] if target_lang else []), *ids, eos]
-        language = self.ids[source_lang or self.source_lang]
-        return [*ids, eos, language] if self.follows_eos else [language, *ids, eos]
+        language = [self.ids[source_lang or self.source_lang]] if self.source_lang else []
+        return [*ids, eos, *language] if self.follows_eos else [*language, *ids, eos]
 
     def beginning(self, target_lang: str) -> list[int]:
         """The token of the target language, if outputs begin with it.

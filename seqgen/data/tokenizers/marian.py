@@ -66,7 +66,7 @@ class MarianTokenizer(SentencePieceSlowTokenizer):
         codes = {token: index for token, index in own.items() if token.startswith(before) and token.endswith(after)}
         if codes:
             names = {token.removeprefix(before).removesuffix(after): index for token, index in codes.items()}
-            self.languages = Languages(names, TargetLanguage.SOURCE, frame=FRAME)
+            self.languages = Languages(names, TargetLanguage.SOURCE, frame=FRAME, in_text=True)
 
     @cached_property
     def target_side(self) -> Tokenizer:  # type: ignore[override]

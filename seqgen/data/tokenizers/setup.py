@@ -13,6 +13,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
+from seqgen.data.tokenizers.language_tokens import is_saved_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
@@ -94,13 +95,34 @@ def prepare_tokenizers(
     return source, target.target_side
 
 
-def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+def without_languages(tokenizer: Tokenizer) -> Tokenizer:
+    """Refuse a tokenizer whose model must be told the languages of each pair.
+
+    Raises:
+        ConfigError: the tokenizer has such languages.
+    """
+    languages = tokenizer.languages
+    if languages is not None and languages.target is not TargetLanguage.SOURCE:
+        raise ConfigError(
+            f"the tokenizer in task.pretrained_tokenizer has {len(languages.ids)} languages, of which this task names "
+            "none; use task=multilingual_translation task.pairs=[SOURCE-TARGET]"
+        )
+    return tokenizer
+
+
+def prepare_tokenizer(
+    cfg: TokenizerConfig,
+    folder: Path,
+    lines: Callable[[], Iterable[str]],
+    complete: Callable[[Tokenizer], Tokenizer] = without_languages,
+) -> Tokenizer:
     """Load the one tokenizer of a run, or make it and write it into its folder.
 
     Args:
         cfg: the configuration of the tokenizer.
         folder: the run folder.
         lines: gives the training text; called only if a vocabulary must be made from it.
+        complete: checks a new tokenizer, and adds what the task needs.
 
     Returns:
         The tokenizer of source and target.
@@ -110,7 +132,7 @@ def prepare_tokenizer(cfg: TokenizerConfig, folder: Path, lines: Callable[[], It
         DataError: a file cannot be used.
     """
     _check(cfg)
-    return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines)
+    return _prepare(cfg, folder / "tokenizer", cfg.spm_model, cfg.srcdict, lines, complete)
 
 
 MODEL_KEYS = ("spm_model", "source_spm_model", "target_spm_model")
@@ -147,19 +169,23 @@ def _text(files: ParallelFiles, sides: tuple[int, ...]) -> Iterable[str]:
 
 
 def _prepare(
-    cfg: TokenizerConfig, folder: Path, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
+    cfg: TokenizerConfig,
+    folder: Path,
+    model: str,
+    dictionary: str,
+    lines: Callable[[], Iterable[str]],
+    complete: Callable[[Tokenizer], Tokenizer] = without_languages,
 ) -> Tokenizer:
     if not folder.is_dir():
         check_not_frozen(folder)  # before training, which may take a long time
-        save_tokenizer(_make(cfg, model, dictionary, lines), folder)
+        save_tokenizer(complete(_make(cfg, model, dictionary, lines)), folder)
     return load_tokenizer(folder)
 
 
 def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
-        of_a_run = (folder / "pretrained").is_dir()
-        return _without_languages(load_tokenizer(folder) if of_a_run else load_pretrained_tokenizer(folder))
+        return load_tokenizer(folder) if is_saved_tokenizer(folder) else load_pretrained_tokenizer(folder)
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None
@@ -174,16 +200,6 @@ def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[],
         load_processor(content, origin)
         return make_tokenizer(t5_files(content, extra_ids=cfg.extra_ids))
     return SentencePieceTokenizer(content, given, origin=origin, alpha=cfg.sampling_alpha, nbest=cfg.sampling_nbest)
-
-
-def _without_languages(tokenizer: Tokenizer) -> Tokenizer:
-    languages = tokenizer.languages
-    if languages is not None and languages.target is not TargetLanguage.SOURCE:
-        raise ConfigError(
-            f"the tokenizer in task.pretrained_tokenizer has {len(languages.ids)} languages, and training on several "
-            "languages is not supported; such models can only decode and score"
-        )
-    return tokenizer
 
 
 def _train(cfg: TokenizerConfig, lines: Iterable[str]) -> bytes:

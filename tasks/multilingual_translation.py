@@ -1,0 +1,258 @@
+"""Translation between several pairs of languages with one model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from seqgen.config import option
+from seqgen.data.mixture import JoinedDataset, MixtureDataset, mixing_rates
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.data.parallel_text import ParallelFiles, find_parallel
+from seqgen.data.text import read_lines
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.language_tokens import with_languages
+from seqgen.data.tokenizers.languages import Languages, TargetLanguage
+from seqgen.data.tokenizers.setup import prepare_tokenizer
+from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import register_task
+from seqgen.structures import Batch
+from seqgen.tasks.text_files import SPLITS, check_split
+from seqgen.tasks.translation import Frame, ParallelTextConfig, ParallelTextTask
+
+
+@dataclass
+class MultilingualTranslationConfig(ParallelTextConfig):
+    """The pairs, their files, and how the model is told the languages."""
+
+    pairs: list[str] = option([], "SOURCE-TARGET: pairs of file name endings to train on, such as [en-de,de-en]")
+    train: str = option(
+        "",
+        "training text: path without the endings .SOURCE and .TARGET; {pair} in it is replaced by the pair, such as "
+        "en-de, or by the reverse pair",
+    )
+    valid: str = option("", "validation text, in the same form")
+    test: str = option("", "test text, in the same form")
+    languages: list[str] = option(
+        [],
+        "ENDING=CODE: code of a language, such as de=deu_Latn, where the tokenizer has another code than the file "
+        "name ending",
+    )
+    language_token: str = option(
+        "",
+        "source: sources begin with the token of the target language; target: sources and targets begin with the "
+        "tokens of their own languages; empty for the tokenizer's convention, or source if it has no languages",
+        choices=("", "source", "target"),
+    )
+    temperature: float = option(
+        1.5, "a pair is sampled in proportion to its size to the power of 1 / temperature", minimum=0.01
+    )
+    epoch_size: int = option(0, "examples per epoch; 0 for the number of examples of all pairs", minimum=0)
+
+
+class Pair(NamedTuple):
+    """A pair of languages.
+
+    Attributes:
+        name: its name, which is also the prefix of its scores.
+        endings: the file name endings of source and target.
+        codes: the codes of both languages.
+    """
+
+    name: str
+    endings: tuple[str, str]
+    codes: tuple[str, str]
+
+
+@register_task("multilingual_translation", config=MultilingualTranslationConfig)
+class MultilingualTranslationTask(ParallelTextTask):
+    """Translation between several pairs of languages, which are told apart by tokens of languages.
+
+    Args:
+        cfg: the task's configuration.
+        source_tokenizer: the tokenizer of sources, which has a token for each language.
+        target_tokenizer: that of targets; another one only for a Marian.
+        folder: the run folder.
+
+    Attributes:
+        pairs: the pairs.
+    """
+
+    cfg: MultilingualTranslationConfig
+
+    def __init__(
+        self, cfg: MultilingualTranslationConfig, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path
+    ):
+        super().__init__(cfg, source_tokenizer, target_tokenizer, folder)
+        assert source_tokenizer.languages is not None
+        self.languages: Languages = source_tokenizer.languages
+        self.pairs = _pairs(cfg)
+
+    @classmethod
+    def setup_task(cls, cfg: MultilingualTranslationConfig, folder: Path) -> Self:
+        """Make the task; see ``Task.setup_task``.
+
+        Raises:
+            ConfigError: a pair is not valid, or a key of the tokenizer is not supported.
+        """
+        if not cfg.joined_dictionary:
+            raise ConfigError("this task has one vocabulary for all languages; set task.joined_dictionary=true")
+        pairs = _pairs(cfg)
+        tokenizer = prepare_tokenizer(
+            cfg,
+            folder,
+            lambda: _text(_files(cfg, pair, "train") for pair in pairs),
+            lambda made: with_languages(made, [pair.codes for pair in pairs], cfg.language_token),
+        )
+        return cls(cfg, tokenizer, tokenizer.target_side, folder)
+
+    def splits(self) -> list[str]:
+        """The splits whose keys are set."""
+        return [split for split in SPLITS if getattr(self.cfg, split)]
+
+    def part(self, name: str) -> Self:
+        """The task restricted to one pair; see ``Task.part``."""
+        names = [pair.name for pair in self.pairs]
+        if name not in names:
+            raise ConfigError(f"there is no pair {name!r}{nearest(name, names)}; choose one of: {', '.join(names)}")
+        part = copy.copy(self)
+        part.pairs, part.datasets = [self.pairs[names.index(name)]], {}
+        return part
+
+    def decoding_settings(self) -> dict[str, str]:
+        """The languages of the only pair; see ``Task.decoding_settings``."""
+        if len(self.pairs) > 1:
+            return {}
+        source, target = self.pairs[0].codes
+        return {"target_lang": target, **({"source_lang": source} if self.languages.source_lang else {})}
+
+    def files(self, split: str) -> ParallelFiles:
+        """The files of the only pair.
+
+        Raises:
+            ConfigError: there are several pairs.
+        """
+        if len(self.pairs) > 1:
+            names = ", ".join(pair.name for pair in self.pairs)
+            raise ConfigError(f"the run has several pairs; choose one by dataset.gen_source=PAIR: {names}")
+        return _files(self.cfg, self.pairs[0], split)
+
+    def load_dataset(self, split: str) -> JoinedDataset:
+        """Load a split of all pairs, and encode it; see ``Task.load_dataset``."""
+        parts = {pair.name: self._load_pair(pair, split) for pair in self.pairs}
+        if split != "train":
+            joined = self.datasets[split] = JoinedDataset(parts)
+            return joined
+        sizes = [len(part) for part in parts.values()]
+        rates = mixing_rates(sizes, "temperature", temperature=self.cfg.temperature)
+        mixture = self.datasets[split] = MixtureDataset(parts, rates, self.cfg.epoch_size)
+        return mixture
+
+    def _load_pair(self, pair: Pair, split: str) -> PairDataset:
+        files = _files(self.cfg, pair, split)
+        return self.encode(split, files, self.frame(pair), pair.endings, f"{split}.{pair.name}")
+
+    def frame(self, pair: Pair) -> Frame:
+        """The tokens before and after each line of a pair.
+
+        If the token of the target language is the start token of the decoder (mBART), it is the first one of the target
+        here, and ``collate`` moves it.
+
+        Args:
+            pair: the pair.
+        """
+        source, target = pair.codes
+        around, eos = self.source_tokenizer.encode_source("", source, target), self.source_dictionary.eos()
+        end = len(around) - self.source_tokenizer.tail
+        assert around[end] == eos
+        beginning = self.target_tokenizer.beginning(target)
+        if self.languages.target is TargetLanguage.START:
+            beginning = [self.languages.ids[target], *beginning]
+        return Frame(tuple(around[:end]), tuple(around[end + 1 :]), tuple(beginning))
+
+    def collate(self, examples: Sequence[tuple[int, Tensor, Tensor | None]], model: EncoderDecoderModel) -> Batch:
+        """Collate examples into a batch; see ``Task.collate`` and ``frame``.
+
+        With the start token L, targets ``[L a b e]`` become::
+
+            prev_output_tokens  L a b
+            target              a b e
+        """
+        targets = [target for _, _, target in examples if target is not None]
+        if self.languages.target is not TargetLanguage.START or len(targets) < len(examples):
+            return super().collate(examples, model)
+        shorter = [(number, source, target[1:]) for (number, source, _), target in zip(examples, targets, strict=True)]
+        batch = super().collate(shorter, model)
+        assert batch.prev_output_tokens is not None
+        starts = torch.stack([target[:1] for target in targets])
+        return replace(batch, prev_output_tokens=torch.cat([starts, batch.prev_output_tokens[:, 1:]], dim=1))
+
+
+def _pairs(cfg: MultilingualTranslationConfig) -> list[Pair]:
+    """Read the keys ``pairs`` and ``languages``.
+
+    Raises:
+        ConfigError: they are not valid.
+    """
+    if not cfg.pairs:
+        raise ConfigError("task.pairs is missing; give the pairs of languages, such as task.pairs=[en-de,de-en]")
+    if len(set(cfg.pairs)) < len(cfg.pairs):
+        raise ConfigError(f"task.pairs=[{','.join(cfg.pairs)}] names a pair twice; remove one")
+    endings = [tuple(name.split("-")) for name in cfg.pairs]
+    for name, both in zip(cfg.pairs, endings, strict=True):
+        if len(both) != 2 or not all(both) or both[0] == both[1]:
+            raise ConfigError(f"task.pairs: {name!r} is not of the form SOURCE-TARGET, such as en-de")
+    codes = {}
+    for item in cfg.languages:
+        ending, equals, code = item.partition("=")
+        known = list(dict.fromkeys(chain.from_iterable(endings)))
+        if not equals or not code:
+            raise ConfigError(f"task.languages: {item!r} is not of the form ENDING=CODE, such as de=deu_Latn")
+        if ending not in known:
+            raise ConfigError(f"task.languages: no pair has the file name ending {ending!r}{nearest(ending, known)}")
+        codes[ending] = code
+    return [
+        Pair(name, (source, target), (codes.get(source, source), codes.get(target, target)))
+        for name, (source, target) in zip(cfg.pairs, endings, strict=True)
+    ]
+
+
+def _files(cfg: MultilingualTranslationConfig, pair: Pair, split: str) -> ParallelFiles:
+    """The files of a pair.
+
+    Raises:
+        ConfigError: the split is unknown or its key is not set.
+        DataError: the files do not exist.
+    """
+    check_split(split)
+    given: str = getattr(cfg, split)
+    source, target = pair.endings
+    if not given:
+        raise ConfigError(
+            f"task.{split} is missing; give task.{split}=PREFIX of the files PREFIX.{source} and PREFIX.{target}"
+        )
+    names = dict.fromkeys(given.replace("{pair}", name) for name in (pair.name, f"{target}-{source}"))
+    problems: list[DataError] = []
+    for prefix in names:
+        try:
+            return find_parallel(prefix, source, target, key=f"task.{split}", optional_target=split == "test")
+        except DataError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _text(pairs: Iterable[ParallelFiles]) -> Iterable[str]:
+    """The lines from which the vocabulary is made; a file of several pairs is read once."""
+    files: dict[Path, None] = {}
+    for pair in pairs:
+        pair.check()
+        files |= dict.fromkeys([*pair.source, *(pair.target or [])])
+    return chain.from_iterable(read_lines([path]) for path in files)

@@ -1,0 +1,188 @@
+"""``checkpoint.finetune_from``: the model of a checkpoint, its tokenizer, and vocabularies with further tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from seqgen.checkpoints.initial_weights import initialize
+from seqgen.checkpoints.loading import load_model
+from seqgen.cli.checkpoint_arguments import with_checkpoint
+from seqgen.data.dictionary import Dictionary
+from seqgen.errors import CheckpointError
+from seqgen.models.transformer import TransformerConfig, TransformerModel
+from tests import huggingface_bart, huggingface_gpt2, huggingface_t5
+from tests.commands import command, corpus
+from tests.fairseq_checkpoints import TRANSFORMER, dictionary, in_args, options_of, random_model, write
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("data"))
+
+
+def training(data: Path, run: Path, folder: Path | str, *further: str) -> list[str]:
+    """Arguments that make one update with a learning rate of 0: the run has the initial weights."""
+    return [
+        *(f"run_dir={run}", f"checkpoint.finetune_from={folder}", "optimization.max_update=1", "optimization.lr=[0]"),
+        *("task.workers=1", "dataset.validate_interval=0", "common.threads=1", *further),
+    ]
+
+
+def translation(data: Path) -> list[str]:
+    keys = ["task=translation", "task.source_lang=en", "task.target_lang=de"]
+    return [*keys, f"task.train={data}/train", f"task.valid={data}/val"]
+
+
+SEQUENCE_TO_SEQUENCE = [*huggingface_bart.KINDS, *("t5", "t5_v1_1", "umt5")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEQUENCE_TO_SEQUENCE)
+def test_a_folder_gives_the_model_and_the_tokenizer(name: str, data: Path, tmp_path: Path) -> None:
+    """The logits before the first update are those of transformers."""
+    family = huggingface_bart if name in huggingface_bart.VARIANTS else huggingface_t5
+    original = family.tiny_model(name)
+    folder = family.tiny_folder(tmp_path / "folder", name)
+    trained = command("train", *training(data, tmp_path / "run", folder, *translation(data)))
+    assert trained.code == 0, trained.err
+    assert f"starting from the weights of {folder}" in trained.err
+    run, loaded = load_model(tmp_path / "run"), load_model(folder)
+    assert run.task.source_dictionary == loaded.task.source_dictionary
+    sources, prefixes = torch.tensor([[8, 9, 20, 2], [7, 2, 2, 2]]), torch.tensor([[2, 8, 6], [2, 11, 5]])
+    with torch.no_grad():
+        mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+        pad = run.task.source_dictionary.pad()
+        sources = sources.masked_fill(mask == 0, pad)
+        wanted = original(input_ids=sources, attention_mask=mask, decoder_input_ids=prefixes).logits
+        got = run.model(sources, mask.sum(1), prefixes).logits
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    resumed = command(
+        "train", *training(data, tmp_path / "run", folder, *translation(data), "optimization.max_update=2")
+    )
+    assert resumed.code == 0, resumed.err
+    assert "resuming from" in resumed.err
+
+
+@pytest.mark.slow
+def test_gpt2(data: Path, tmp_path: Path) -> None:
+    folder = huggingface_gpt2.tiny_folder(tmp_path / "folder")
+    keys = ["task=language_modeling", f"task.train={data}/train.en", f"task.valid={data}/test.en"]
+    keys.append("task.tokens_per_sample=40")
+    trained = command("train", *training(data, tmp_path / "run", folder, *keys))
+    assert trained.code == 0, trained.err
+    wanted, got = (load_model(path).model.state_dict() for path in (folder, tmp_path / "run"))
+    assert all(torch.equal(got[name], weight) for name, weight in wanted.items())
+
+
+@pytest.mark.slow
+def test_the_users_keys_take_precedence(data: Path, tmp_path: Path) -> None:
+    folder = huggingface_bart.tiny_folder(tmp_path / "folder", "bart")
+    keys = [*translation(data), "model.dropout=0.3"]
+    trained = command("train", *training(data, tmp_path / "run", folder, *keys))
+    assert trained.code == 0, trained.err
+    assert load_model(tmp_path / "run").config.model.dropout == 0.3
+    other = command("train", *training(data, tmp_path / "other", folder, *keys, "model=transformer_tiny"))
+    assert (other.code, "the weights are not those of this model" in other.err) == (2, True)
+    mismatch = command("train", *training(data, tmp_path / "third", folder, *keys, "task.tokenizer=bytes"))
+    assert (mismatch.code, mismatch.err.count("\n")) == (2, 1)
+    assert "the vocabulary does not fit: in the source, the id 0 is 'w0' in the checkpoint and '<pad>'" in mismatch.err
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    damaged = command("train", *training(data, tmp_path / "fourth", folder, *translation(data), "common.seed=2"))
+    assert (damaged.code, damaged.err.count("\n")) == (2, 1)
+    assert "checkpoint.finetune_from: " in damaged.err
+
+
+def test_arguments_that_follow_from_a_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = huggingface_bart.tiny_folder(tmp_path / "folder", "marian")
+    user = [f"checkpoint.finetune_from={folder}", "task=translation"]
+    tokenizer = ["task.tokenizer=pretrained", f"task.pretrained_tokenizer={folder}"]
+    complete = with_checkpoint(user)
+    assert complete[-2:] == user
+    assert complete[0] == "model=transformer"
+    assert {"model.sinusoids=paper", "model.output_bias=true", *tokenizer} <= set(complete)
+    assert with_checkpoint([*user, "model=transformer"]) == [*tokenizer, *user, "model=transformer"]
+    assert not {*tokenizer} & {*with_checkpoint([*user, "task.tokenizer=bytes"])}
+    for unchanged in (["task=translation"], ["checkpoint.finetune_from=nowhere", "model=t5"]):
+        assert with_checkpoint(unchanged) == unchanged
+    with pytest.raises(CheckpointError, match=r"finetune_from: nowhere: there is no such file or folder"):
+        with_checkpoint(["checkpoint.finetune_from=nowhere"])
+
+
+@pytest.mark.slow
+def test_a_fairseq_checkpoint(data: Path, tmp_path: Path) -> None:
+    """Its dictionary is given by the user, and compared with that of the checkpoint."""
+    path = write(tmp_path / "fairseq", random_model(TRANSFORMER), in_args(options_of(TRANSFORMER)))
+    keys = [*translation(data), "task.tokenizer=whitespace"]
+    dictionary(20, "v").save(tmp_path / "other.txt")
+    other = command("train", *training(data, tmp_path / "other", path, *keys, f"task.srcdict={tmp_path}/other.txt"))
+    assert (other.code, "the id 4 is 'w0' in the checkpoint and 'v0' here" in other.err) == (2, True)
+    trained = command("train", *training(data, tmp_path / "run", path, *keys, f"task.srcdict={path.parent}/dict.txt"))
+    assert trained.code == 0, trained.err
+    wanted, got = (load_model(one).model.state_dict() for one in (path, tmp_path / "run"))
+    assert all(torch.equal(got[name], weight) for name, weight in wanted.items())
+
+
+class Words:
+    def __init__(self, source: Dictionary, target: Dictionary | None = None):
+        self.source_dictionary, self.target_dictionary = source, target or source
+
+
+def extended(*tokens: str) -> Dictionary:
+    made = dictionary()
+    for token in tokens:
+        made.add_symbol(token)
+    return made
+
+
+@pytest.mark.parametrize("tied", ["share_all_embeddings", "share_decoder_input_output_embed", ""])
+def test_further_tokens_get_new_rows(tied: str, tmp_path: Path) -> None:
+    sizes = {**vars(TRANSFORMER), **({tied: True} if tied else {}), "output_bias": False}
+    config = TransformerConfig(**sizes)
+    old = random_model(config)
+    path = write(tmp_path, old, in_args(options_of(config)))
+    model = TransformerModel.build_model(config, Words(extended("__de__", "__fr__")))
+    fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
+    messages = initialize(model, str(path), Words(extended("__de__", "__fr__")))
+    assert [message for message in messages if message.startswith("new tokens")] == [
+        f"new tokens of the {side}, whose embeddings are initialized at random: __de__, __fr__"
+        for side in ("source", "target")
+    ]
+    rows, grown = len(dictionary()), 0
+    saved = load_model(path).model.state_dict()
+    for name, weight in model.state_dict().items():
+        if weight.shape == saved[name].shape:
+            assert torch.equal(weight, saved[name])
+        else:
+            grown += 1
+            assert torch.equal(weight[:rows], saved[name])
+            assert torch.equal(weight[rows:], fresh[name][rows:])
+    assert grown == 3, "source, target and output"
+    if tied:
+        assert model.decoder.output_projection.weight is model.decoder.embed_tokens.weight
+    source, prefix = torch.tensor([[5, 9, 2]]), torch.tensor([[2, 8]])
+    with torch.no_grad():
+        wanted, got = (one.eval()(source, torch.tensor([3]), prefix).logits for one in (old, model))
+    torch.testing.assert_close(got[..., :rows], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (dictionary(20, "v"), "in the source, the id 4 is 'w0' in the checkpoint and 'v0' here; use the tokenizer of"),
+        (
+            Dictionary(dictionary().symbols[:14]),
+            "the checkpoint was trained with 24 tokens, the vocabulary here has 14",
+        ),
+    ],
+)
+def test_other_vocabularies_are_refused(words: Dictionary, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, random_model(TRANSFORMER), in_args(options_of(TRANSFORMER)))
+    model = TransformerModel.build_model(TRANSFORMER, Words(words))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=f"the vocabulary does not fit: {message}"):
+        initialize(model, str(path), Words(words))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -1,0 +1,300 @@
+"""The multilingual translation task: tokens of languages, sampling of pairs, scores of pairs, and decoding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen.tasks  # noqa: F401
+from seqgen import Translator
+from seqgen.checkpoints.loading import load_model
+from seqgen.data.tokenizers.base import load_tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
+from seqgen.errors import UserError
+from seqgen.registry import TASKS
+from seqgen.structures import Batch
+from seqgen.tasks.multilingual_translation import MultilingualTranslationConfig, MultilingualTranslationTask
+from tests.commands import SMALL_TRANSFORMER, command, corpus, sentences
+from tests.pretrained_folders import write_folder, write_model
+from tests.training_runs import records
+
+PAIRS = ["en-de", "de-en"]
+SETTINGS = {"tokenizer": "whitespace", "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """English and German, and a smaller pair of English and French in files of its own."""
+    folder = corpus(tmp_path_factory.mktemp("data"))
+    for split in ("train", "val"):
+        for language in ("en", "fr"):
+            lines = [f"{english.upper()} {language}\n" for english, _ in sentences(0, 40)]
+            (folder / f"{split}.en-fr.{language}").write_text("".join(lines))
+            (folder / f"only.{split}.en-fr.{language}").write_text("".join(lines))
+    for split in ("train", "val"):
+        for pair, language in (("en-de", "en"), ("en-de", "de")):
+            side = ("en", "de").index(language)
+            start, count = (0, 300) if split == "train" else (300, 30)
+            text = "".join(row[side] + "\n" for row in sentences(start, count))
+            (folder / f"only.{split}.{pair}.{language}").write_text(text)
+    return folder
+
+
+def task(data: Path, run: Path, **settings: Any) -> MultilingualTranslationTask:
+    files = {"train": f"{data}/train", "valid": f"{data}/val", "test": f"{data}/test"}
+    cfg = MultilingualTranslationConfig(**{"pairs": PAIRS, **files, **SETTINGS, **settings})
+    return MultilingualTranslationTask.setup_task(cfg, run)
+
+
+def first(ours: MultilingualTranslationTask, pair: str) -> tuple[list[str], list[str]]:
+    """The tokens of the first example of a pair."""
+    example = ours.dataset("valid").parts[pair].example(0, epoch=1, seed=1)
+    words = (ours.source_dictionary, ours.target_dictionary)
+    sides = (example.source.tolist(), example.target.tolist())
+    return tuple([known[index] for index in ids] for known, ids in zip(words, sides, strict=True))  # type: ignore[return-value]
+
+
+ENGLISH, GERMAN = (text.split() for text in sentences(300, 1)[0])
+
+
+def test_the_token_of_a_language_is_on_the_right_side(data: Path, tmp_path: Path) -> None:
+    assert TASKS.entry("multilingual_translation").component is MultilingualTranslationTask
+    for number, side in enumerate(("", "source")):
+        by_source = task(data, tmp_path / str(number), language_token=side)
+        assert first(by_source, "en-de") == (["__de__", *ENGLISH, "</s>"], [*GERMAN, "</s>"])
+        assert first(by_source, "de-en") == (["__en__", *GERMAN, "</s>"], [*ENGLISH, "</s>"])
+    by_target = task(data, tmp_path / "target", language_token="target")
+    assert first(by_target, "en-de") == (["__en__", *ENGLISH, "</s>"], ["__de__", *GERMAN, "</s>"])
+    assert first(by_target, "de-en") == (["__de__", *GERMAN, "</s>"], ["__en__", *ENGLISH, "</s>"])
+    known = by_target.source_tokenizer
+    assert known.decode(known.encode_target("Hund", "de")) == "Hund"
+
+
+def test_training_encodes_as_decoding_does(data: Path, tmp_path: Path) -> None:
+    for side in ("source", "target"):
+        ours = task(data, tmp_path / side, language_token=side)
+        for pair in PAIRS:
+            part = ours.part(pair)
+            languages = part.decoding_settings()
+            line, reference = next(part.source_lines("valid")), next(iter(part.references("valid") or ()))
+            example = ours.dataset("valid").parts[pair].example(0, epoch=1, seed=1)
+            assert torch.equal(
+                example.source, ours.encode_source_in(line, languages.get("source_lang", ""), languages["target_lang"])
+            )
+            wanted = ours.target_tokenizer.encode_target(reference, languages["target_lang"])
+            assert example.target.tolist() == wanted
+
+
+def test_pairs_are_sampled_by_temperature(data: Path, tmp_path: Path) -> None:
+    """p_i is proportional to (n_i / N) ** (1 / T), and an epoch has these proportions."""
+    pairs, files = ["en-de", "en-fr"], {"train": f"{data}/only.train.{{pair}}", "valid": f"{data}/only.val.{{pair}}"}
+    sizes = {"en-de": 300, "en-fr": 40}
+    for temperature in (1.0, 1.5, 5.0):
+        ours = task(data, tmp_path / str(temperature), pairs=pairs, temperature=temperature, epoch_size=2000, **files)
+        dataset = ours.dataset("train")
+        weights = [(size / 340) ** (1 / temperature) for size in sizes.values()]
+        wanted = [weight / sum(weights) for weight in weights]
+        assert dataset.rates == pytest.approx(wanted)
+        drawn = Counter(dataset.example(i, epoch=3, seed=1).id >= 300 for i in range(len(dataset)))
+        assert [drawn[False], drawn[True]] == pytest.approx([2000 * rate for rate in wanted], abs=1)
+
+
+def test_files_of_a_pair_serve_both_directions(data: Path, tmp_path: Path) -> None:
+    files = {"train": f"{data}/only.train.{{pair}}", "valid": f"{data}/only.val.{{pair}}"}
+    ours = task(data, tmp_path / "run", pairs=["en-de", "de-en", "fr-en"], **files)
+    assert first(ours, "de-en") == (["__en__", *GERMAN, "</s>"], [*ENGLISH, "</s>"])
+    assert [pair.name for pair in ours.part("fr-en").pairs] == ["fr-en"]
+    assert len(ours.dataset("train").parts["fr-en"]) == 40
+    stores = list((tmp_path / "run" / "cache").glob("train.de*"))
+    ours.dataset("train")
+    assert len(stores) == 1, "both directions read the same encoded text"
+
+
+CONVENTIONS: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
+    "NllbTokenizer": (("eng_Latn", "deu_Latn"), {"additional_special_tokens": None}),
+    "M2M100Tokenizer": (("en", "de"), {}),
+    "MBart50Tokenizer": (("en_XX", "de_DE"), {}),
+    "MBartTokenizer": (("en_XX", "de_DE"), {}),
+}
+
+
+class StubModel:
+    left_pad_source = False
+
+    def start_token(self, task_eos: int) -> int:
+        return task_eos
+
+
+def batch_of(ours: MultilingualTranslationTask, pair: str) -> Batch:
+    part = ours.dataset("valid").parts[pair]
+    return ours.collate([part.example(i, epoch=1, seed=1) for i in (0, 1)], StubModel())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_pretrained_tokenizers_keep_their_convention(name: str, data: Path, tmp_path: Path) -> None:
+    """Sources and labels equal those of transformers; mBART's language is its first decoder input."""
+    transformers = pytest.importorskip("transformers")
+    codes, config = CONVENTIONS[name]
+    folder = write_folder(tmp_path / "tokenizer", name, config)
+    languages = [f"{ending}={code}" for ending, code in zip(("en", "de"), codes, strict=True)]
+    ours = task(data, tmp_path / "run", tokenizer="pretrained", pretrained_tokenizer=str(folder), languages=languages)
+    for pair, (source, target) in (("en-de", codes), ("de-en", codes[::-1])):
+        original = getattr(transformers, name).from_pretrained(folder, src_lang=source, tgt_lang=target)
+        part, batch = ours.part(pair), batch_of(ours, pair)
+        for row in (0, 1):
+            line, reference = list(part.source_lines("valid"))[row], list(part.references("valid") or ())[row]
+            wanted = original(line, text_target=reference)
+            length = int(batch.source.src_lengths[row])
+            assert batch.source.src_tokens[row, :length].tolist() == wanted.input_ids
+            assert batch.target is not None
+            assert batch.prev_output_tokens is not None
+            target_ids = batch.target[row][batch.target[row] != original.pad_token_id].tolist()
+            start = batch.prev_output_tokens[row, 0].item()
+            if name == "MBartTokenizer":
+                assert [*target_ids, start] == wanted.labels
+                assert start == original.convert_tokens_to_ids(target)
+            else:
+                assert target_ids == wanted.labels
+                assert start == original.eos_token_id
+            shifted = batch.prev_output_tokens[row, 1 : len(target_ids)].tolist()
+            assert shifted == target_ids[:-1]
+
+
+def test_marian(data: Path, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "tokenizer", "MarianTokenizer")
+    keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
+    ours = task(data, tmp_path / "run", pairs=["de-en"], languages=["en=fra"], **keys)
+    source, target = first(ours, "de-en")
+    assert (source[0], source[-1], target[-1]) == (">>fra<<", "</s>", "</s>")
+    assert ">>fra<<" not in target
+    with pytest.raises(UserError, match=r"has other pieces for targets .* languages deu cannot be added"):
+        task(data, tmp_path / "other", pairs=["en-de"], languages=["de=deu"], **keys)
+
+
+def test_further_languages(data: Path, tmp_path: Path) -> None:
+    """New tokens follow those of the tokenizer, which keep their ids; the tokenizer of a run can be extended again."""
+    folder = write_folder(tmp_path / "tokenizer", "NllbTokenizer", {"additional_special_tokens": None})
+    old = load_pretrained_tokenizer(folder)
+    keys = {"tokenizer": "pretrained", "languages": ["en=eng_Latn", "de=gsw_Latn"]}
+    ours = task(data, tmp_path / "run", pretrained_tokenizer=str(folder), **keys)
+    assert ours.source_dictionary.symbols == [*old.dictionary.symbols, "gsw_Latn"]
+    loaded = load_tokenizer(tmp_path / "run" / "tokenizer")
+    assert loaded.languages == ours.source_tokenizer.languages
+    assert loaded.fingerprint() == ours.source_tokenizer.fingerprint()
+    assert loaded.encode_source("a dog", "gsw_Latn", "eng_Latn")[0] == len(old.dictionary)
+    assert loaded.encode_source("a dog", "gsw_Latn")[1:] == old.encode_source("a dog", "eng_Latn")[1:]
+    again = task(
+        data, tmp_path / "again", tokenizer="pretrained", pretrained_tokenizer=f"{tmp_path}/run/tokenizer",
+        languages=["en=gsw_Latn", "de=bar_Latn"],
+    )  # fmt: skip
+    assert again.source_dictionary.symbols[-2:] == ["gsw_Latn", "bar_Latn"]
+    byte = task(data, tmp_path / "byte", tokenizer="bytes", language_token="target")
+    assert byte.target_tokenizer.decode(byte.target_tokenizer.encode_target("für", "de")) == "für"
+    assert len(byte.source_tokenizer.token_bytes()) == len(byte.source_dictionary)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pairs": []}, "task.pairs is missing; give the pairs of languages"),
+        ({"pairs": ["en-de", "en-de"]}, "names a pair twice"),
+        ({"pairs": ["en"]}, "'en' is not of the form SOURCE-TARGET"),
+        ({"pairs": ["en-en"]}, "'en-en' is not of the form SOURCE-TARGET"),
+        ({"languages": ["de"]}, "'de' is not of the form ENDING=CODE"),
+        ({"languages": ["dee=x"]}, r"no pair has the file name ending 'dee' \(did you mean 'de'\?\)"),
+        ({"pairs": ["en-fr"]}, r"there is neither .*train\.fr nor"),
+        ({"train": ""}, "task.train is missing; give task.train=PREFIX of the files PREFIX.en and PREFIX.de"),
+        ({"joined_dictionary": False}, "one vocabulary for all languages"),
+    ],
+)
+def test_wrong_keys(settings: dict[str, Any], message: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        task(data, tmp_path / "run", **settings)
+
+
+def test_other_mistakes(data: Path, tmp_path: Path) -> None:
+    ours = task(data, tmp_path / "run")
+    with pytest.raises(UserError, match=r"several pairs; choose one by dataset.gen_source=PAIR: en-de, de-en"):
+        ours.source_lines("test")
+    with pytest.raises(UserError, match=r"there is no pair 'en-dee' \(did you mean 'en-de'\?\)"):
+        ours.part("en-dee")
+    folder = write_folder(tmp_path / "nllb", "NllbTokenizer", {"additional_special_tokens": None})
+    keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
+    with pytest.raises(UserError, match=r"task.language_token=source differs from what the model"):
+        task(data, tmp_path / "other", language_token="source", **keys)
+
+
+def training(data: Path, run: Path, *further: str) -> list[str]:
+    return [
+        *(f"run_dir={run}", "task=multilingual_translation", "task.pairs=[en-de,de-en]", f"task.train={data}/train"),
+        *(f"task.valid={data}/val", f"task.test={data}/test", "task.workers=1", "dataset.max_tokens=1000", *further),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_tiny_model_learns_both_directions(side: str, data: Path, tmp_path: Path) -> None:
+    keys = ["task.tokenizer=whitespace", f"task.language_token={side}", *SMALL_TRANSFORMER, "model.dropout=0"]
+    keys += ["model.encoder_embed_dim=32", "model.decoder_embed_dim=32", "optimization.max_update=200"]
+    keys += ["optimization.lr=[0.01]", "lr_scheduler.warmup_updates=20", "dataset.validate_decode=5"]
+    keys += ["dataset.validate_interval=0", "dataset.validate_interval_updates=200", "generation.beam=1"]
+    keys += ["checkpoint.best_checkpoint_metric=de-en.chrf"]
+    trained = command("train", *training(data, tmp_path / "run", *keys))
+    assert trained.code == 0, trained.err
+    (scores,) = records(tmp_path / "run", "valid")
+    for pair in PAIRS:
+        assert {f"{pair}.loss", f"{pair}.ppl", f"{pair}.bleu", f"{pair}.chrf"} <= scores.keys()
+        assert scores[f"{pair}.chrf"] > 90
+        decoded = command("generate", f"path={tmp_path}/run", f"dataset.gen_source={pair}")
+        assert float(re.findall(r"chrf = ([\d.]+)", decoded.err)[0]) > 90, decoded.err
+    lines = ["the dog sees a man\tde", "der Hund sieht einen Mann\ten", "the boat sees a ball\tde"]
+    found = Translator(str(tmp_path / "run")).translate(lines, target_lang="field2", beam=2)
+    wanted = ["der Hund sieht einen Mann", "the dog sees a man", "der Kahn sieht einen Ball"]
+    assert [translation.text for translation in found] == wanted
+    assert command("check", "languages", f"path={tmp_path}/run").out.split() == (
+        ["de", "en"] if side == "source" else ["en", "de"]
+    )
+    unknown = Translator(str(tmp_path / "run")).translate(
+        ["the dog sees a yak"], target_lang="de", replace_unknown="source", unkpen=-9, max_len_b=6
+    )
+    hypothesis = unknown[0].hypotheses[0]
+    assert hypothesis.alignment is not None
+    read = [f"__{'de' if side == 'source' else 'en'}__", *["the", "dog", "sees", "a", "yak", "yak"]]
+    wanted = [read[max(1, int(position))] for position in hypothesis.alignment[:-1]]
+    assert hypothesis.text.split() == wanted[side == "target" :], "each unknown word is the one it is aligned with"
+    (tmp_path / "text").write_text("the dog sees a man\n")
+    one = command("generate", f"path={tmp_path}/run", f"input={tmp_path}/text", "dataset.gen_source=en-de")
+    assert one.out == "der Hund sieht einen Mann\n"
+    silent = command("generate", f"path={tmp_path}/run", f"input={tmp_path}/text")
+    assert "has 2 languages; it chooses that of the output itself" in silent.err
+
+
+@pytest.mark.slow
+def test_finetuning_a_multilingual_folder(data: Path, tmp_path: Path) -> None:
+    """Old rows of the embedding are those of the folder; the row of the new language is said and is trained."""
+    folder = write_model(tmp_path / "nllb", "NllbTokenizer", {"additional_special_tokens": None})
+    keys = ["task.languages=[en=eng_Latn,de=gsw_Latn]", f"checkpoint.finetune_from={folder}", "optimization.lr=[0]"]
+    keys += ["optimization.max_update=1", "dataset.validate_decode=2", "generation.beam=1", "generation.max_len_b=5"]
+    trained = command("train", *training(data, tmp_path / "run", *keys))
+    assert trained.code == 0, trained.err
+    assert "new tokens of the target, whose embeddings are initialized at random: gsw_Latn" in trained.err
+    assert f"starting from the weights of {folder}" in trained.err
+    old, new = load_model(folder), load_model(tmp_path / "run")
+    rows = len(old.task.target_dictionary)
+    assert len(new.task.target_dictionary) == rows + 1
+    for name, weight in old.model.state_dict().items():
+        assert torch.equal(new.model.state_dict()[name][: len(weight)], weight), name
+    text = "the dog sees a man"
+    source = torch.tensor([old.task.source_tokenizer.encode_source(text, "eng_Latn")])
+    prefix = torch.tensor([[2, *old.task.target_tokenizer.encode_target("a man", "deu_Latn")]])
+    with torch.no_grad():
+        logits = [one.model(source, torch.tensor([source.size(1)]), prefix).logits for one in (old, new)]
+    torch.testing.assert_close(logits[1][..., :rows], logits[0], rtol=0, atol=1e-6)
+    refused = command("train", *training(data, tmp_path / "other", *keys, "task.tokenizer=bytes"))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "the vocabulary does not fit: in the source, the id" in refused.err
