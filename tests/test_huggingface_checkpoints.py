@@ -586,7 +586,7 @@ def test_values_that_make_no_sense(tmp_path: Path) -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, not true or false"),
         ({"dropout_rate": []}, "dropout_rate is [], not a number"),
         ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
-        ({"dense_act_fn": "mish"}, "with activation 'mish' is not supported"),
+        ({"dense_act_fn": "mish"}, "the activation 'mish', is not supported"),
         ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
         ({"d_ff": 1 << 50}, "d_ff is 1125899906842624, not a whole number of at most 2147483647"),
         ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
