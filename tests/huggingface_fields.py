@@ -119,6 +119,8 @@ _BART: dict[str, Draw] = {
     "forced_eos_token_id": ID,
     "num_hidden_layers": one_of(1, 5),
     "vocab_size": one_of(18, SIZE, 40),
+    "hidden_size": one_of(6, 30),
+    "num_attention_heads": one_of(1, 2, 3),
     "layer_norm_eps": one_of(1e-5, 0.1),
 }
 _T5: dict[str, Draw] = {

@@ -280,7 +280,7 @@ def test_how_to_decode_is_read_and_written(theirs: dict[str, Any], ours: dict[st
     change_config(folder, "generation_config.json", **theirs)
     loaded = load_model(folder)
     assert {name: loaded.generation[name] for name in ours} == ours
-    assert loaded.notes == []
+    assert len(loaded.notes) == ("guidance_scale" in theirs)
     save_pretrained(
         loaded.model, tmp_path / "again", loaded.task.target_tokenizer, GenerationConfig(**loaded.generation)
     )

@@ -30,7 +30,7 @@ def original_of(config: dict[str, Any], seed: int) -> Any:
         cfg = transformers.AutoConfig.for_model(kind, **values)
         auto = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForSeq2SeqLM
         model = auto.from_config(cfg, attn_implementation="eager", torch_dtype=torch.float32).float()
-    except Exception:  # noqa: BLE001  # whatever transformers raises
+    except Exception:  # whatever transformers raises
         return None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,7 +86,7 @@ def outcome(kind: str, seed: int, folder: Path) -> str:
     rng = random.Random(f"{kind} {seed}")
     config, drawn = random_config(kind, rng)
     original = original_of(config, seed)
-    case = f"model_type {kind}, seed {seed}: {({key: config[key] for key in drawn})}"
+    case = f"model_type {kind}, seed {seed}: { ({key: config[key] for key in drawn}) }"
     if original is None:
         return "impossible"
     write(folder, config, original)
@@ -117,7 +117,7 @@ def test_every_field_is_drawn(kind: str) -> None:
     general -= set(transformers.GenerationConfig().to_dict())
     sizes = SIZES[kind](random.Random(0))
     assert own <= {*FIELDS[kind], *GENERAL, *sizes}
-    assert set(cls.attribute_map) <= {*FIELDS[kind], *sizes} or "bart" in kind
+    assert set(cls.attribute_map) <= {*FIELDS[kind], *sizes}
     assert general - {*FIELDS[kind], *GENERAL, *sizes} == set()
 
 
