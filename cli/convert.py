@@ -47,7 +47,9 @@ class ConvertConfig:
     """The configuration of ``seqgen-convert``."""
 
     path: str = option(
-        "", "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, or (with huggingface_dir) a run"
+        "",
+        "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, hf:ORGANIZATION/NAME[@REVISION], or (with "
+        "huggingface_dir) a run",
     )
     run_dir: str = option("", "run folder to write; it must not exist yet")
     huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import pytest
+
 MAIN = "main"
 
 
@@ -71,8 +73,13 @@ class Hub:
             return self._send(request, 404, b"", {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"})
         commit = revision if len(revision) == 40 else self.commit(name, revision)
         if is_list:
-            files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-            content = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
+            files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            content: Any = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
+            if parts[4:5] == ["tree"]:  # which version 1 of huggingface_hub asks for
+                content = [
+                    {"type": "file", "path": file, "size": path.stat().st_size, "oid": self.commit(name, file)}
+                    for file, path in files.items()
+                ]
             return self._send(request, 200, json.dumps(content).encode(), {"Content-Type": "application/json"})
         if name in self.gated and not request.headers.get("Authorization"):
             return self._send(request, 403, b"", {"X-Error-Code": "GatedRepo"})
@@ -92,3 +99,20 @@ class Hub:
         request.end_headers()
         if with_body:
             request.wfile.write(body)
+
+
+def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Start a server, and let ``huggingface_hub`` use it; the library reads its variables once, when it is imported.
+
+    Args:
+        cache: the folder of the cache.
+        monkeypatch: changes the library until the end of the test.
+    """
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for module in ("constants", "file_download"):  # version 0.36 has a copy in the latter
+        monkeypatch.setattr(f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    return hub

@@ -18,7 +18,7 @@ from seqgen.checkpoints.loading import load_model, load_models, split_path
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
 from tests.commands import command
-from tests.hub_server import Hub
+from tests.hub_server import Hub, serve
 from tests.pretrained_folders import write_model
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -40,15 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A server with the model, and an empty cache. The library reads its variables once, when it is imported."""
-    server = Hub()
+    """A server with the model, and an empty cache."""
+    server = serve(tmp_path / "cache", monkeypatch)
     server.add(REPOSITORY, folder)
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    for module in ("constants", "file_download"):  # version 0.36 has a copy in the latter
-        monkeypatch.setattr(f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     yield server
     server.stop()
 
