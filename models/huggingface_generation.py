@@ -66,6 +66,9 @@ _NO_PART = frozenset(
 )
 """Keys that do not change outputs."""
 
+_EXACT_CACHES = (None, "dynamic", "static", "offloaded", "offloaded_static")
+"""Values of ``cache_implementation`` that do not change outputs; others round keys and values or drop old ones."""
+
 _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
@@ -179,6 +182,9 @@ class _Reader:
                 )
             else:
                 values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
+        cache = self.config.values.get("cache_implementation")
+        if cache not in _EXACT_CACHES:
+            self.notes.append(f"{self.config.path}: cache_implementation={cache!r} is not supported and is ignored")
         if (scale := self.config.number("guidance_scale", 1.0)) != 1:
             self.notes.append(
                 f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "

@@ -482,8 +482,8 @@ class GenerateConfig:
 
     path: list[str] = option(
         [],
-        "run folder, checkpoint in one, fairseq model.pt, Hugging Face folder, or hf:ORGANIZATION/NAME[@REVISION] for a "
-        "model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
+        "run folder, checkpoint in one, fairseq model.pt, Hugging Face folder, or hf:ORGANIZATION/NAME[@REVISION] for "
+        "a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
     )
     input: str = option("", "text file to decode; - for standard input; empty for the split dataset.gen_subset")
     output: str = option("-", "output file; - for standard output")

@@ -99,11 +99,15 @@ def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert not same_weights(load_model(PATH).model, loaded.model)
 
 
-def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
-    """Ensembles, the translator, drafts, and the commands."""
+def test_colons(hub: Hub, folder: Path) -> None:
     assert split_path(f"{PATH}:{folder}:hf:a/b@v1") == [PATH, str(folder), "hf:a/b@v1"]
     assert split_path("a.pt:b.pt") == ["a.pt", "b.pt"]
     assert len(load_models([f"{PATH}:{folder}", PATH])) == 3
+
+
+@pytest.mark.slow
+def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    """The translator, drafts, and the commands."""
     wanted = Translator(str(folder), beam=1).translate(["two dogs"])[0].text
     assert Translator(PATH, beam=1, draft=PATH).translate(["two dogs"])[0].text == wanted
     outcome = command("generate", f"path={PATH}", "input=-", "generation.beam=1", stdin=b"two dogs\n")
@@ -112,6 +116,14 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     assert f"from {PATH}\n" in outcome.out
     assert Translator(str(tmp_path / "run"), beam=1).translate(["two dogs"])[0].text == wanted
+    (tmp_path / "test").write_text("two dogs\n")
+    files = [f"input={tmp_path / 'test'}", f"reference={tmp_path / 'test'}"]
+    outcome = command("check", "diff", f"path={PATH}", files[0], f"other={PATH}")
+    assert outcome.code == 0, outcome.err
+    outcome = command("score", f"path={PATH}", f"source={tmp_path / 'test'}", files[1])
+    assert outcome.code == 0, outcome.err
+    outcome = command("tune", f"path={PATH}", *files, f"output={tmp_path / 'tuning'}", "tune.generation.beam=1,2")
+    assert outcome.code == 0, outcome.err
     outcome = command("average", f"path=[{PATH},{PATH}]")
     assert outcome.code == 2
     assert "only checkpoints of runs are averaged; make it a run with seqgen-convert path=hf:" in outcome.err

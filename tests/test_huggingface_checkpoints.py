@@ -303,13 +303,20 @@ def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
         bad_words_ids=[ids, [0, 0]],
         sequence_bias=[[ids, -2.5]],
         watermarking_config={"bias": 2},
+        cache_implementation="quantized",
     )
+    change_config(folder, torch_dtype="float8_e4m3fn")
     loaded = load_model(folder)
     assert loaded.generation["bad_words"] == ["dog"]
     assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
-    assert len(loaded.notes) == 2
-    assert "the ids [0, 0] of bad_words_ids are ignored" in loaded.notes[0]
-    assert "watermarking_config={'bias': 2} is not supported and is ignored" in loaded.notes[1]
+    wanted = (
+        "cache_implementation='quantized' is not supported and is ignored",
+        "the ids [0, 0] of bad_words_ids are ignored",
+        "watermarking_config={'bias': 2} is not supported and is ignored",
+        "has the dtype float8_e4m3fn, which is not supported; the weights become float32",
+    )
+    assert len(loaded.notes) == len(wanted)
+    assert all(words in note for words, note in zip(wanted, loaded.notes, strict=True))
 
 
 def test_old_folders_say_it_in_their_config(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ DECAY = (
 )
 
 
-@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("removes", [False, True], ids=["", "remove_invalid_values"])
 def test_decay_of_a_forbidden_end(beam: int, removes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decay adds infinity to -infinity, or a large number to the number that replaced it: the output ends."""
