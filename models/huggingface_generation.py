@@ -102,6 +102,7 @@ def read_generation(
     reader = _Reader(config, tokenizer, decoder_only)
     values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.tokens() | reader.texts() | reader.ends()
+    reader.note_differences()
     try:
         from_dict(
             TrainConfig, {"generation": values}, str(config.path)
@@ -182,6 +183,10 @@ class _Reader:
                 )
             else:
                 values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
+        return values
+
+    def note_differences(self) -> None:
+        """Add notes about values that give other outputs than in transformers."""
         cache = self.config.values.get("cache_implementation")
         if cache not in _EXACT_CACHES:
             self.notes.append(f"{self.config.path}: cache_implementation={cache!r} is not supported and is ignored")
@@ -190,7 +195,6 @@ class _Reader:
                 f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "
                 "transformers does not do; outputs differ from its outputs"
             )
-        return values
 
     def tokens(self) -> dict[str, Any]:
         """Tokens that are forbidden or forced."""

@@ -310,8 +310,8 @@ def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
     assert loaded.generation["bad_words"] == ["dog"]
     assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
     wanted = (
-        "cache_implementation='quantized' is not supported and is ignored",
         "the ids [0, 0] of bad_words_ids are ignored",
+        "cache_implementation='quantized' is not supported and is ignored",
         "watermarking_config={'bias': 2} is not supported and is ignored",
         "has the dtype float8_e4m3fn, which is not supported; the weights become float32",
     )

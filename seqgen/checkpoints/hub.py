@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.data.tokenizers import files as tokenizer_files
-from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.errors import CheckpointError, ConfigError
 
 PREFIX = "hf:"
 
@@ -75,15 +75,15 @@ def _snapshot(path: str, repository: str, revision: str | None, patterns: Sequen
     """
     try:
         from huggingface_hub import constants, errors, snapshot_download
-        from tqdm.auto import tqdm
+        from huggingface_hub.utils import tqdm
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
 
-    class Silent(tqdm):  # type: ignore[type-arg]
+    class Silent(tqdm):
         """The number of files says nothing; the progress bar of each file that is downloaded is displayed."""
 
         def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **{**options, "disable": True})
+            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), tqdm_class=Silent))
@@ -101,5 +101,6 @@ def _snapshot(path: str, repository: str, revision: str | None, patterns: Sequen
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         message = f"the model is not in the cache, {constants.HF_HUB_CACHE}, and {why}"
     except Exception as error:  # those of the network differ between versions of huggingface_hub
-        message = f"cannot be downloaded from {constants.ENDPOINT}: {shown(str(error).strip().split(chr(10))[0])}"
+        first_line = str(error).strip().partition("\n")[0]
+        message = f"cannot be downloaded from {constants.ENDPOINT}: {first_line}"
     raise CheckpointError(f"{path}: {message}")
