@@ -22,6 +22,7 @@ class Hub:
         repositories: for each repository and revision its folder; the main branch is called ``main``.
         gated: repositories whose files need a token.
         downloaded: the names of the files that were downloaded.
+        requests: how many requests were answered.
         tokens: the values of the header ``Authorization`` of all requests.
     """
 
@@ -29,6 +30,7 @@ class Hub:
         self.repositories: dict[tuple[str, str], Path] = {}
         self.gated: set[str] = set()
         self.downloaded: list[str] = []
+        self.requests = 0
         self.tokens: set[str | None] = set()
         hub = self
 
@@ -62,6 +64,7 @@ class Hub:
 
     def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
         """Answer one request: the list of the files of a repository, or a file."""
+        self.requests += 1
         self.tokens.add(request.headers.get("Authorization"))
         parts = unquote(request.path.split("?")[0]).strip("/").split("/")
         is_list = parts[:2] == ["api", "models"]

@@ -20,7 +20,7 @@ from tests import huggingface_bart, huggingface_gpt2
 from tests.huggingface_bart import write_tokenizer
 from tests.huggingface_decoding import Pair, assert_same, pairs, sharp_model
 from tests.huggingface_decoding_fields import EOS, FIELDS, PAD, WORDS, errors_of_transformers, random_settings
-from tests.test_huggingface_configs import refused
+from tests.test_huggingface_configs import outcomes, refused
 
 transformers = pytest.importorskip("transformers")
 
@@ -141,13 +141,12 @@ def test_every_field_is_drawn() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_settings(kind: str, tmp_path: Path) -> None:
-    for seed in range(2):
-        outcome(kind, seed, tmp_path / str(seed))
+    outcomes(outcome, kind, 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_settings(kind: str, tmp_path: Path) -> None:
-    outcomes = [outcome(kind, seed, tmp_path / str(seed)) for seed in range(120)]
-    assert outcomes.count("same") >= 40
-    assert outcomes.count("noted") >= 5
+    found = outcomes(outcome, kind, 120, tmp_path)
+    assert found.count("same") >= 40
+    assert found.count("noted") >= 5
