@@ -47,6 +47,7 @@ setup(
         "omegaconf>=2.3,<2.4",
         "sentencepiece>=0.2.3",  # before, seeds do not repeat a sampled segmentation, and 0.2.2 hangs on some texts
         "tokenizers>=0.21",
+        "huggingface_hub>=0.30,<2",
         "sacrebleu>=2.4",
         "safetensors>=0.4.5",
         "tensorboard>=2.16",

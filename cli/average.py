@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from seqgen.checkpoints import averaging
+from seqgen.checkpoints.hub import PREFIX
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
@@ -66,6 +67,11 @@ def average(cfg: AverageConfig) -> int:
         raise ConfigError(
             f"name={cfg.name!r} cannot be the name of an average; choose a name that has no slash, does not begin "
             "with a dot, and is not last, best, epoch_N or update_N"
+        )
+    if remote := next((path for path in cfg.path if path.startswith(PREFIX)), ""):
+        raise ConfigError(
+            f"path={remote} is a model on the Hugging Face Hub, and only checkpoints of runs are averaged; make it a "
+            f"run with seqgen-convert path={remote} run_dir=RUN"
         )
     if cfg.last and len(cfg.path) > 1:
         raise ConfigError(f"last={cfg.last} needs one run folder, but path names {len(cfg.path)}")

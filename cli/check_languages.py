@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import run_folder
 from seqgen.cli.command import log, run
 from seqgen.config import option
@@ -46,7 +47,7 @@ def list_languages(cfg: LanguagesConfig) -> None:
     """
     if not cfg.path:
         raise ConfigError("path is missing: give path=FOLDER")
-    languages = _tokenizer(Path(cfg.path)).languages
+    languages = _tokenizer(local_path(cfg.path)).languages
     if languages is None:
         raise ConfigError(f"path={cfg.path}: the model has no languages to choose from")
     for code in languages.ids:

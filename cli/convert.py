@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
@@ -46,7 +47,9 @@ class ConvertConfig:
     """The configuration of ``seqgen-convert``."""
 
     path: str = option(
-        "", "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, or (with huggingface_dir) a run"
+        "",
+        "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, hf:ORGANIZATION/NAME[@REVISION], or (with "
+        "huggingface_dir) a run",
     )
     run_dir: str = option("", "run folder to write; it must not exist yet")
     huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet")
@@ -78,12 +81,13 @@ def convert(cfg: ConvertConfig) -> int:
         raise ConfigError(
             "give path=CHECKPOINT to convert, and the folder to write: either run_dir=RUN or huggingface_dir=FOLDER"
         )
-    path, folder = Path(cfg.path), Path(cfg.run_dir or cfg.huggingface_dir)
+    folder = Path(cfg.run_dir or cfg.huggingface_dir)
     if folder.exists():
         key = "run_dir" if cfg.run_dir else "huggingface_dir"
         raise ConfigError(f"{key}={folder} already exists; give the name of a new folder")
     if cfg.huggingface_dir:
         check_output("huggingface_dir", cfg.huggingface_dir)
+    path = local_path(cfg.path)
     if cfg.run_dir and path.exists() and checkpoint_loader_of(path) is None:
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
@@ -95,7 +99,7 @@ def convert(cfg: ConvertConfig) -> int:
     else:
         write_huggingface(loaded, folder)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
-    print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {path}")
+    print(f"{folder}: {type(loaded.model).__name__} of {parameters:,} parameters, from {cfg.path}")
     print(f"decode:    seqgen-generate path={folder} input=FILE")
     if cfg.run_dir:
         print(f"fine-tune: {finetuning_command(config, folder)}")

@@ -25,7 +25,6 @@ from seqgen.models.huggingface_architecture import (
     refuse,
 )
 from seqgen.models.huggingface_config import JSONConfig, ModelSize
-from seqgen.models.huggingface_generation import GENERATION_KEYS
 from seqgen.models.huggingface_weights import Layout, Piece, stacked, weights_of, with_bias
 from seqgen.models.transformer import TransformerConfig, TransformerModel
 
@@ -36,6 +35,7 @@ class BartArchitecture(Architecture):
     """BART and its relatives; see ``Architecture``."""
 
     model_class = TransformerModel
+    known = READ | NO_EFFECT | frozenset(described_structure(KINDS["bart"]))
 
     def read_config(self, config: JSONConfig) -> TransformerConfig:
         """Turn a folder's ``config.json`` into a configuration."""
@@ -115,18 +115,15 @@ class BartArchitecture(Architecture):
         return defaults
 
     def reading_notes(self, config: JSONConfig) -> list[str]:
-        """Notes about keys that are unknown, or that contradict the type."""
+        """Notes about keys that contradict the type, or are unknown."""
         name = config.string("model_type")
         fixed = described_structure(KINDS[name])
-        notes = []
-        for key, value in config.values.items():
-            if key in fixed and value is not None and bool(value) != fixed[key]:
-                notes.append(f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers")
-            elif key.startswith("_") or key in fixed or key in READ | NO_EFFECT | GENERATION_KEYS:
-                continue
-            elif value not in (None, False, 0, [], "", {}):
-                notes.append(f"{config.path}: {key}={shown(value)} is unknown and is ignored")
-        return notes
+        notes = [
+            f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers"
+            for key, value in config.values.items()
+            if key in fixed and value is not None and bool(value) != fixed[key]
+        ]
+        return notes + super().reading_notes(config)
 
     def write_config(self, model: TransformerModel) -> dict[str, Any]:
         """The content of a model's ``config.json``; the type is the one whose structure the model has."""

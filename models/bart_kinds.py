@@ -126,25 +126,23 @@ OFF = ("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads
 
 READ = frozenset(
     {
-        *("model_type", "d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
+        *("d_model", "hidden_size", "encoder_attention_heads", "num_attention_heads", "vocab_size"),
         *("decoder_vocab_size", "max_position_embeddings", "activation_function", "scale_embedding"),
         *("encoder_layerdrop", "decoder_layerdrop", "tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        *("is_encoder_decoder", "force_bos_token_to_be_generated", "torch_dtype", "dtype", "transformers_version"),
-        *("quantization_config", *(name for name, _, _ in SIZES), *(name for name, _ in PROBABILITIES), *OFF),
+        *("is_encoder_decoder", "force_bos_token_to_be_generated", *OFF),
+        *(name for name, _, _ in SIZES),
+        *(name for name, _ in PROBABILITIES),
     }
 )
-"""Keys that are read, besides decoding settings."""
+"""Keys that are read, besides those of all models and decoding settings."""
 
 NO_EFFECT = frozenset(
     """
-    architectures use_cache num_hidden_layers init_std classifier_dropout classif_dropout num_labels id2label label2id
-    problem_type finetuning_task task_specific_params tokenizer_class prefix torchscript output_past return_dict
-    use_bfloat16 gradient_checkpointing attn_implementation chunk_size_feed_forward cross_attention_hidden_size
-    sep_token_id tf_legacy_loss extra_pos_embeddings save_step model_max_length max_source_positions
-    max_target_positions auto_map name_or_path adapters tokenizer_type
+    num_hidden_layers init_std classif_dropout extra_pos_embeddings save_step model_max_length max_source_positions
+    max_target_positions
     """.split()  # noqa: SIM905
 )
-"""Keys that do not change what transformers 4.53.3 computes."""
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
 
 
 def described_structure(kind: Kind) -> dict[str, bool]:

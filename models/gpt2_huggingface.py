@@ -29,7 +29,7 @@ _SIZES = (
     ("n_head", "num_attention_heads", "decoder_attention_heads", 12),
     ("n_positions", "max_position_embeddings", "max_target_positions", 1024),
 )
-"""GPT-2's name, the general name that transformers reads as well, ours, and the default."""
+"""GPT-2's name, the general name, which transformers prefers if a file has both, ours, and the default."""
 
 _FIXED: dict[str, Any] = {
     "decoder_normalize_before": True,
@@ -41,14 +41,32 @@ _FIXED: dict[str, Any] = {
 }
 """Values of the configuration that every GPT-2 has."""
 
-_OFF = ("add_cross_attention", "is_encoder_decoder", "chunk_size_feed_forward", "pruned_heads")
-"""Keys that change the computation and are not supported. All other keys that are not read below do not change it."""
+_OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+_OTHERS = frozenset(
+    """
+    vocab_size n_inner activation_function resid_pdrop embd_pdrop attn_pdrop layer_norm_epsilon scale_attn_weights
+    scale_attn_by_inverse_layer_idx tie_word_embeddings
+    """.split()  # noqa: SIM905
+)
+"""Further keys that are read, besides those of all models and decoding settings."""
+
+_NO_EFFECT = frozenset(
+    """
+    is_decoder tie_encoder_decoder initializer_range reorder_and_upcast_attn summary_type summary_use_proj
+    summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout n_ctx n_special
+    predict_special_tokens
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
 
 
 class GPT2Architecture(Architecture):
     """GPT-2; see ``Architecture``."""
 
     model_class = TransformerLanguageModel
+    known = _OTHERS | _NO_EFFECT | {*_OFF, *(name for names in _SIZES for name in names[:2])}
     decoder_only = True
 
     def read_config(self, config: JSONConfig) -> TransformerLMConfig:
@@ -56,7 +74,7 @@ class GPT2Architecture(Architecture):
         refuse(config, _OFF, "GPT-2")
         values = {"_name": "transformer_lm", **_FIXED}
         for name, general, ours, default in _SIZES:
-            values[ours] = config.integer(name, config.integer(general, default, minimum=1), minimum=1)
+            values[ours] = config.integer(general, config.integer(name, default, minimum=1), minimum=1)
         width = values["decoder_embed_dim"]
         values |= {
             "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),

@@ -14,10 +14,11 @@ from seqgen.checkpoints.loading import DecodingTask
 from seqgen.config import TrainConfig
 from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface_config import JSONConfig, ModelSize
+from seqgen.models.huggingface_config import NO_EFFECT, READ, JSONConfig, ModelSize
 from seqgen.models.huggingface_generation import FILE as GENERATION_FILE
+from seqgen.models.huggingface_generation import GENERATION_KEYS
 from seqgen.models.huggingface_weights import Layout, weights_of
 
 MODULES = {
@@ -37,6 +38,7 @@ HEAD = "lm_head.weight"
 
 ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu": "gelu", "relu": "relu", "tanh": "tanh"}
 ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_accurate", "gelu_fast": "gelu_accurate", "silu": "swish", "swish": "swish"}
+ACTIVATIONS |= {"gelu_accurate": "gelu_accurate", "gelu_python": "gelu"}
 """For each supported value of ``activation_function`` the name in ``transformer_layer.ACTIVATIONS``."""
 
 
@@ -45,6 +47,10 @@ class Architecture(ABC):
 
     model_class: type[EncoderDecoderModel]
     """The class of the models."""
+
+    known: frozenset[str]
+    """Keys of ``config.json`` that are read or refused, or have no effect in transformers, besides those of all
+    models."""
 
     decoder_only = False
     """Whether the source is a prompt, so that lengths of the decoding settings count it."""
@@ -122,12 +128,17 @@ class Architecture(ABC):
         return {}
 
     def reading_notes(self, config: JSONConfig) -> list[str]:
-        """Notes for the user about keys of a ``config.json`` that have no effect; none by default.
+        """Notes for the user about keys of a ``config.json`` that are not used: by default those that are unknown.
 
         Args:
             config: the content of ``config.json``.
         """
-        return []
+        known = self.known | READ | NO_EFFECT | GENERATION_KEYS
+        return [
+            f"{config.path}: {key}={shown(value)} is unknown and is ignored"
+            for key, value in config.values.items()
+            if key not in known and not key.startswith("_") and value not in (None, False, 0, [], "", {})
+        ]
 
     def weights(self, model: Any) -> dict[str, Tensor]:
         """The weights of a model by their names in a folder.

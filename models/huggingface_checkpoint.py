@@ -75,7 +75,12 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
             model = task.build_model(cfg)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    model.to(placement.dtype or _saved_dtype(config))
+    saved = config.string("dtype", config.string("torch_dtype", "float32"))
+    if placement.dtype is None and saved not in _DTYPES:
+        notes.append(
+            f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
+        )
+    model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
     if method := config.values.get("quantization_config"):
         shown = method.get("quant_method") if isinstance(method, dict) else method
         notes.append(
@@ -114,11 +119,6 @@ def _check_size(described: ModelSize, path: Path) -> None:
             f"{path}: its config.json describes tables of {described.buffers:,} values, more than {MAX_BUFFERS >> 30} "
             "GiB; is max_position_embeddings right?"
         )
-
-
-def _saved_dtype(config: JSONConfig) -> torch.dtype:
-    name = config.string("dtype", config.string("torch_dtype", "float32"))
-    return _DTYPES.get(name, torch.float32)
 
 
 def save_pretrained(

@@ -15,6 +15,20 @@ LARGEST = 2**31 - 1
 """The largest whole number that a file may have; no size or count of a model is larger."""
 
 
+READ = frozenset({"model_type", "torch_dtype", "dtype", "transformers_version", "quantization_config"})
+"""Keys of a ``config.json`` that are read for every model."""
+
+NO_EFFECT = frozenset(
+    """
+    architectures use_cache num_labels id2label label2id problem_type finetuning_task task_specific_params
+    tokenizer_class prefix torchscript output_past return_dict use_bfloat16 gradient_checkpointing attn_implementation
+    chunk_size_feed_forward cross_attention_hidden_size sep_token_id tf_legacy_loss classifier_dropout auto_map
+    name_or_path adapters tokenizer_type
+    """.split()  # noqa: SIM905
+)
+"""Keys of a ``config.json`` that do not change what transformers 4.53.3 computes, whatever the model."""
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """What a configuration describes, to compare with the size of the files before anything is built.

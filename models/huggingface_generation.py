@@ -66,6 +66,9 @@ _NO_PART = frozenset(
 )
 """Keys that do not change outputs."""
 
+_EXACT_CACHES = (None, "dynamic", "static", "offloaded", "offloaded_static")
+"""Values of ``cache_implementation`` that do not change outputs; others round keys and values or drop old ones."""
+
 _UNLIMITED = 1 << 20
 """Value of ``max_len_b`` for which only ``max_len`` limits the length."""
 
@@ -96,10 +99,10 @@ def read_generation(
     config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
     if not has_file:
         config = JSONConfig(config.path, {**(defaults or {}), **config.values})
-    reader = _Reader(config, tokenizer)
-    lengths = reader.lengths_with_prompt() if decoder_only else reader.lengths()
-    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **lengths, **reader.strategy()}
+    reader = _Reader(config, tokenizer, decoder_only)
+    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
     values |= reader.tokens() | reader.texts() | reader.ends()
+    reader.note_differences()
     try:
         from_dict(
             TrainConfig, {"generation": values}, str(config.path)
@@ -116,9 +119,10 @@ def read_generation(
 class _Reader:
     """Reads groups of values; see ``read_generation``."""
 
-    def __init__(self, config: JSONConfig, tokenizer: Tokenizer):
+    def __init__(self, config: JSONConfig, tokenizer: Tokenizer, decoder_only: bool):
         self.config = config
         self.tokenizer = tokenizer
+        self.decoder_only = decoder_only
         self.notes: list[str] = []
 
     def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -132,13 +136,15 @@ class _Reader:
 
     def lengths(self) -> dict[str, Any]:
         """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
+        if self.decoder_only:
+            return self._lengths_with_prompt()
         longest = self.config.integer("max_length", 20, minimum=1)
         # A limit of 20 is the default, whether given or not, and means 20 new tokens.
         longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
         shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
 
-    def lengths_with_prompt(self) -> dict[str, Any]:
+    def _lengths_with_prompt(self) -> dict[str, Any]:
         """Limits of the length for a decoder-only model; those without ``new_tokens`` in their names count the prompt.
 
         With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
@@ -164,16 +170,31 @@ class _Reader:
             values |= {"sampling": True, **self.plain(_SAMPLING)}
             if beams > 1:
                 values["search"] = "beam_sampling"
-        elif self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
+        elif beams == 1 and self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
             values |= {"search": "contrastive", "penalty_alpha": self.config.number("penalty_alpha", 0.0)}
             values["contrastive_topk"] = self.config.integer("top_k", 50)
         if self.config.integer("num_beam_groups", 1) > 1:
             values["diverse_beam_groups"] = self.config.integer("num_beam_groups", 1)
             values["diverse_beam_strength"] = self.config.number("diversity_penalty", 0.0)
-        if self.config.integer("prompt_lookup_num_tokens", 0):
-            values["draft_tokens"] = self.config.integer("prompt_lookup_num_tokens", 0)
-            values["prompt_lookup"] = self.config.integer("max_matching_ngram_size", 2)
+        if drafted := self.config.integer("prompt_lookup_num_tokens", 0):
+            if beams > 1 or "search" in values:
+                self.notes.append(
+                    f"{self.config.path}: prompt_lookup_num_tokens={drafted} has no effect on this search"
+                )
+            else:
+                values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
         return values
+
+    def note_differences(self) -> None:
+        """Add notes about values that give other outputs than in transformers."""
+        cache = self.config.values.get("cache_implementation")
+        if cache not in _EXACT_CACHES:
+            self.notes.append(f"{self.config.path}: cache_implementation={cache!r} is not supported and is ignored")
+        if (scale := self.config.number("guidance_scale", 1.0)) != 1:
+            self.notes.append(
+                f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "
+                "transformers does not do; outputs differ from its outputs"
+            )
 
     def tokens(self) -> dict[str, Any]:
         """Tokens that are forbidden or forced."""
@@ -183,7 +204,10 @@ class _Reader:
             if ids:
                 values[ours] = [self._token(theirs, index) for index in ids]
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
-            if ids := self._ids(theirs):
+            ids = self._ids(theirs)
+            if ids and ours == "forced_first" and self.decoder_only:
+                self.notes.append(f"{self.config.path}: {theirs}={ids[0]} is ignored, because outputs follow a prompt")
+            elif ids:
                 values[ours] = self._token(theirs, ids[0])
                 if len(ids) > 1:
                     self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
@@ -192,11 +216,13 @@ class _Reader:
     def ends(self) -> dict[str, Any]:
         """Further tokens that end an output, besides the tokenizer's end-of-sentence."""
         eos = self.tokenizer.dictionary.eos()
-        ids = self._ids("eos_token_id") or [eos]
-        if eos not in ids:
+        ids = self._ids("eos_token_id")
+        # Without this key in the file, version 4 of transformers has no end-of-sentence, version 5 that of config.json.
+        missing = self.config.path.name == FILE and not self.config.string("transformers_version").startswith("5.")
+        if eos not in ids and (ids or missing):
             self.notes.append(
-                f"{self.config.path}: eos_token_id is {ids}; in seqgen, outputs also end at the tokenizer's "
-                f"end-of-sentence, {eos}"
+                f"{self.config.path}: eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the "
+                f"tokenizer's end-of-sentence, {eos}"
             )
         others = [self._token("eos_token_id", index) for index in ids if index != eos]
         return {"end_symbols": others} if others else {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError
-from seqgen.models.huggingface_architecture import HEAD, Architecture, first_decoder_input, model_config
+from seqgen.models.huggingface_architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
 from seqgen.models.huggingface_config import JSONConfig, ModelSize
 from seqgen.models.huggingface_weights import Layout, Piece, stacked, weights_of
 from seqgen.models.t5 import T5Model
@@ -28,29 +28,50 @@ _DEFAULTS = {
 
 # Their names for one function; "gelu" after a gate, which they read as "gelu_new", is the exception.
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+_ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_python": "gelu"}
 _ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
 _GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
+
+_OFF = ("tie_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+_READ = frozenset(
+    """
+    vocab_size d_model hidden_size d_kv head_dim d_ff num_layers num_hidden_layers num_decoder_layers num_heads
+    num_attention_heads relative_attention_num_buckets relative_attention_max_distance feed_forward_proj dense_act_fn
+    is_gated_act tie_word_embeddings scale_decoder_outputs dropout_rate layer_norm_epsilon is_encoder_decoder
+    """.split()  # noqa: SIM905
+)
+"""Further keys that are read, besides those of all models and decoding settings."""
+
+_NO_EFFECT = frozenset({"initializer_factor", "is_decoder", "add_cross_attention", "n_positions", "scalable_attention"})
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
 
 
 class T5Architecture(Architecture):
     """T5; see ``Architecture``."""
 
     model_class = T5Model
+    known = _READ | _NO_EFFECT | frozenset(_OFF)
 
     def read_config(self, config: JSONConfig) -> T5Config:
         """Turn a folder's ``config.json`` into a configuration."""
         kind = config.string("model_type")
         defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
+        refuse(config, _OFF, kind)
+        if not config.boolean("is_encoder_decoder", True):
+            raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
+        # Of two names for a size, transformers prefers the general one; only the encoder has num_hidden_layers.
         layers = config.integer("num_layers", defaults["num_layers"])
         values = {
             "_name": "t5",
             "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
-            "d_model": config.integer("d_model", 512),
-            "d_kv": config.integer("d_kv", 64),
+            "d_model": config.integer("hidden_size", config.integer("d_model", 512)),
+            "d_kv": config.integer("head_dim", config.integer("d_kv", 64)),
             "d_ff": config.integer("d_ff", defaults["d_ff"]),
-            "num_layers": layers,
+            "num_layers": config.integer("num_hidden_layers", layers),
             "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
-            "num_heads": config.integer("num_heads", defaults["num_heads"]),
+            "num_heads": config.integer("num_attention_heads", config.integer("num_heads", defaults["num_heads"])),
             "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
             "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
             "per_layer_bias": kind == "umt5",
@@ -183,9 +204,12 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     known = _ACTIVATIONS.get(activation, "")
     result = _GATED.get(known, "") if gated else known
     if not result:
+        given = [key for key in ("feed_forward_proj", "dense_act_fn", "is_gated_act") if key in config.values]
+        said = ", ".join(f"{key}={config.values[key]!r}" for key in given)
         raise CheckpointError(
-            f"{config.path}: feed_forward_proj={projection!r} with activation {activation!r} is not supported; seqgen "
-            f"supports {', '.join(sorted(_ACTIVATIONS))}, and all but gelu also gated"
+            f"{config.path}: {said}, that is the {'gated ' if gated else ''}activation {activation!r}, is not "
+            f"supported; seqgen supports {', '.join(sorted(_ACTIVATIONS))}, and those besides gelu and gelu_python "
+            "also gated"
         )
     return result
 

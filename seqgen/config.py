@@ -496,7 +496,9 @@ class GenerateConfig:
     """The configuration of ``seqgen-generate``."""
 
     path: list[str] = option(
-        [], "run folder, checkpoint in one, fairseq model.pt, or Hugging Face folder; [A,B] or A:B for an ensemble"
+        [],
+        "run folder, checkpoint in one, fairseq model.pt, Hugging Face folder, or hf:ORGANIZATION/NAME[@REVISION] for "
+        "a model of the Hugging Face Hub; [A,B] or A:B for an ensemble",
     )
     input: str = option("", "text file to decode; - for standard input; empty for the split dataset.gen_subset")
     output: str = option("-", "output file; - for standard output")

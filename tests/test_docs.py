@@ -16,6 +16,7 @@ import torch
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
 from tests.huggingface_t5 import tiny_folder
+from tests.hub_server import serve
 from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
@@ -112,8 +113,15 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
         for run_ in (workplace / "runs").iterdir():
             if f"runs/{run_.name}" not in trained:
                 (tmp_path / "runs" / run_.name).symlink_to(run_)
+    named = {name for line in commands for name in re.findall(r"hf:([^@\s]+)", line)}
+    hub = serve(tmp_path / "cache", monkeypatch) if named else None
+    for name in named:
+        hub.add(name, workplace / "nllb")
+        hub.add(name, workplace / "nllb", "v1.0")
     for line in commands:
         run(line)
+    if hub is not None:
+        hub.stop()
 
 
 def test_shown_python_runs(

@@ -12,6 +12,7 @@ loader is declared with a function that tells whether it can load a path; its mo
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.model_size import build_real, check_size
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
@@ -239,7 +241,7 @@ def load_models(
         CheckpointError: one cannot be loaded.
         ConfigError: ``reading`` has values but all models are runs of seqgen, or the device or dtype is not available.
     """
-    separate = [part for path in paths for part in split_path(path)]
+    separate = [str(local_path(part)) for path in paths for part in split_path(path)]
     given = [key for key, value in to_dict(reading or ReadingConfig()).items() if value]
     if given and not any(checkpoint_loader_of(Path(path)) for path in separate):
         raise ConfigError(
@@ -250,8 +252,13 @@ def load_models(
 
 
 def split_path(path: str) -> list[str]:
-    """Split ``a.pt:b.pt`` at its colons, unless a file or folder of that whole name exists."""
-    return [path] if ":" not in path or Path(path).exists() else [part for part in path.split(":") if part]
+    """Split ``a.pt:b.pt`` at its colons, unless a file or folder of that whole name exists.
+
+    The colon of ``hf:`` at the beginning of a part belongs to the part.
+    """
+    if ":" not in path or Path(path).exists():
+        return [path]
+    return [part for part in re.split(r"(?<!^hf)(?<!:hf):", path) if part]
 
 
 def load_model(
@@ -263,8 +270,8 @@ def load_model(
     """Load a trained model.
 
     Args:
-        path: a run folder (its best checkpoint is loaded), a checkpoint inside one, or a path that a checkpoint loader
-            recognizes.
+        path: a run folder (its best checkpoint is loaded), a checkpoint inside one, a path that a checkpoint loader
+            recognizes, or ``hf:ORGANIZATION/NAME[@REVISION]`` for a model on the Hugging Face Hub.
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
@@ -277,8 +284,9 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_dtype(dtype))
-    loaded = _load_run(Path(path)) if loader is None else loader(Path(path), reading or ReadingConfig(), placement)
+    placement, local = Placement(find_device(device), _weight_dtype(dtype)), local_path(path)
+    loader = checkpoint_loader_of(local)
+    loaded = _load_run(local) if loader is None else loader(local, reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
     return loaded
 

@@ -1,0 +1,121 @@
+"""A server on the loopback that answers as the Hugging Face Hub does, with folders as repositories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+MAIN = "main"
+
+
+class Hub:
+    """The server.
+
+    Attributes:
+        repositories: for each repository and revision its folder; the main branch is called ``main``.
+        gated: repositories whose files need a token.
+        downloaded: the names of the files that were downloaded.
+        requests: how many requests were answered.
+        tokens: the values of the header ``Authorization`` of all requests.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[tuple[str, str], Path] = {}
+        self.gated: set[str] = set()
+        self.downloaded: list[str] = []
+        self.requests = 0
+        self.tokens: set[str | None] = set()
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub.answer(self, with_body=True)
+
+            def do_HEAD(self) -> None:
+                hub.answer(self, with_body=False)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def add(self, name: str, folder: Path, revision: str = MAIN) -> None:
+        """Make a folder a revision of a repository, which also has the name of its commit."""
+        self.repositories[name, revision] = self.repositories[name, self.commit(name, revision)] = folder
+
+    @staticmethod
+    def commit(name: str, revision: str) -> str:
+        """The hash of a revision."""
+        return hashlib.sha1(f"{name}@{revision}".encode()).hexdigest()
+
+    def stop(self) -> None:
+        """Stop to answer."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def answer(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
+        """Answer one request: the list of the files of a repository, or a file."""
+        self.requests += 1
+        self.tokens.add(request.headers.get("Authorization"))
+        parts = unquote(request.path.split("?")[0]).strip("/").split("/")
+        is_list = parts[:2] == ["api", "models"]
+        name = "/".join(parts[2:4] if is_list else parts[:2])
+        revision = parts[5] if is_list and len(parts) > 5 else MAIN if is_list else parts[3]
+        folder = self.repositories.get((name, revision))
+        if folder is None:
+            known = any(name == repository for repository, _ in self.repositories)
+            return self._send(request, 404, b"", {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"})
+        commit = revision if len(revision) == 40 else self.commit(name, revision)
+        if is_list:
+            files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            content: Any = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
+            if parts[4:5] == ["tree"]:  # which version 1 of huggingface_hub asks for
+                content = [
+                    {"type": "file", "path": file, "size": path.stat().st_size, "oid": self.commit(name, file)}
+                    for file, path in files.items()
+                ]
+            return self._send(request, 200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+        if name in self.gated and not request.headers.get("Authorization"):
+            return self._send(request, 403, b"", {"X-Error-Code": "GatedRepo"})
+        body = (folder / "/".join(parts[4:])).read_bytes()
+        if with_body:
+            self.downloaded.append("/".join(parts[4:]))
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}
+        return self._send(request, 200, body, headers, with_body)
+
+    @staticmethod
+    def _send(
+        request: BaseHTTPRequestHandler, code: int, body: bytes, headers: dict[str, str], with_body: bool = True
+    ) -> None:
+        request.send_response(code)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            request.send_header(key, value)
+        request.end_headers()
+        if with_body:
+            request.wfile.write(body)
+
+
+def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Start a server, and let ``huggingface_hub`` use it; the library reads its variables once, when it is imported.
+
+    Args:
+        cache: the folder of the cache.
+        monkeypatch: changes the library until the end of the test.
+    """
+    hub = Hub()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for module in ("constants", "file_download"):  # version 0.36 has a copy in the latter
+        monkeypatch.setattr(f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+    return hub

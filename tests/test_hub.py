@@ -1,0 +1,187 @@
+"""Models on the Hugging Face Hub: what is downloaded, the cache, and what is said where there is no such model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen.models  # noqa: F401  # declares the checkpoint loader
+from seqgen.checkpoints.hub import local_path
+from seqgen.checkpoints.loading import load_model, load_models, split_path
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.text.translator import Translator
+from tests.commands import command
+from tests.hub_server import Hub, serve
+from tests.pretrained_folders import write_model
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+REPOSITORY = "somebody/small"
+PATH = f"hf:{REPOSITORY}"
+UNUSED = ("README.md", "modeling_small.py", "pytorch_model.bin", "tf_model.h5", "onnx/config.json", "optimizer.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, with files that seqgen does not read."""
+    folder = write_model(tmp_path_factory.mktemp("hub") / "small", "BartTokenizer")
+    for name in UNUSED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"not read")
+    return folder
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A server with the model, and an empty cache."""
+    server = serve(tmp_path / "cache", monkeypatch)
+    server.add(REPOSITORY, folder)
+    yield server
+    server.stop()
+
+
+def same_weights(first: Any, second: Any) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_only_what_is_read_is_downloaded(hub: Hub, folder: Path) -> None:
+    loaded = load_model(PATH)
+    assert same_weights(loaded.model, load_model(folder).model)
+    wanted = {path.name for path in folder.iterdir() if path.is_file()} - set(UNUSED)
+    assert sorted(hub.downloaded) == sorted(wanted)
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"} <= wanted
+    load_model(PATH)
+    assert len(hub.downloaded) == len(wanted), "the second time, all files are in the cache"
+    hub.stop()
+    assert same_weights(load_model(PATH).model, loaded.model), "without network, those of the cache are used"
+
+
+def test_files_of_torch_where_there_are_no_others(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in UNUSED and path.suffix != ".safetensors":
+            (other / path.name).write_bytes(path.read_bytes())
+    torch.save(load_weights(folder), other / "pytorch_model.bin")
+    hub.add("somebody/old", other)
+    assert same_weights(load_model("hf:somebody/old").model, load_model(folder).model)
+    assert "pytorch_model.bin" in hub.downloaded
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    import safetensors.torch
+
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    from seqgen.models.huggingface_checkpoint import save_pretrained
+
+    loaded = load_model(folder)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(2)
+    save_pretrained(loaded.model, tmp_path / "new", loaded.task.target_tokenizer, shard_bytes=2_000)
+    hub.add(REPOSITORY, tmp_path / "new", "v2")
+    assert same_weights(load_model(f"{PATH}@v2").model, loaded.model)
+    assert same_weights(load_model(f"{PATH}@{hub.commit(REPOSITORY, 'v2')}").model, loaded.model)
+    assert sum(name.startswith("model-0") for name in hub.downloaded) > 2
+    assert not same_weights(load_model(PATH).model, loaded.model)
+
+
+def test_colons(hub: Hub, folder: Path) -> None:
+    assert split_path(f"{PATH}:{folder}:hf:a/b@v1") == [PATH, str(folder), "hf:a/b@v1"]
+    assert split_path("a.pt:b.pt") == ["a.pt", "b.pt"]
+    assert len(load_models([f"{PATH}:{folder}", PATH])) == 3
+
+
+@pytest.mark.slow
+def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    """The translator, drafts, and the commands."""
+    wanted = Translator(str(folder), beam=1).translate(["two dogs"])[0].text
+    assert Translator(PATH, beam=1, draft=PATH).translate(["two dogs"])[0].text == wanted
+    outcome = command("generate", f"path={PATH}", "input=-", "generation.beam=1", stdin=b"two dogs\n")
+    assert (outcome.code, outcome.out) == (0, f"{wanted}\n"), outcome.err
+    outcome = command("convert", f"path={PATH}", f"run_dir={tmp_path / 'run'}")
+    assert outcome.code == 0, outcome.err
+    assert f"from {PATH}\n" in outcome.out
+    assert Translator(str(tmp_path / "run"), beam=1).translate(["two dogs"])[0].text == wanted
+    (tmp_path / "test").write_text("two dogs\n")
+    files = [f"input={tmp_path / 'test'}", f"reference={tmp_path / 'test'}"]
+    outcome = command("check", "diff", f"path={PATH}", files[0], f"other={PATH}")
+    assert outcome.code == 0, outcome.err
+    outcome = command("score", f"path={PATH}", f"source={tmp_path / 'test'}", files[1])
+    assert outcome.code == 0, outcome.err
+    outcome = command("tune", f"path={PATH}", *files, f"output={tmp_path / 'tuning'}", "tune.generation.beam=1,2")
+    assert outcome.code == 0, outcome.err
+    outcome = command("average", f"path=[{PATH},{PATH}]")
+    assert outcome.code == 2
+    assert "only checkpoints of runs are averaged; make it a run with seqgen-convert path=hf:" in outcome.err
+
+
+def test_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gated.add(REPOSITORY)
+    with pytest.raises(CheckpointError, match="access to the repository is restricted: accept its terms"):
+        local_path(PATH)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    local_path(PATH)
+    assert "Bearer hf_secret" in hub.tokens
+
+
+def test_what_is_refused(hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "README.md").write_text("no model")
+    hub.add("somebody/data", tmp_path / "data")
+    for path, words in (
+        ("hf:somebody/nothing", f"{hub.url} has no such repository, or a private one"),
+        (f"{PATH}@v9", "the repository has no revision v9"),
+        ("hf:somebody/data", "the repository has no config.json"),
+        ("hf:", "is not the name of a repository; write hf:ORGANIZATION/NAME"),
+        ("hf:a/b/c", "is not the name of a repository"),
+        ("hf:a b", "is not the name of a repository"),
+        (f"{PATH}@", "names no revision after the @"),
+    ):
+        with pytest.raises((CheckpointError, ConfigError)) as caught:
+            local_path(path)
+        assert str(caught.value).startswith(path)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+    hub.stop()
+    with pytest.raises(CheckpointError, match=r"is not in the cache, .*cache, and http://127.* cannot be reached"):
+        local_path(PATH)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"is not in the cache, .*, and HF_HUB_OFFLINE is set"):
+        local_path(PATH)
+    outcome = command("generate", f"path={PATH}", "input=-", stdin=b"two dogs\n")
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="needs the package huggingface_hub"):
+        local_path(PATH)
+
+
+@pytest.mark.slow
+def test_the_variables_of_the_library(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    """In other processes: the endpoint, the cache, a token, and without network."""
+    arguments = ["generation.beam=1", "input=-", f"path={PATH}"]
+    run = [sys.executable, "-m", "seqgen.cli.generate", *arguments]
+    online = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "other"), "HF_TOKEN": "hf_secret"}
+    first = subprocess.run(run, input=b"two dogs\n", env=online, capture_output=True, check=True)
+    assert (tmp_path / "other").is_dir()
+    assert "Bearer hf_secret" in hub.tokens
+    before, offline = hub.requests, {**online, "HF_HUB_OFFLINE": "1"}
+    second = subprocess.run(run, input=b"two dogs\n", env=offline, capture_output=True, check=True)
+    assert first.stdout == second.stdout
+    assert hub.requests == before > 0
+    empty = {**online, "HF_HUB_CACHE": str(tmp_path / "empty"), "HF_HUB_OFFLINE": "1"}
+    refused = subprocess.run(run, input=b"two dogs\n", env=empty, capture_output=True, check=False)
+    assert refused.returncode == 2
+    assert b"HF_HUB_OFFLINE is set" in refused.stderr
