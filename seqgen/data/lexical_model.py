@@ -116,8 +116,7 @@ class _Batch:
     def sums_for_each_target(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """For each pair, the sum of the values of all pairs with the same target token."""
         number = np.repeat(np.arange(len(self.widths)), self.widths)
-        sums: npt.NDArray[np.float64] = np.bincount(number, values)[number]
-        return sums
+        return np.bincount(number, values).astype(np.float64)[number]
 
 
 def _batches(
