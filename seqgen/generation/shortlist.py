@@ -57,7 +57,7 @@ class Shortlist(Component):
         own.forbidden = torch.from_numpy(forbidden).to(batch.device)
         for given in (batch.prefix_tokens, batch.first_tokens):
             if given is not None:
-                own.forbidden.scatter_(1, given.view(batch.num_sentences, -1), False)
+                own.forbidden.scatter_(1, given.to(batch.device).view(batch.num_sentences, -1), False)
         own.use_columns(None)
         return own
 
