@@ -14,9 +14,9 @@ from seqgen.generation.session import Session
 from seqgen.model import EncoderDecoderModel
 
 PARTS = ("encoder", "decoder", "output layer", "scores", "candidates", "rest")
-"""``encoder``: also the preparation of a batch, with a shortlist the copy of rows of the output layer; ``decoder`` without
-its output layer; ``scores``: log-softmax and processors; ``candidates``: the search strategy; ``rest``: hypotheses that
-finish, reordering of the decoding state, and everything else."""
+"""``encoder``: also the preparation of a batch, with a shortlist the copy of rows of the output layer; ``decoder``:
+without its output layer; ``scores``: log-softmax and processors; ``candidates``: the search strategy; ``rest``:
+hypotheses that finish, reordering of the decoding state, and everything else."""
 
 
 class StepTimes:
