@@ -234,21 +234,29 @@ class Ones(LogitsProcessor):
         ("transformer_tiny", {"sampling": True, "sampling_topk": 3}),
         ("transformer_tiny", {"search": "diverse_beam", "diverse_beam_groups": 2}),
         ("lstm_tiny", {}),
-        ("transformer_lm_tiny", {"max_len": 30}),
     ],
     ids=str,
 )
 def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any], made: list[bool]) -> None:
     model, candidates = sharp(name, seed=3), random_map()
-    left = ZOO[name].left_padding
     here = generator([model], candidates, **keys)
-    found = here.generate(batch_of(SOURCES, left=left))
-    assert made == [name == "transformer_lm_tiny"]
-    for number, (source, hypotheses) in enumerate(zip(SOURCES, found, strict=True)):
+    found = here.generate(batch_of(SOURCES))
+    assert made == [False]
+    for source, hypotheses in zip(SOURCES, found, strict=True):
         assert {t for h in hypotheses for t in h.tokens.tolist()} <= allowed(candidates, source)
         if "sampling" not in keys:  # random numbers depend on the sentence's number
-            assert_same([hypotheses], here.generate(batch_of([source], left=left)))
-        assert number < len(found)
+            assert_same([hypotheses], here.generate(batch_of([source])))
+
+
+def test_columns_of_a_language_model(made: list[bool]) -> None:
+    """The source tokens are those of the prompt."""
+    model, candidates = sharp("transformer_lm_tiny", seed=3), random_map()
+    fast, plain = (generator([model], candidates, columns, max_len=30) for columns in (True, False))
+    found = fast.generate(batch_of(SOURCES, left=True))
+    assert_same(found, plain.generate(batch_of(SOURCES, left=True)))
+    assert made == [True, False]
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        assert {t for h in hypotheses for t in h.tokens.tolist()} <= allowed(candidates, source)
 
 
 def test_a_large_part_of_the_vocabulary_is_computed_as_a_whole(
