@@ -75,6 +75,7 @@ setup(
             "seqgen-score = seqgen.cli.score:main",
             "seqgen-average = seqgen.cli.average:main",
             "seqgen-convert = seqgen.cli.convert:main",
+            "seqgen-shortlist = seqgen.cli.shortlist:main",
             "seqgen-tune = seqgen.cli.tune:main",
             "seqgen-check = seqgen.cli.check:main",
         ]

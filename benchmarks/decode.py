@@ -1,6 +1,6 @@
 """Decoding speed of seqgen, compared with other toolkits that decode the same weights and give the same outputs.
 
-    python -m benchmarks.decode a|b|c|d [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
+    python -m benchmarks.decode a|b|c|d|e [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
         [--huggingface PYTHON] [--ctranslate2 PYTHON] [--seqgen-before FOLDER] [--json FILE] [--plot FOLDER]
 
 a: a T5 of the shape of t5-small with random weights, sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence
@@ -11,6 +11,9 @@ c: whole commands with trained models, from text to text: the 1,000 sentences of
    (--t5) and with the fairseq checkpoints of the shared folder.
 d: outputs of 16 to 1,024 tokens, beams of 1 to 50, sources of 16 to 1,024 tokens, for T5 and transformer, compared
    with seqgen without its optimizations.
+e: large vocabularies: a Marian base (58,101 tokens) and the decoder of NLLB-600M (256,206 tokens) with random weights,
+   sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence greedy; 1, 8 and 32 sentences with beam 5. seqgen and
+   CTranslate2 are also measured with a shortlist. A second table has the share of each part of seqgen in its time.
 
 Another toolkit is given by the Python of its environment, and an older seqgen by a folder with a checkout of it; see
 docs/benchmarks.md. In each round, all toolkits run one workload before the next begins, so that slow phases of the
@@ -25,18 +28,19 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 from benchmarks.decoding import report
-from benchmarks.decoding.models import save_random_t5
+from benchmarks.decoding.models import SHAPES, save_random_map, save_random_t5, save_random_transformer
 from benchmarks.decoding.plots import plot
 from benchmarks.decoding.process import WorkerError
 from benchmarks.decoding.texts import measure_texts
 from benchmarks.decoding.workers import Workers
-from benchmarks.decoding.workload import Comparison, Measured, Toolkit, Workload
+from benchmarks.decoding.workload import SEQGEN, Comparison, Measured, Toolkit, Workload
 
 FAIRSEQ = {
     ("transformer", 1): 106.0,
@@ -60,7 +64,7 @@ Outcome: TypeAlias = tuple[list[Measured], list[str]]
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", metavar="a|b|c|d", choices=("a", "b", "c", "d"), help="the benchmark; see above")
+    parser.add_argument("kind", metavar="a|b|c|d|e", choices=("a", "b", "c", "d", "e"), help="the benchmark; see above")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each workload; the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -70,14 +74,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--ctranslate2", metavar="PYTHON", help="Python of one with ctranslate2, torch and transformers"
     )
     parser.add_argument(
-        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d: root of another checkout of seqgen"
+        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d, e: root of another checkout of seqgen"
     )
     parser.add_argument("--t5", metavar="PATH", help="c: a run or a Hugging Face folder")
     parser.add_argument("--prefix", default="", help="c: text that the T5 expects before each line")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a, b, d: a few of the workloads, in a few minutes")
-    size.add_argument("--tiny", action="store_true", help="a, b, d: small models, to test the benchmark itself")
-    parser.add_argument("--inside", action="store_true", help="a, b, d: seqgen runs in this process, for profilers")
+    size.add_argument("--quick", action="store_true", help="a, b, d, e: a few of the workloads, in a few minutes")
+    size.add_argument("--tiny", action="store_true", help="a, b, d, e: small models, to test the benchmark itself")
+    parser.add_argument("--inside", action="store_true", help="a, b, d, e: seqgen runs in this process, for profilers")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--plot", type=Path, help="folder to write plots to; needs matplotlib")
     options = parser.parse_args(argv)
@@ -172,6 +176,30 @@ def measure_d(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
             yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
+def measure_e(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
+    """Measure models with large vocabularies."""
+    sizes = [(2, 1, 1), (2, 1, 5), (4, 4, 5)] if options.tiny else [(4, 1, 1), (4, 1, 5), (8, 8, 5), (32, 32, 5)]
+    sizes = sizes[1:3] if options.quick else sizes
+    source, length = (6, 5) if options.tiny else (32, 64)
+    for name in ("marian_tiny", "nllb_tiny") if options.tiny else ("marian_base", "nllb_600m"):
+        shape = SHAPES[name]
+        workloads = [Workload(name, *size, source, length, "huggingface", shape.special[1]) for size in sizes]
+        sources = workloads[-1].request(shape.words)["sources"]  # the sources of the others are among them
+        save_random_transformer(name, folder / name)
+        save_random_map(folder / name, sources, 4 if options.tiny else 100, range(4, shape.words))
+        with Workers(options) as workers:
+            toolkits = [*workers.seqgen([str(folder / name)]), *workers.others(folder / name)]
+            toolkits += [
+                replace(kit, name=f"{kit.name}, shortlist", options={"shortlist": True}, decodes=False)
+                for kit in toolkits
+                if kit.name in (SEQGEN, "ctranslate2")
+            ]
+            comparison = Comparison(workloads, toolkits, shape.words)
+            found = outcome(comparison, options.rounds)
+            print(report.shares(comparison.shares(options.rounds)), end="\n\n")
+            yield found
+
+
 def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     """Beams, source lengths and output lengths, short ones first; the transformer has at most 1,024 positions."""
     if options.quick:
@@ -183,9 +211,12 @@ def grid(options: argparse.Namespace) -> list[tuple[int, int, int]]:
     return workloads + [(5, width, length) for width in lengths if width != source]
 
 
+MEASURES = {"a": measure_a, "b": measure_b, "d": measure_d, "e": measure_e}
+
+
 def measure_workloads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run benchmark a, b or d, and print its table."""
-    outcomes = list({"a": measure_a, "b": measure_b, "d": measure_d}[options.kind](options, folder))
+    """Run a benchmark other than c, and print its table."""
+    outcomes = list(MEASURES[options.kind](options, folder))
     measured = [one for figures, _ in outcomes for one in figures]
     print(report.table(measured))
     if options.kind == "d":

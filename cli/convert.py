@@ -33,7 +33,7 @@ folder: path=RUN huggingface_dir=FOLDER. The command prints how to decode with t
 
 @dataclass
 class ConvertCommonConfig:
-    """The keys of the ``common`` group that ``seqgen-convert`` has."""
+    """The keys of the ``common`` group that ``seqgen-convert`` and ``seqgen-shortlist`` have."""
 
     user_dir: list[str] = option(
         [],

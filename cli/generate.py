@@ -122,7 +122,8 @@ def _check_keys(cfg: GenerateConfig) -> None:
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
-    check_output("output", cfg.output, cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie)
+    files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie, cfg.generation.shortlist)
+    check_output("output", cfg.output, *files)
 
 
 def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStreamer | None) -> TextDecoding:

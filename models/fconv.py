@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -233,6 +234,10 @@ class FConvDecoder(IncrementalDecoder):
         """Project features ``(..., C)`` to logits ``(..., V)``."""
         logits: Tensor = self.fc3(features)
         return logits
+
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
+        return self.fc3.columns(ids)
 
     def max_positions(self) -> int:
         """The longest target, in tokens with end-of-sentence."""

@@ -5,6 +5,7 @@ One class implements all variants: T5 1.0 and 1.1, Flan-T5, mT5, ByT5 and umT5 d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -150,6 +151,11 @@ class T5Decoder(IncrementalDecoder):
         """Project features ``(..., C)`` to logits ``(..., V)``."""
         logits: Tensor = self.output_projection(self._scaled(features))
         return logits
+
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
+        columns = self.output_projection.columns(ids)
+        return lambda features: columns(self._scaled(features))
 
     def early_exit(self, hidden: Tensor) -> Tensor:
         """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""

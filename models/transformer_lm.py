@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -133,6 +134,10 @@ class TransformerLMDecoder(LanguageModelDecoder):
         """Project features ``(..., C)`` to logits ``(..., V)``."""
         logits: Tensor = self.output_projection(features)
         return logits
+
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the output layer for the tokens ``ids``; see ``Decoder.output_columns``."""
+        return self.output_projection.columns(ids)
 
     def early_exit(self, hidden: Tensor) -> Tensor:
         """Logits ``(..., V)`` of the output ``(..., C)`` of any layer."""

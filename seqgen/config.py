@@ -354,6 +354,11 @@ class GenerationConfig:
     )
     rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
     prefix_trie: str = option("", "file with the allowed outputs, one per line")
+    shortlist: str = option(
+        "",
+        "file with target tokens for each source token (made by seqgen-shortlist); each output contains only those of "
+        "its source",
+    )
     replace_unknown: str = option(
         "",
         "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
@@ -428,6 +433,9 @@ class DebugConfig:
     shared_encoders: bool = option(True, "run identical encoders of an ensemble's members once")
     skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
     two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
+    shortlist_columns: bool = option(
+        True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
+    )
     prepacked_weights: bool = option(True, "use weights prepacked in the memory layout that is fastest on this CPU")
     lazy_compaction: bool = option(
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"

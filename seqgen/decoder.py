@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -98,6 +99,20 @@ class Decoder(nn.Module):
         """
         return None
 
+    def output_columns(self, ids: Tensor) -> Callable[[Tensor], Tensor] | None:
+        """Prepare the output layer for a part of the vocabulary, which makes decoding with a shortlist faster.
+
+        A subclass of ``IncrementalDecoder`` that overrides ``output_layer`` or ``forward`` does not inherit it.
+
+        Args:
+            ids: ``(U,)`` int64, ascending ids of tokens.
+
+        Returns:
+            Maps features ``(..., C)`` to the columns ``ids`` of ``output_layer(features)``, ``(..., U)``; ``None`` if
+            the output layer cannot compute a part.
+        """
+        return None
+
     def get_normalized_probs(self, logits: Tensor, log_probs: bool = True) -> Tensor:
         """Normalize logits over the vocabulary, in float32 or wider.
 
@@ -187,6 +202,7 @@ class IncrementalDecoder(StatefulModule, Decoder):
         **StatefulModule.flags,
         "shares_encoder_output": ("forward", "extract_features"),
         "reads_history": ("forward", "extract_features"),
+        "output_columns": ("forward", "output_layer"),
         "can_roll_back": (*_STEPPING, *_MOVING, "roll_back", "roll_back_state"),
         "can_merge": (*_STEPPING, *_MOVING, "merge", "merge_states", "crop_left", "crop_state", "columns_to_crop"),
     }

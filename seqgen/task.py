@@ -15,6 +15,7 @@ from seqgen.data.collate import collate
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.pair_dataset import Dataset
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
@@ -240,6 +241,9 @@ class Task:
                 f"generation.prompt_lookup={cfg.prompt_lookup} searches the source for n-grams of the output, but "
                 "source and target have different vocabularies; remove it, or train with a joint vocabulary"
             )
+        if cfg.shortlist:
+            path = Path(cfg.shortlist)
+            further["shortlist"] = VocabularyMap.read(path, self.source_dictionary, self.target_dictionary)
         return SequenceGenerator.from_config(
             models, self.target_dictionary, cfg, tokenizer=self.target_tokenizer, **further
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ from benchmarks.decode import main
 from benchmarks.decoding import report
 from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.models import Vocabulary, random_sources, save_random_t5
+from benchmarks.decoding.models import (
+    SHAPES,
+    Vocabulary,
+    random_sources,
+    save_random_map,
+    save_random_t5,
+    save_random_transformer,
+)
 from benchmarks.decoding.plots import curves
 from benchmarks.decoding.process import ROOT, WorkerError, WorkerProcess
 from benchmarks.decoding.seqgen_worker import Seqgen
@@ -94,7 +102,40 @@ def test_all_of_benchmark_b(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", ["a", "d"])
+def test_all_of_benchmark_e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_tiny("e", tmp_path, "--inside")
+    of_model = [(batch, beam) for batch, beam in ((1, 1), (1, 5), (4, 5)) for _ in range(2)]
+    assert [(row["batch"], row["beam"]) for row in rows] == of_model * 2
+    assert [row["toolkit"] for row in rows[:2]] == ["seqgen", "seqgen, shortlist"]
+    assert {(row["model"], row["eos"]) for row in rows} == {("marian_tiny", 0), ("nllb_tiny", 2)}
+    lines = capsys.readouterr().out.splitlines()
+    shares = [[float(cell) for cell in line.split("float32")[1].split()] for line in lines if line.count(".") == 6]
+    assert len(shares) == len(rows)
+    assert all(sum(parts) == pytest.approx(100, abs=0.4) and min(parts) >= 0 for parts in shares)
+
+
+def test_the_shares_of_the_parts(tmp_path: Path) -> None:
+    """Only the output layer takes longer than a moment, with and without a shortlist."""
+    save_random_transformer("marian_tiny", tmp_path / "model")
+    shape = SHAPES["marian_tiny"]
+    request = Workload("m", 2, 2, 2, 5, 3, "huggingface", shape.special[1]).request(shape.words)
+    save_random_map(tmp_path / "model", request["sources"], 4, range(4, shape.words))
+    worker = Seqgen(arguments(tmp_path / "model"))
+    worker.answer(request)
+    decoder: Any = worker.models[0].decoder
+    forward, made = decoder.output_projection.forward, decoder.output_projection.columns
+    decoder.output_projection.forward = lambda x: (time.sleep(0.05), forward(x))[1]
+    decoder.output_projection.columns = lambda ids: lambda x: (time.sleep(0.05), made(ids)(x))[1]
+    for further in ({}, {"shortlist": True}):
+        answer = worker.answer({**request, **further, "shares": True})
+        assert answer["shares"]["output layer"] > 0.6
+        assert sum(answer["shares"].values()) == pytest.approx(1)
+        assert [len(output) for output in answer["outputs"]] == [3, 3]
+    assert "shares" not in worker.answer(request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ["a", "d", "e"])
 def test_workers_in_processes_of_their_own(work: str, tmp_path: Path) -> None:
     rows = run_tiny(work, tmp_path)
     assert rows[0]["toolkit"] == "seqgen"

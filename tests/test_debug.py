@@ -25,7 +25,7 @@ from tests.training_runs import TINY
 
 OFF: dict[str, Any] = {"use_cache": False, "beam_table": "off", "share_encoder_output": False}
 OFF |= {"skip_log_softmax": False, "two_stage_candidates": False, "prepacked_weights": False}
-OFF |= {"shared_encoders": False}
+OFF |= {"shortlist_columns": False, "shared_encoders": False}
 OFF |= {"lazy_compaction": False, "continuous_batching": False}
 VALUES = [*OFF.items(), ("beam_table", "on")]
 

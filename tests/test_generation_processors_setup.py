@@ -326,6 +326,7 @@ REFUSED = [
     ({"contrastive_topk": 3, "search": "beam"}, "belongs to contrastive search"),
     ({"draft_tokens": 3}, "has no effect without a draft"),
     ({"draft": "runs/x", "prompt_lookup": 2}, "both draft; choose one"),
+    ({"shortlist": "FILE", "prefix_trie": "FILE"}, "generation.shortlist=FILE and generation.prefix_trie both limit"),
     ({"mbr": "chrf", "rerank": "length_ratio"}, "and generation.mbr both rank the hypotheses"),
     ({"mbr": "chrf", "beam": 1}, "compares hypotheses, but only one is generated"),
     ({"exponential_decay_start": 3}, "has no effect without generation.exponential_decay_factor"),

@@ -37,7 +37,8 @@ class CTranslate2(Worker):
         folder = Path(arguments.models[0])
         converted = folder.with_name(f"{folder.name}-ctranslate2")
         if not converted.exists():
-            Converter(str(folder)).convert(str(converted))
+            has_map = (folder / "vmap.txt").exists()
+            Converter(str(folder)).convert(str(converted), vmap=str(folder / "vmap.txt") if has_map else None)
         supported = ctranslate2.get_supported_compute_types(arguments.device)
         if arguments.format not in supported:
             raise ValueError(f"CTranslate2 does not support {arguments.format} on this machine")
@@ -59,6 +60,7 @@ class CTranslate2(Worker):
             min_decoding_length=request["length"],
             max_decoding_length=request["length"],
             max_input_length=0,
+            use_vmap=request.get("shortlist", False),
         )
         return [[self.ids[token] for token in result.hypotheses[0]] for result in results]
 

@@ -14,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class HuggingFace(Worker):
-    """Decodes with a T5 model that transformers loads from a folder.
+    """Decodes with an encoder-decoder model that transformers loads from a folder.
 
     Args:
         arguments: the parsed arguments of ``worker.parser``.
@@ -30,7 +30,7 @@ class HuggingFace(Worker):
         self.device = arguments.device
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
-        model = transformers.T5ForConditionalGeneration.from_pretrained(arguments.models[0])
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(arguments.models[0])
         self.model = model.to(self.device, DTYPES[arguments.format]).eval()
 
     @torch.inference_mode()

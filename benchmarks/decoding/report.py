@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.decoding.workload import BEFORE, SEQGEN, Measured, describe
+from benchmarks.decoding.workload import BEFORE, SEQGEN, Measured, Shares, describe
 
 HEAD = (
     f"{'':<30} {'tokens/s':>9} {'sent./s':>8} {'p50 ms':>8} {'p95 ms':>8} {'peak MB':>8} {'kB/hyp.':>8} {'same':>6} "
@@ -93,6 +93,20 @@ def _line(one: Measured, of_workload: Sequence[Measured]) -> str:
 
 def _cell(value: float | None, width: int, digits: int, unit: float = 1.0) -> str:
     return " " * width if value is None else f"{value * unit:{width}.{digits}f}"
+
+
+def shares(measured: Sequence[Shares]) -> str:
+    """A table of the share of each part of seqgen in its time, in percent."""
+    names = list(measured[0].parts)
+    lines = [f"{'share of the time, %':<30} " + " ".join(f"{name:>12}" for name in names)]
+    for load, group in groupby(measured, key=lambda one: one.workload):
+        lines.append(describe(load))
+        lines += [
+            f"  {one.toolkit + ', ' + one.format:<28} "
+            + " ".join(f"{100 * one.parts[name]:12.1f}" for name in one.parts)
+            for one in group
+        ]
+    return "\n".join(lines)
 
 
 def growth(measured: Sequence[Measured], base: int = 64) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 
 from benchmarks.decoding.memory import CudaMemory
-from benchmarks.decoding.models import Vocabulary, random_model
+from benchmarks.decoding.models import MAP_FILE, Vocabulary, random_model
+from benchmarks.decoding.step_times import StepTimes
 from benchmarks.decoding.worker import Answer, Request, Worker, serve
 from seqgen.checkpoints.loading import load_models
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.collate import collate
 from seqgen.data.dictionary import Dictionary
+from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
@@ -41,15 +44,24 @@ class Seqgen(Worker):
         self.device = arguments.device
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
+        self.folder = Path(arguments.models[0])
         self.models, self.dictionary = _models(arguments)
         self.models = [to_dtype(model, arguments.format).to(self.device) for model in self.models]
 
     def answer(self, request: Request) -> Answer:
-        """Decode the sources, or score the ``outputs`` of the request."""
-        return {"scores": list(self.scores(request))} if "outputs" in request else super().answer(request)
+        """Decode the sources, or score the ``outputs`` of the request; with ``shares``, measure the parts of a step."""
+        if "outputs" in request:
+            return {"scores": list(self.scores(request))}
+        if not request.get("shares"):
+            return super().answer(request)
+        with StepTimes(self.models, self.device).measuring() as times:
+            return {**super().answer(request), "shares": times.shares}
 
     def decode(self, sources: list[list[int]], request: Request) -> list[list[int]]:
-        """See ``Worker.decode``; ``switches`` of a request are fields of ``DebugConfig``."""
+        """See ``Worker.decode``.
+
+        ``switches`` of a request are fields of ``DebugConfig``; ``shortlist`` decodes with the folder's vocabulary map.
+        """
         hypotheses = self.generator(request).generate(self.batch(sources))
         return [best.tokens.tolist() for best, *_ in hypotheses]
 
@@ -60,7 +72,15 @@ class Seqgen(Worker):
             length = {"min_len": request["length"] - 1, "max_len_b": request["length"] - 1}
         cfg = GenerationConfig(semantics=request["semantics"], beam=request["beam"], **length)
         switches = request.get("switches", {})
-        return SequenceGenerator.from_config(self.models, self.dictionary, cfg, debug=DebugConfig(**switches))
+        table = self.vocabulary_map if request.get("shortlist") else None
+        return SequenceGenerator.from_config(
+            self.models, self.dictionary, cfg, debug=DebugConfig(**switches), shortlist=table
+        )
+
+    @cached_property
+    def vocabulary_map(self) -> VocabularyMap:
+        """The vocabulary map in the folder of the model."""
+        return VocabularyMap.read(self.folder / MAP_FILE, self.dictionary, self.dictionary)
 
     def batch(self, sources: list[list[int]], targets: list[list[int]] | None = None) -> Batch:
         """Collate sources, and targets if given, into a batch."""

@@ -28,6 +28,7 @@ class Workload:
         source: tokens of each source, including end-of-sentence; 0 for lengths like those of Multi30k.
         length: tokens of each output, including end-of-sentence if it has one.
         semantics: ``generation.semantics``.
+        eos: id of end-of-sentence; ``None`` for that of T5 or, with fairseq's semantics, of fairseq.
     """
 
     model: str
@@ -37,6 +38,7 @@ class Workload:
     source: int
     length: int
     semantics: str
+    eos: int | None = None
 
     def request(self, vocabulary: int) -> Request:
         """The request to a worker, with random sources from a vocabulary of this size."""
@@ -44,7 +46,7 @@ class Workload:
             lengths = [self.source - 1] * self.sentences
         else:
             lengths = natural_lengths(self.sentences)
-        eos = 1 if self.semantics == "huggingface" else 2
+        eos = (1 if self.semantics == "huggingface" else 2) if self.eos is None else self.eos
         wanted = {name: getattr(self, name) for name in ("batch", "beam", "length", "semantics")}
         return {"sources": random_sources(lengths, vocabulary, eos), **wanted}
 
@@ -140,6 +142,23 @@ class Measured:
         return {**values.pop("workload"), **values, **figures}
 
 
+@dataclass(frozen=True)
+class Shares:
+    """The share of each part of seqgen in the time of a workload.
+
+    Attributes:
+        workload: what was decoded.
+        toolkit: name of the variant of seqgen.
+        format: dtype.
+        parts: the share of each part, between 0 and 1; empty if the toolkit failed.
+    """
+
+    workload: Workload
+    toolkit: str
+    format: str
+    parts: dict[str, float]
+
+
 TIE = 1e-4
 """Two outputs tie if their mean log-probabilities per token differ by at most this many nats."""
 
@@ -195,6 +214,25 @@ class Comparison:
                     f"round {number + 1} of {rounds}: {describe(load)}: {so_far(measured)}", file=sys.stderr, flush=True
                 )
         return [one for measured in results.values() for one in measured if one.seconds]
+
+    def shares(self, rounds: int) -> list[Shares]:
+        """Decode again with seqgen and measure its parts; see ``step_times``.
+
+        Args:
+            rounds: number of measurements; the median of each share counts.
+        """
+        found = []
+        for load in self.workloads:
+            request = {**load.request(self.vocabulary), "shares": True}
+            for kit in self.toolkits:
+                if kit.name.split(", ")[0] == SEQGEN:
+                    answers = [answer for _ in range(rounds) if (answer := self.ask(kit, request)) is not None]
+                    parts = {
+                        part: statistics.median(answer["shares"][part] for answer in answers)
+                        for part in (answers[0]["shares"] if answers else ())
+                    }
+                    found.append(Shares(load, kit.name, kit.format, parts))
+        return found
 
     def ask(self, kit: Toolkit, request: Request) -> Answer | None:
         """Send a request to a toolkit. A toolkit that fails is not used again; a failure of the reference is raised."""

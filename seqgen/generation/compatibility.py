@@ -114,6 +114,11 @@ NEEDS = (
         "and generation.prompt_lookup both draft; choose one",
     ),
     Need(
+        ("shortlist",),
+        lambda cfg: not cfg.prefix_trie,
+        "and generation.prefix_trie both limit the tokens, and together they may allow no output; choose one",
+    ),
+    Need(
         ("rerank",),
         lambda cfg: not cfg.mbr,
         "and generation.mbr both rank the hypotheses; choose one",

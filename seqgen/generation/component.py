@@ -68,6 +68,10 @@ class BatchInfo:
         pad: id of padding.
         source_texts: the text of each source line; ``None`` where sentences were not given as text.
         first_tokens: ``(num_sentences,)`` int64, the first token of each output; ``None`` if the batch does not say.
+        src_tokens: ``(num_sentences, S)`` int64, ids of the source as the first member reads it; ``None`` if not known.
+        src_padding: ``(num_sentences, S)`` bool, true at padding; ``None`` if there is no padding.
+        prefix_tokens: ``(num_sentences, P)`` int64, tokens that each output begins with, padded on the right; or
+            ``None``.
     """
 
     num_sentences: int
@@ -80,6 +84,9 @@ class BatchInfo:
     pad: int = 1
     source_texts: Sequence[str] | None = None
     first_tokens: Tensor | None = None
+    src_tokens: Tensor | None = None
+    src_padding: Tensor | None = None
+    prefix_tokens: Tensor | None = None
 
     @property
     def num_candidates(self) -> int:

@@ -20,11 +20,11 @@ from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
     {"max_tokens", "batch_size", "buffer_size", "dtype", "max_time", "draft", "prefix_trie", "observers", "members"}
-    | {"replace_unknown", "ensemble_average", "ensemble_weights"}
+    | {"replace_unknown", "shortlist", "ensemble_average", "ensemble_weights"}
 )
 """Keys that are never a model's own: those of speed, of other files, and of ensembles."""
 
-SCORES_STAY = OF_THE_COMMAND - {"prefix_trie"} | {
+SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
     *("stop_strings", "unnormalized", "lenpen", "length_penalty", "seed", "mbr", "rerank"),
     *("draft_tokens", "prompt_lookup", "source_lang"),

@@ -9,6 +9,7 @@ from seqgen.component_keys import check_component_keys
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.component import Resources
@@ -23,6 +24,7 @@ from seqgen.generation.registered import build
 from seqgen.generation.rules import Rules, rules_named
 from seqgen.generation.search.base import Search
 from seqgen.generation.setup import DecodingSetup, Limits, longest_output
+from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.speculative.drafters import ModelDrafter, PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.generation.stopping import StoppingRule, stopping_from_config
@@ -50,6 +52,7 @@ def setup_from_config(
     tokenizer: Tokenizer | None = None,
     draft: EncoderDecoderModel | None = None,
     *,
+    shortlist: VocabularyMap | None = None,
     search_strategy: Search | None = None,
     combination: Combination | None = None,
     processors: Sequence[LogitsProcessor] = (),
@@ -103,7 +106,33 @@ def setup_from_config(
         vocab_size=len(tgt_dict),
         need_attention=need_attention,
         debug=debug or DebugConfig(),
+        shortlist=_shortlist(cfg, search, shortlist, resources),
     )
+
+
+def _shortlist(
+    cfg: GenerationConfig, search: Search, candidates: VocabularyMap | None, resources: Resources
+) -> Shortlist | None:
+    """The shortlist, which contains the tokens that the configuration forces.
+
+    Raises:
+        ConfigError: the configuration names a shortlist, but ``candidates`` is ``None``; or the strategy has its own
+            decoding loop.
+    """
+    if candidates is None:
+        if cfg.shortlist:
+            raise ConfigError(
+                f"generation.shortlist={cfg.shortlist} names a file that has not been read; give its VocabularyMap as "
+                "shortlist=MAP where the generator is built"
+            )
+        return None
+    if search.session_class is not None:
+        raise ConfigError(
+            f"generation.shortlist={cfg.shortlist} is not supported by {type(search).__name__}, which has its own "
+            "decoding loop; leave it out, or use beam search, greedy search or sampling"
+        )
+    forced = [resources.token(token) for token in (cfg.forced_first, cfg.forced_last) if token]
+    return Shortlist(candidates, resources.dictionary, forced)
 
 
 def search_name(cfg: GenerationConfig, rules: Rules) -> str:

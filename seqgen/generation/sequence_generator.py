@@ -162,7 +162,7 @@ class SequenceGenerator:
             draft: the model that ``generation.draft`` names; it has the same target vocabulary.
             objects: parameters of the constructor. ``search_strategy`` and ``combination`` replace those of the
                 configuration; ``processors``, ``stopping`` and ``observers`` are added to them; ``need_attention`` and
-                ``debug`` are set.
+                ``debug`` are set. ``shortlist`` is the ``VocabularyMap`` of the file that ``cfg.shortlist`` names.
 
         Raises:
             ConfigError: two keys contradict each other, or a component is not registered.

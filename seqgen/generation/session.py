@@ -17,6 +17,7 @@ from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepO
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
+from seqgen.generation.output_columns import OutputColumns
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.generation.stopping import TimeLimit
@@ -74,6 +75,7 @@ class Session:
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)
         self.live = torch.arange(count, device=device)
+        src_padding = sources[0].padding(specs[0].model.left_pad_source)
         batch = BatchInfo(
             count,
             self.beam,
@@ -85,12 +87,18 @@ class Session:
             setup.pad,
             sample.texts,
             None if sample.first_tokens is None else sample.first_tokens.to(device),
+            sources[0].src_tokens,
+            src_padding,
+            request.prefix_tokens,
         )
         self.search = setup.search.begin(batch)
         self.combination = setup.ensemble.combination.begin(batch)
         self.processors = [processor.begin(batch) for processor in setup.processors]
         self.stopping = [rule.begin(batch) for rule in setup.stopping]
         self.observers = [observer.begin(batch) for observer in setup.observers]
+        self.shortlist = None if setup.shortlist is None else setup.shortlist.begin(batch)
+        self.columns: OutputColumns | None = None
+        self.choose_columns()
         self.needs = setup.needs
         if FEATURES in self.needs:
             check_features([specs[0].model], setup.needing(FEATURES))
@@ -106,7 +114,7 @@ class Session:
             done=torch.zeros(count, dtype=torch.bool, device=device),
             prefix_tokens=request.prefix_tokens,
             src_tokens=sources[0].src_tokens,
-            src_padding=sources[0].padding(specs[0].model.left_pad_source),
+            src_padding=src_padding,
             texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
@@ -130,6 +138,16 @@ class Session:
             start_token: the model's start token, if it differs from that of the first member; else ``None``.
         """
         return Member(spec.model, source, self.beam, start_token, self.setup.debug)
+
+    def choose_columns(self) -> None:
+        """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""
+        if self.shortlist is None:
+            return
+        prefix = self.request.prefix_tokens is not None  # forced tokens are compared with ids
+        self.columns = None if prefix else OutputColumns.choose(self.setup, self.shortlist, self.processors)
+        self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
+        for number, member in enumerate(self.members):
+            member.output_columns = None if self.columns is None else self.columns.projections[number]
 
     def _finished_hypotheses(self, count: int, device: torch.device) -> FinishedHypotheses:
         setup = self.setup
@@ -215,7 +233,8 @@ class Session:
         logits = []
         for out in outputs:
             wide = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
-            logits.append(wide / self.setup.temperature if self.setup.temperature != 1.0 else wide)
+            wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide
+            logits.append(wide if self.shortlist is None else self.shortlist.restrict(wide))
         attention = None
         if need_attention:
             weights = [out.attention if alike else None for out, alike in zip(outputs, self.reads_alike, strict=True)]
@@ -257,6 +276,8 @@ class Session:
 
     def _process(self, context: StepContext, lprobs: Tensor) -> tuple[StepContext, Tensor]:
         """Apply the logits processors to ``(rows, V)`` scores."""
+        if self.columns is not None:
+            return context, self.columns.process(lprobs, context)
         if FORBIDDEN in self.needs:
             context = replace(context, watch=ForbiddenWatch(lprobs.log_softmax(-1), 2 * self.beam))
         if not self.search.processes_itself:
@@ -293,6 +314,8 @@ class Session:
     def choose(self, context: StepContext, scored: StepScores) -> Candidates:
         """Let the search strategy choose candidates; those of done sentences get score ``-inf``."""
         candidates = self.search.step(context, scored.lprobs, scored.scores)
+        if self.columns is not None:
+            candidates = self.columns.to_tokens(candidates)
         alive = candidates.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf)
         return Candidates(alive, candidates.tokens, candidates.beams)
 
@@ -388,7 +411,8 @@ class Session:
     @property
     def components(self) -> list[Component]:
         """All components; their state follows the beams."""
-        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers]
+        shortlist = [] if self.shortlist is None else [self.shortlist]
+        return [self.search, self.combination, *self.processors, *self.stopping, *self.observers, *shortlist]
 
     def compact(self, active: Candidates, attention: Tensor | None) -> tuple[Candidates, Tensor | None]:
         """Collect the results of the sentences that are done, and drop their rows."""
@@ -461,6 +485,7 @@ class Session:
             texts=None if None in texts else [text for own in texts for text in own or ()],
         )
         self.first_end = int(self.sentences.max_lengths.min())
+        self.choose_columns()
 
     def drop_done(self) -> None:
         """Collect the results of done sentences and drop their rows, between two steps."""

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
-from seqgen.generation.component import ATTENTION, Component, Phrases
+from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, Component, Phrases
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import FORBIDDEN, Observer
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
+from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.renamed import keep_former_members
@@ -97,6 +98,7 @@ class DecodingSetup:
         vocab_size: size of the target vocabulary.
         need_attention: whether hypotheses have attention weights and alignments.
         debug: switches of optimizations.
+        shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
     """
 
     ensemble: Ensemble
@@ -116,6 +118,7 @@ class DecodingSetup:
     vocab_size: int
     need_attention: bool = False
     debug: DebugConfig = field(default_factory=DebugConfig)
+    shortlist: Shortlist | None = None
 
     @property
     def components(self) -> list[Component]:
@@ -162,15 +165,26 @@ class DecodingSetup:
     @cached_property
     def adds_logits(self) -> bool:
         """Whether the log-softmax can be skipped: the search then adds logits and subtracts their log-sum-exp."""
-        model = self.ensemble.members[0].model
         return (
             self.debug.skip_log_softmax
             and len(self.ensemble.members) == 1
             and self.ensemble.combination.keeps_single
             and self.search.additive
-            and type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
-            and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
+            and _normalizes_by_softmax(self.ensemble.members[0].model)
             and all(processor.shift_invariant for processor in self.processors)
+        )
+
+    @cached_property
+    def can_use_columns(self) -> bool:
+        """Whether scores of a part of the vocabulary are enough for all components but the processors."""
+        models = [member.model for member in self.ensemble.members]
+        return (
+            self.debug.shortlist_columns
+            and self.search.takes_columns
+            and self.ensemble.combination.takes_columns
+            and not self.needs & {MEMBER_LOGITS, LAYER_LOGITS, FORBIDDEN}
+            and not any(_adjusts_logits(model) for model in models)
+            and all(_normalizes_by_softmax(model) for model in models)
         )
 
     @property
@@ -208,6 +222,13 @@ class DecodingRequest:
     prefix_tokens: Tensor | None = None
     constraints: Sequence[Phrases] | None = None
     streamer: Streamer | None = None
+
+
+def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:
+    return (
+        type(model).get_normalized_probs is EncoderDecoderModel.get_normalized_probs
+        and type(model.decoder).get_normalized_probs is Decoder.get_normalized_probs
+    )
 
 
 def _adjusts_logits(model: EncoderDecoderModel) -> bool:

@@ -59,25 +59,44 @@ class Projection(CachedWeight):
         Returns:
             ``(..., out_features)``.
         """
-        if (
-            self.training
-            or not (self.packs or self.int8)
-            or not PREPACKED_WEIGHTS.is_on()
-            or x.device.type != "cpu"
-            or _must_not_prepack()
-        ):
+        if not self._prepacks(x.device):
             return linear(x, self.matrix(), self.bias)
         return self.kept("product", self.product)(x, self.bias)
 
+    def columns(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """Prepare the computation of some outputs only, with the current weight.
+
+        Args:
+            ids: ``(U,)`` int64, numbers of the outputs.
+
+        Returns:
+            Maps ``(..., in_features)`` to ``(..., U)``, the columns ``ids`` of what ``project`` returns.
+        """
+        matrix = self.matrix().detach().index_select(0, ids)
+        bias = None if self.bias is None else self.bias.detach().index_select(0, ids)
+        product = self._product_with(matrix) if self._prepacks(matrix.device) else _plain_product(matrix)
+        return lambda x: product(x, bias)
+
+    def _prepacks(self, device: torch.device) -> bool:
+        return (
+            not self.training
+            and (self.packs or self.int8)
+            and PREPACKED_WEIGHTS.is_on()
+            and device.type == "cpu"
+            and not _must_not_prepack()
+        )
+
     def product(self) -> Product:
         """Prepack the current weight; a small one is used as it is."""
-        matrix = self.matrix().detach()
+        return self._product_with(self.matrix().detach())
+
+    def _product_with(self, matrix: Tensor) -> Product:
         if matrix.numel() >= _LARGE:
             if self.int8:
                 return int8_product(matrix)
             if self.packs and matrix.dtype in _packable():
                 return packed_product(matrix)
-        return lambda x, bias: F.linear(x, matrix, bias)
+        return _plain_product(matrix)
 
 
 class Linear(Projection, nn.Linear):
@@ -89,6 +108,10 @@ class Linear(Projection, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Map ``(..., in_features)`` to ``(..., out_features)``."""
         return self.project(input)
+
+
+def _plain_product(matrix: Tensor) -> Product:
+    return lambda x, bias: F.linear(x, matrix, bias)
 
 
 def packed_product(matrix: Tensor) -> Product:

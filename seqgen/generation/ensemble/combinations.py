@@ -28,6 +28,7 @@ class Combination(Component):
         "keeps_single": ("__call__",),
         "can_merge": ("__call__",),
         "ignores_context": ("__call__",),
+        "takes_columns": ("__call__",),
     }
 
     keeps_single: bool = False
@@ -39,6 +40,10 @@ class Combination(Component):
 
     ignores_context: bool = False
     """Whether it does not read the context; all positions of a known target are then combined at once."""
+
+    takes_columns: bool = False
+    """Whether it treats all tokens alike; with a shortlist, the scores then have fewer columns than the vocabulary has
+    tokens."""
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """Combine the members' scores of the next token.
@@ -74,6 +79,7 @@ class Mean(Combination):
     keeps_single = True
     can_merge = True
     ignores_context = True
+    takes_columns = True
 
     def __init__(self, weights: Sequence[float] = ()):
         self.weights = list(weights)
@@ -150,6 +156,7 @@ class Product(Combination):
     keeps_single = True
     can_merge = True
     ignores_context = True
+    takes_columns = True
 
     def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
         """See ``Combination``."""
@@ -185,6 +192,7 @@ class Fusion(Combination):
     keeps_single = True
     can_merge = True
     ignores_context = True
+    takes_columns = True
 
     def __init__(self, weight: float = 0.3, weights: Sequence[float] = ()):
         self.weight, self.weights = weight, list(weights)
@@ -219,7 +227,7 @@ class Guidance(Composite, Combination):
 
     def __init__(self, inner: Combination, scale: float):
         self.parts, self.scale = [inner], scale
-        self.ignores_context = inner.ignores_context
+        self.ignores_context, self.takes_columns = inner.ignores_context, inner.takes_columns
 
     @property
     def inner(self) -> Combination:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,8 @@ class MemberOutput:
 class Member:
     """One model that decodes a batch: its encoder output and its incremental state.
 
+    If ``output_columns`` is set (see ``Decoder.output_columns``), it takes the place of the decoder's output layer.
+
     Args:
         model: the model.
         source: the sentences as this model reads them.
@@ -121,6 +123,7 @@ class Member:
         if not self.shares_encoder_output:
             rows = torch.arange(sentences, device=device).repeat_interleave(beam_size)
             self.encoder_out = model.encoder.reorder_encoder_out(self.encoder_out, rows)
+        self.output_columns: Callable[[Tensor], Tensor] | None = None
         self.state: IncrementalState | None = None
         if use_cache and isinstance(decoder, IncrementalDecoder):
             decoder.set_beam_size(beam_size)
@@ -147,10 +150,10 @@ class Member:
             arguments["incremental_state"] = self.state
         features = None
         with recorded_layers(decoder) if need_layers else nullcontext() as layers:
-            if need_features:
+            if need_features or self.output_columns is not None:
                 features, attention = decoder.extract_features(tokens, self.encoder_out, **arguments)
                 features = features[:, -1]
-                logits = decoder.output_layer(features)
+                logits = (self.output_columns or decoder.output_layer)(features)
             else:
                 logits, attention = decoder(tokens, self.encoder_out, **arguments)
                 logits = logits[:, -1]

@@ -23,7 +23,11 @@ class LogitsProcessor(Component):
     A processor registered with ``@register_logits_processor`` is selected by its name (``generation.processors``).
     """
 
-    flags: ClassVar[Flags] = {"shift_invariant": ("__call__",), "can_merge": ("__call__",)}
+    flags: ClassVar[Flags] = {
+        "shift_invariant": ("__call__",),
+        "can_merge": ("__call__",),
+        "token_attributes": ("__call__",),
+    }
 
     shift_invariant: bool = False
     """Whether adding a constant to a row before the processor equals adding it after. If all processors are shift
@@ -32,6 +36,11 @@ class LogitsProcessor(Component):
     can_merge: bool = False
     """Whether it supports continuous batching: it must then not read tokens or source ids, and must use
     ``context.steps`` instead of ``context.step``."""
+
+    token_attributes: tuple[str, ...] | None = None
+    """The names of its attributes that have ids of tokens (an id, a list or a tensor), if it treats all other tokens
+    alike, reads no generated tokens, and has no state. With a shortlist, it then gets columns in place of ids, also as
+    ``context.eos`` and ``context.pad``, and the scores of these columns only. ``None`` if it needs all scores."""
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """Change the scores of the next token.
@@ -80,6 +89,8 @@ class ProcessorList(Composite, LogitsProcessor):
     def can_merge(self) -> bool:  # type: ignore[override]
         """Whether all processors support merged batches."""
         return all(processor.can_merge for processor in self.processors)
+
+    token_attributes = ()
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""

@@ -47,6 +47,11 @@ class SequenceBias(LogitsProcessor):
         self._last = torch.tensor([sequence[-1] for sequence in biases], dtype=torch.int64)
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
 
+    @property
+    def token_attributes(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """Biases of single tokens do not depend on the generated tokens."""
+        return ("_last",) if self.longest == 1 else None
+
     @classmethod
     def build(cls, cfg: SequenceBiasConfig, resources: Resources) -> Self:
         """See ``Component.build``; the biases of a text that is given twice are added."""

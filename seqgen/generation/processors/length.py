@@ -42,6 +42,7 @@ class MinimumLength(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    token_attributes = ("end_tokens",)
 
     @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True, counts_prompt: bool = False):
@@ -78,6 +79,7 @@ class ForceEndAtMaximum(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    token_attributes = ()
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         """See ``LogitsProcessor``."""
@@ -111,6 +113,7 @@ class ForceFirst(LogitsProcessor):
     """
 
     can_merge = True  # the first step of waiting sentences is decoded before they join
+    token_attributes = ("token", "tokens")
 
     def __init__(self, token: int, keep_score: bool = False):
         self.token, self.keep_score = token, keep_score
@@ -158,6 +161,8 @@ class ForceLast(LogitsProcessor):
     Args:
         token: its id.
     """
+
+    token_attributes = ("token",)
 
     def __init__(self, token: int):
         self.token = token

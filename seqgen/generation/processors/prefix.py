@@ -20,6 +20,7 @@ class ForcePrefix(ProcessorList):
 
     shift_invariant = ProcessorList.shift_invariant
     can_merge = ProcessorList.can_merge
+    token_attributes = ()  # with a prefix, all scores are computed
 
     def __init__(self, otherwise: Sequence[LogitsProcessor] = ()):
         super().__init__(otherwise)

@@ -36,6 +36,7 @@ class Forbid(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    token_attributes = ("tokens",)
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens = list(tokens)
@@ -72,6 +73,7 @@ class ForbidFirst(LogitsProcessor):
     """
 
     shift_invariant = True
+    token_attributes = ("tokens",)
 
     def __init__(self, tokens: Sequence[int], step: int = 0):
         self.tokens, self.step = list(tokens), step
@@ -106,6 +108,7 @@ class UnknownPenalty(LogitsProcessor):
 
     shift_invariant = True
     can_merge = True
+    token_attributes = ("unk",)
 
     def __init__(self, unk: int, penalty: float):
         self.unk, self.penalty = unk, penalty

@@ -26,6 +26,7 @@ class Search(Component):
         "can_merge": ("begin", "finished", "select_sentences", "advance", "merge", "step"),
         "independent_rows": ("begin", "step"),
         "session_class": ("step",),
+        "takes_columns": ("begin", "step"),
     }
 
     additive: bool = False
@@ -40,6 +41,10 @@ class Search(Component):
 
     processes_itself: bool = False
     """Whether ``step`` gets unprocessed scores and applies the logits processors itself, by ``context.process``."""
+
+    takes_columns: bool = False
+    """Whether ``step`` treats all tokens alike. With a shortlist, the scores then have fewer columns than the
+    vocabulary has tokens, and ``step`` returns columns in place of tokens."""
 
     takes_constraints: bool = False
     """Whether it supports lexical constraints."""

@@ -21,6 +21,7 @@ class BeamSearch(Search):
 
     additive = True
     can_merge = True
+    takes_columns = True
 
     def __init__(self) -> None:
         self.candidates_per_beam = 2
@@ -46,6 +47,7 @@ class Greedy(Search):
 
     additive = True
     independent_rows = True
+    takes_columns = True
 
     def rows(self, beam: int) -> int:
         """One, since all beams would be equal."""

@@ -1,0 +1,166 @@
+"""Vocabulary maps: the format of their files, IBM model 1, and the command that makes them."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqgen.data import lexical_model
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.lexical_model import ibm_model_1
+from seqgen.data.vocabulary_map import VocabularyMap
+from seqgen.errors import DataError
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+
+WORDS = Dictionary()
+for _word in ("a", "b", "c", "x", "y"):
+    WORDS.add_symbol(_word)
+A, B, C, X, Y = range(4, 9)
+
+
+def plain_model_1(pairs: list[tuple[list[int], list[int]]], iterations: int) -> dict[tuple[int, int], float]:
+    """IBM model 1 as its definition says, pair by pair; the empty word is -1."""
+    t = {(s, w): 1.0 for source, target in pairs for s in (-1, *source) for w in target}
+    for _ in range(iterations):
+        counts: defaultdict[tuple[int, int], float] = defaultdict(float)
+        totals: defaultdict[int, float] = defaultdict(float)
+        for source, target in pairs:
+            for word in target:
+                normalizer = sum(t[origin, word] for origin in (-1, *source))
+                for origin in (-1, *source):
+                    counts[origin, word] += t[origin, word] / normalizer
+                    totals[origin] += t[origin, word] / normalizer
+        t = {(origin, word): counts[origin, word] / totals[origin] for origin, word in t}
+    return t
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 10_000])
+def test_probabilities_equal_those_of_the_definition(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lexical_model, "_PAIRS_AT_ONCE", at_once)
+    draw = random.Random(3)
+    lines = [[[draw.randrange(9) for _ in range(draw.randrange(5))] for _ in range(12)] for _ in range(2)]
+    pairs = [(source, target) for source, target in zip(*lines, strict=True) if source and target]
+    assert len(pairs) < 12  # some lines are empty
+    found = ibm_model_1(lines[0], lines[1], iterations=3)
+    wanted = plain_model_1(pairs, iterations=3)
+    names = [-1 if token == found.null else token for token in found.source.tolist()]
+    got = dict(zip(zip(names, found.target.tolist(), strict=True), found.probability.tolist(), strict=True))
+    assert got == pytest.approx(wanted, rel=1e-12)
+
+
+def test_translations_are_told_apart() -> None:
+    """Every sentence has both words of another pair; only together do they say which word means which."""
+    best = ibm_model_1([[A, B], [B, C], [A, C], [A]], [[X, Y], [Y, 9], [X, 9], [X]], iterations=20).best(1)
+    assert {key: ids.tolist() for key, ids in best.targets.items()} == {(A,): [X], (B,): [Y], (C,): [9]}
+    nothing = ibm_model_1([[], [A]], [[X], []], iterations=2)
+    assert len(nothing.source) == len(nothing.best(3).targets) == 0
+
+
+def test_files_are_written_and_read(tmp_path: Path) -> None:
+    table = VocabularyMap({(): np.array([Y, X]), (A,): np.array([X]), (B,): np.array([], dtype=np.int64)})
+    assert table.write(tmp_path / "map", WORDS, WORDS) == 0
+    assert (tmp_path / "map").read_bytes() == b"\ty x\na\tx\nb\t\n"
+    read = VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
+    assert {key: ids.tolist() for key, ids in read.targets.items()} == {(): [Y, X], (A,): [X], (B,): []}
+
+
+def test_sequences_of_source_tokens(tmp_path: Path) -> None:
+    (tmp_path / "map").write_bytes(b"\ty\na b\tc\nb\tx\n")
+    table = VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
+    for source, ids in (([A, B], {Y, C, X}), ([B, A], {Y, X}), ([A, C, B, B], {Y, X}), ([], {Y})):
+        assert {token for own in table.of_source(source) for token in own.tolist()} == ids
+
+
+def test_tokens_with_spaces_cannot_be_written(tmp_path: Path) -> None:
+    words = Dictionary()
+    for word in ("a b", "c"):
+        words.add_symbol(word)
+    assert VocabularyMap({(4,): np.array([5]), (5,): np.array([4, 5])}).write(tmp_path / "map", words, words) == 2
+    assert (tmp_path / "map").read_bytes() == b"c\tc\n"
+
+
+DAMAGED = {
+    b"": "is empty; make the file with seqgen-shortlist",
+    b"a\tx\nb x\n": r"map, line 2: 'b x' is not SOURCE<tab>TARGET TARGET",
+    b"a\tx\ty\n": "line 1: .* is not SOURCE<tab>TARGET",
+    b"a\tx\n\n": "line 2: '' is not SOURCE<tab>TARGET",
+    b"a\tx\na\ty\n": "line 2: there is another line for 'a'; remove one of them",
+    b"a\tx z\n": "line 1: 'z' is not in the target vocabulary of the model; make a file for this model",
+    b"z\tx\n": "line 1: 'z' is not in the source vocabulary of the model",
+    b"a\tx\r\n": r"line 1: 'x\\r' is not in the target vocabulary",
+    b"a\tx  y\n": "line 1: there must be exactly one space between two tokens",
+    b"a\tx \n": "line 1: there must be exactly one space between two tokens",
+    b"a\t\xff\n": r"line 1: byte 3 \(0xff\) is not valid UTF-8",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=str)
+def test_damaged_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "map").write_bytes(content)
+    with pytest.raises(DataError, match=DAMAGED[content]):
+        VocabularyMap.read(tmp_path / "map", WORDS, WORDS)
+
+
+@pytest.fixture(scope="module", name="run")
+def _run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shortlist")
+    corpus(folder / "DATA")
+    arguments = training_arguments(folder / "DATA", folder / "run")
+    outcome = command("train", *arguments, *SMALL_FCONV, "optimization.max_update=1", "common.threads=1")
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+def made(run: Path, output: Path, *further: str) -> tuple[int, str, str]:
+    texts = [f"{side}={run.parent}/DATA/train.{language}" for side, language in (("source", "en"), ("target", "de"))]
+    outcome = command("shortlist", f"path={run}", *texts, f"output={output}", *further)
+    return outcome.code, outcome.out, outcome.err
+
+
+@pytest.mark.slow
+def test_the_commands(run: Path, tmp_path: Path) -> None:
+    code, out, err = made(run, tmp_path / "map", "best=3", "frequent=4")
+    assert code == 0, err
+    assert "frequent tokens" in out
+    lines = (tmp_path / "map").read_text(encoding="utf-8").splitlines()
+    assert len(lines[0].split()) == 4
+    assert lines[0].startswith("\t")
+    assert all(len(line.partition("\t")[2].split()) <= 3 for line in lines[1:])
+    text = (run.parent / "DATA" / "test.en").read_bytes()
+    decoding = (f"path={run}", "input=-", "generation.beam=2", "common.device=cpu", "common.threads=1")
+    decoded = command("generate", *decoding, f"generation.shortlist={tmp_path}/map", stdin=text)
+    assert decoded.code == 0, decoded.err
+    assert len(decoded.out.splitlines()) == len(text.splitlines())
+    for content, words in (
+        (None, "there is no file"),
+        (b"\xff\tx\n", "is not valid UTF-8"),
+        (b"x", "is not SOURCE<tab>"),
+    ):
+        (tmp_path / "bad").unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / "bad").write_bytes(content)
+        refused = command("generate", *decoding, f"generation.shortlist={tmp_path}/bad", stdin=text)
+        assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
+        assert words in refused.err
+
+
+@pytest.mark.slow
+def test_what_the_command_refuses(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("the dog\n")
+    (tmp_path / "empty").write_text("")
+    for further, words in (
+        ((f"target={tmp_path}/short",), "has more lines than"),
+        ((f"source={tmp_path}/empty", f"target={tmp_path}/empty"), "has no lines"),
+        ((f"source={tmp_path}/none",), "there is no file"),
+        (("output=",), "output is missing"),
+        ((f"output={tmp_path}/none/map",), "does not exist; create it"),
+        (("best=-1",), "best=-1 is below its minimum"),
+        ((f"output={run.parent}/DATA/train.en",), "would overwrite the input"),
+    ):
+        code, _, err = made(run, tmp_path / "map", *further)
+        assert (code, len(err.splitlines())) == (2, 1), err
+        assert words in err
