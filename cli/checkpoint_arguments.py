@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.arguments import split_argument, text_values
+from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model
 from seqgen.compose import chosen_components
 from seqgen.config import TrainConfig
@@ -37,6 +38,7 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
         CheckpointError: the checkpoint cannot be read.
     """
     path = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
+    path = str(local_path(path)) if path else ""
     keys = {split_argument(override)[0] for override in overrides}
     if not path or checkpoint_loader_of(Path(path)) is None:
         if path and "model" not in keys and not Path(path).exists():

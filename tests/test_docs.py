@@ -15,8 +15,8 @@ import torch
 
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 from tests.fairseq_checkpoints import FCONV, in_args, options_of, random_model, write
-from tests.huggingface_t5 import tiny_folder
 from tests.hub_server import serve
+from tests.huggingface_t5 import tiny_folder
 from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent

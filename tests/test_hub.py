@@ -17,7 +17,7 @@ from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import load_model, load_models, split_path
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.text.translator import Translator
-from tests.commands import command
+from tests.commands import command, corpus
 from tests.hub_server import Hub, serve
 from tests.pretrained_folders import write_model
 
@@ -125,6 +125,17 @@ def test_paths_of_models(hub: Hub, folder: Path, tmp_path: Path) -> None:
     outcome = command("average", f"path=[{PATH},{PATH}]")
     assert outcome.code == 2
     assert "only checkpoints of runs are averaged; make it a run with seqgen-convert path=hf:" in outcome.err
+
+
+@pytest.mark.slow
+def test_fine_tuning(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    data, run = corpus(tmp_path / "data"), tmp_path / "run"
+    paths = [f"run_dir={run}", f"task.train={data}/train", f"task.valid={data}/val"]
+    keys = ["task=translation", "task.source_lang=en", "task.target_lang=de", f"checkpoint.finetune_from={PATH}"]
+    steps = ["optimization.max_update=1", "optimization.lr=[0]", "common.tensorboard=false"]
+    outcome = command("train", *paths, *keys, *steps)
+    assert outcome.code == 0, outcome.err
+    assert same_weights(load_model(run).model, load_model(folder).model)
 
 
 def test_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

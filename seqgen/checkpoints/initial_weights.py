@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, run_folder
 from seqgen.checkpoints.run_checkpoints import fit, read_weights, resolve
 from seqgen.data.dictionary import Dictionary
@@ -46,7 +47,7 @@ def read_initial_weights(given: str) -> InitialWeights:
         CheckpointError: there is no such checkpoint, or it is damaged.
         DataError: a tokenizer is missing or damaged.
     """
-    path = Path(given)
+    path = local_path(given)
     if checkpoint_loader_of(path) is not None:
         loaded = load_model(path, dtype=torch.float32)
         both = {"source": loaded.task.source_dictionary, "target": loaded.task.target_dictionary}
