@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ NEXT = "next."
 
 _AFTER = f"{SEEN} + 1"
 _EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}
-"""The sizes with which the graphs are traced; at most one dimension may have size 0 or 1 in the trace of a graph."""
+"""The sizes with which the graphs are traced. None is 0 or 1, since the tracer would take such a size as fixed."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Graph:
     program: ExportedProgram
     inputs: list[NamedTensor]
     outputs: list[NamedTensor]
+
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Runs a graph: maps its inputs to its outputs, both in order."""
 
 
 class EncoderGraph(nn.Module):
@@ -188,7 +192,7 @@ def _of_source(name: str, tensor: Tensor) -> NamedTensor:
 
 
 def _example(tensor: NamedTensor) -> Tensor:
-    """Zeros in the sizes of ``_EXAMPLE``; padding must not be 0 for sources."""
+    """Zeros in the sizes of ``_EXAMPLE``."""
     return torch.zeros([n if isinstance(n, int) else _EXAMPLE[n] for n in tensor.shape], dtype=tensor.dtype)
 
 
@@ -206,7 +210,8 @@ def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | li
         return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # its class depends on what in the model cannot be exported
         reason = str(error).strip().partition("\n")[0][:200]
-        raise ConfigError(f"{type(graph).__name__} cannot be exported by torch.export: {reason}") from error
+        what = "encoder" if isinstance(graph, EncoderGraph) else "decoder"
+        raise ConfigError(f"torch.export cannot export the {what} of this model: {reason}") from error
 
 
 def _output_size(step: ExportedProgram) -> int:
