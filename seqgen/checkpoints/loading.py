@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.model_size import build_real, can_materialize, check_size, materialize
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
@@ -278,7 +278,10 @@ def load_model(
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
     loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_dtype(dtype))
-    loaded = _load_run(Path(path)) if loader is None else loader(Path(path), reading or ReadingConfig(), placement)
+    if loader is None:
+        loaded = _load_run(Path(path), placement)
+    else:
+        loaded = loader(Path(path), reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
     return loaded
 
@@ -296,7 +299,7 @@ def _weight_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _load_run(path: Path) -> LoadedModel:
+def _load_run(path: Path, placement: Placement) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
@@ -304,8 +307,12 @@ def _load_run(path: Path) -> LoadedModel:
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     verify_task(folder, task)
-    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
-    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
+    model = check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    if model is not None and can_materialize(model):
+        model.to(placement.dtype)
+        materialize(model, placement.device)
+    else:
+        model = build_real(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 

@@ -12,6 +12,7 @@ from seqgen.export.graphs import Graph, Run
 from seqgen.export.state import ROWS
 from seqgen.model import EncoderDecoderModel
 
+
 @dataclass(frozen=True)
 class Sentences:
     """Random sentences: sources of unequal length, and the targets that are given to the decoder.

@@ -163,11 +163,12 @@ def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
         step_program = _export(step, dims, tokens, source, state)
     vocab = _output_size(step_program)
     logits = NamedTensor("logits", (ROWS, vocab), torch.float32)
-    after = [
+    new_state = [
         replace(tensor, name=NEXT + tensor.name, shape=tuple(_AFTER if n == SEEN else n for n in tensor.shape))
         for tensor in state
     ]
-    return Graph(encoder_program, [src_tokens], source), Graph(step_program, [tokens, *source, *state], [logits, *after])
+    of_step = Graph(step_program, [tokens, *source, *state], [logits, *new_state])
+    return Graph(encoder_program, [src_tokens], source), of_step
 
 
 def _flat_state(model: EncoderDecoderModel) -> FlatState:

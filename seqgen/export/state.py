@@ -151,4 +151,3 @@ class FlatState:
         for name, convolution in self._convolutions.items():
             found[f"{name}.{INPUTS}"] = state[convolution.state_key]["input_buffer"]
         return found
-

@@ -55,7 +55,8 @@ class RelativePositionBias(nn.Module):
         if not INPUT_CHOICES.is_on():  # one lookup for each query and key: exports have no operator for windows
             queries = torch.arange(seen, seen + new, device=device)
             return self._of_distances(torch.arange(keys, device=device) - queries.unsqueeze(1)).unsqueeze(0)
-        by_distance = self._of_distances(torch.arange(1 - seen - new, keys - seen, device=device))  # (H, new + keys - 1)
+        # (H, new + keys - 1)
+        by_distance = self._of_distances(torch.arange(1 - seen - new, keys - seen, device=device))
         windows = by_distance.unfold(1, keys, 1)  # (H, new, keys), the last query first
         return (windows if new == 1 else windows.flip(1)).unsqueeze(0)
 
