@@ -154,7 +154,10 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name")
-    for name, tensor in content.items():
+    content = dict(content)
+    while content:  # what has been yielded is freed
+        name = next(iter(content))
+        tensor = content.pop(name)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         yield name, tensor

@@ -21,6 +21,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.model_size import build_real, can_materialize, check_size, materialize
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
@@ -226,6 +227,7 @@ def load_models(
     device: torch.device | str = "cpu",
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
+    device_map: str = "",
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -234,6 +236,7 @@ def load_models(
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
+        device_map: see ``load_model``.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -246,7 +249,7 @@ def load_models(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading) for path in separate]
+    return [load_model(path, device, dtype, reading, device_map) for path in separate]
 
 
 def split_path(path: str) -> list[str]:
@@ -259,6 +262,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
+    device_map: str = "",
 ) -> LoadedModel:
     """Load a trained model.
 
@@ -268,6 +272,8 @@ def load_model(
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
+        device_map: distributes the layers over several devices, of which ``device`` is the main one: ``auto``, or the
+            devices of layers; see ``seqgen.checkpoints.device_map``. Empty for one device.
 
     Returns:
         The model with its task.
@@ -277,12 +283,16 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    loader, placement = checkpoint_loader_of(Path(path)), Placement(find_device(device), _weight_dtype(dtype))
+    main = find_device(device)
+    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype))
+    loader = checkpoint_loader_of(Path(path))
     if loader is None:
         loaded = _load_run(Path(path), placement)
     else:
         loaded = loader(Path(path), reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
+    if device_map:
+        place(loaded.model, main, device_map)
     return loaded
 
 
