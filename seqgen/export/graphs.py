@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -27,6 +28,9 @@ NEXT = "next."
 _AFTER = f"{SEEN} + 1"
 _EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}
 """The sizes with which the graphs are traced. None is 0 or 1, since the tracer would take such a size as fixed."""
+
+MIN_POSITIONS = 6
+"""The smallest number of positions of a model; the graphs are traced and checked with at most this many."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class EncoderGraph(nn.Module):
         """
         encoder_out = self.encoder(src_tokens, src_tokens.ne(self.pad).sum(1))
         if not self.names:
-            return {field.name: getattr(encoder_out, field.name) for field in dataclasses.fields(encoder_out)}
+            fields = {field.name: getattr(encoder_out, field.name) for field in dataclasses.fields(encoder_out)}
+            return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
         found = {MASK: encoder_out.encoder_padding_mask}
         for name, attention in zip(self.names, self.attentions, strict=True):
             keys, values, _ = attention.encoder_keys(encoder_out.encoder_out, None)  # type: ignore[operator]
@@ -181,6 +186,10 @@ def _flat_state(model: EncoderDecoderModel) -> FlatState:
 
 def _dims(model: EncoderDecoderModel) -> dict[str, Any]:
     source, target = model.max_positions()
+    if min(source, target) < MIN_POSITIONS:
+        raise ConfigError(
+            f"a model with {source} source and {target} target positions cannot be exported; it needs {MIN_POSITIONS}"
+        )
     seen = Dim(SEEN, min=0, max=target - 1)
     return {ROWS: Dim(ROWS, min=1), SOURCE: Dim(SOURCE, min=1, max=source), SEEN: seen, _AFTER: seen + 1}
 
@@ -208,7 +217,9 @@ def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | li
 
     shapes = convert(lambda tensor: {i: dims[n] for i, n in enumerate(tensor.shape) if isinstance(n, str)})
     try:
-        return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the tracer warns about is an error later, or harmless
+            return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # its class depends on what in the model cannot be exported
         reason = str(error).strip().partition("\n")[0][:200]
         what = "encoder" if isinstance(graph, EncoderGraph) else "decoder"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from seqgen.incremental_state import IncrementalState, StateDict
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -29,7 +31,8 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
         return GrowingCache()
     table = IndirectionTable(keys.size(0) // beam_size, beam_size, keys.device)
-    shared: IndirectionTable = incremental_state.shared.setdefault(f"indirection_table:{keys.device}", table)
+    tables: dict[torch.device, IndirectionTable] = incremental_state.shared.setdefault("indirection_table", {})
+    shared = tables.setdefault(keys.device, table)
     if shared.clock > 1:  # the other modules have already computed more than one step
         return GrowingCache()
     return IndirectionCache(shared, stays=incremental_state.beam_table is True)
