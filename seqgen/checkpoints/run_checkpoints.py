@@ -234,9 +234,9 @@ def _unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
             if attempt == 3 or _identity(checkpoint) == before:
                 raise
         else:
-            if attempt == 3 or _identity(checkpoint) == before:
+            if _identity(checkpoint) == before:
                 return found
-    raise AssertionError("unreachable")
+    raise CheckpointError(f"{checkpoint}: a training run replaced it each time it was read; read it again later")
 
 
 def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
@@ -280,14 +280,16 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Read a checkpoint's weights into a model.
+    """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
+
+    A model that converts older weights (``upgrade_state_dict``) gets all of them at once.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
         checkpoint: the checkpoint's folder; see ``resolve``.
 
     Raises:
-        CheckpointError: the file cannot be used, or names or shapes differ; the model is then unchanged.
+        CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
     """
     if _upgrades(model):
         weights = read_weights(checkpoint)
@@ -306,7 +308,7 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
 
 def _upgrades(model: nn.Module) -> bool:
     """Whether a module of a model converts the weights that an older version saved, which needs all of them."""
-    return any(
+    return hasattr(model, _UPGRADE) and any(
         getattr(type(module), _UPGRADE).__module__ not in ("seqgen.model", "seqgen.encoder", "seqgen.decoder")
         for module in model.modules()
         if hasattr(type(module), _UPGRADE)

@@ -28,6 +28,7 @@ _TENSOR = "$tensor"
 _ALIAS = "alias:"  # prefix of metadata keys, which list names of the state dict that share memory with another name
 
 _CHUNK_BYTES = 16 << 20
+"""The smallest size of a chunk of ``tensor_chunks``."""
 
 
 def pack(tree: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
