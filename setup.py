@@ -4,6 +4,9 @@ from pathlib import Path
 
 from setuptools import setup
 
+EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
+"""What seqgen-export needs to write ONNX files and to check them."""
+
 setup(
     name="seqgen",
     version="0.1.0",
@@ -24,6 +27,7 @@ setup(
         "seqgen.checkpoints",
         "seqgen.data",
         "seqgen.data.tokenizers",
+        "seqgen.export",
         "seqgen.generation",
         "seqgen.generation.ensemble",
         "seqgen.generation.processors",
@@ -56,7 +60,9 @@ setup(
         "num2words>=0.5.13",
     ],
     extras_require={
+        "export": EXPORT,
         "test": [
+            *EXPORT,
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
@@ -76,6 +82,7 @@ setup(
             "seqgen-average = seqgen.cli.average:main",
             "seqgen-convert = seqgen.cli.convert:main",
             "seqgen-shortlist = seqgen.cli.shortlist:main",
+            "seqgen-export = seqgen.cli.export:main",
             "seqgen-tune = seqgen.cli.tune:main",
             "seqgen-check = seqgen.cli.check:main",
         ]

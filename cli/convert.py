@@ -32,8 +32,8 @@ folder: path=RUN huggingface_dir=FOLDER. The command prints how to decode with t
 
 
 @dataclass
-class ConvertCommonConfig:
-    """The keys of the ``common`` group that ``seqgen-convert`` and ``seqgen-shortlist`` have."""
+class UserCodeConfig:
+    """The keys of the ``common`` group of the commands that do not compute with a model."""
 
     user_dir: list[str] = option(
         [],
@@ -56,7 +56,7 @@ class ConvertConfig:
     source_lang: str = option("", "source language, if the checkpoint does not name it")
     target_lang: str = option("", "target language, if the checkpoint does not name it")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: ConvertCommonConfig = dataclasses.field(default_factory=ConvertCommonConfig)
+    common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -128,7 +128,7 @@ def _check_keys(cfg: GenerateConfig) -> None:
 
 def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStreamer | None) -> TextDecoding:
     """Load the models, prepare decoding with the details that the output format needs, and print the notes of both."""
-    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
+    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})

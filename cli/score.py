@@ -13,7 +13,7 @@ from pathlib import Path
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.output import check_output, open_output
-from seqgen.config import CommonConfig, ReadingConfig, option
+from seqgen.config import DecodingCommonConfig, ReadingConfig, option
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.language_model import LanguageModel
@@ -72,7 +72,7 @@ class ScoreConfig:
     )
     output: str = option("-", "output file for the log-probabilities, one JSON object per line; - for standard output")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
 
 
@@ -117,7 +117,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = _parallel(cfg.source or cfg.reference, cfg.reference)
     device = set_up_device(cfg.common)
-    loaded = load_models(cfg.path, device, cfg.reading)
+    loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     translator = Translator(loaded, **dataclasses.asdict(cfg.generation))

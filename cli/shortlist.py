@@ -13,7 +13,7 @@ import numpy as np
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.cli.command import log, run
-from seqgen.cli.convert import ConvertCommonConfig
+from seqgen.cli.convert import UserCodeConfig
 from seqgen.cli.output import check_output
 from seqgen.config import ReadingConfig, option
 from seqgen.data.lexical_model import ibm_model_1
@@ -40,7 +40,7 @@ class ShortlistConfig:
     iterations: int = option(5, "iterations of expectation maximization of IBM model 1", minimum=1)
     lines: int = option(500_000, "number of lines that are read; 0 for all", minimum=0)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: ConvertCommonConfig = dataclasses.field(default_factory=ConvertCommonConfig)
+    common: UserCodeConfig = dataclasses.field(default_factory=UserCodeConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,8 +25,8 @@ from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, sear
 from seqgen.cli.tuning_trials import Metric, Trials
 from seqgen.component_keys import component_of_key, parse_component_value
 from seqgen.config import (
-    CommonConfig,
     DebugConfig,
+    DecodingCommonConfig,
     GenerateConfig,
     GenerateDatasetConfig,
     GenerationConfig,
@@ -87,7 +87,7 @@ class TuneConfig:
     tokenize: str = option("13a", "sacreBLEU's tokenizer for BLEU", choices=("13a", "intl", "char", "none", "zh"))
     dataset: TuneDatasetConfig = dataclasses.field(default_factory=TuneDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
     debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
 
@@ -117,7 +117,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     """
     _check_keys(cfg, tuned)
     values = dict(split_argument(argument) for argument in tuned)
-    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading)
+    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}

@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor, nn
 
-from seqgen.checkpoints.serialization import read_json, write_json, write_tensors
+from seqgen.checkpoints.model_size import materialize
+from seqgen.checkpoints.serialization import read_json, tensor_chunks, write_json, write_tensors
 from seqgen.errors import CheckpointError
 from seqgen.models.torch_file import read_torch_file
-from seqgen.modules.inspection import memory_footprint
-from seqgen.modules.positions import SinusoidalPositions
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -141,25 +139,25 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file by name, one after another.
 
     Args:
-        path: a ``safetensors`` file, of which one tensor at a time is in memory, or a file of ``torch.save``.
+        path: a ``safetensors`` file, of which a small part at a time is in memory, or a file of ``torch.save``.
 
     Raises:
         CheckpointError: the file is damaged, holds code or something else than tensors.
     """
     if path.suffix == ".safetensors":
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118  # no mapping
-                    yield name, file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read as a safetensors file ({error}); it may be truncated: download it again"
-            ) from None
+            for chunk in tensor_chunks(path):
+                yield from chunk.items()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: download it again") from None
         return
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds no weights by name")
-    for name, tensor in content.items():
+    content = dict(content)
+    while content:  # what has been yielded is freed
+        name = next(iter(content))
+        tensor = content.pop(name)
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
         yield name, tensor
@@ -168,7 +166,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
 def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
-    Besides the model, at most one file is in memory, or one tensor of a ``safetensors`` file.
+    Besides the model, a small part of a ``safetensors`` file is in memory, or one file of ``torch.save``.
 
     Args:
         model: a model on the ``meta`` device, in the wanted dtype.
@@ -239,32 +237,6 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _same(tensor: Tensor, place: Tensor) -> bool:
     return place.is_meta or torch.equal(tensor.to(place), place)
-
-
-def materialize(model: nn.Module, device: torch.device) -> None:
-    """Replace parameters on the ``meta`` device by uninitialized ones, and compute buffers; tied parameters stay tied.
-
-    Args:
-        model: a model whose parameters are on the ``meta`` device.
-        device: where to put parameters and buffers.
-
-    Raises:
-        CheckpointError: there is not enough memory.
-    """
-    try:
-        made = {parameter: nn.Parameter(torch.empty_like(parameter, device=device)) for parameter in model.parameters()}
-    except (RuntimeError, MemoryError):
-        size = memory_footprint(model) / 1e9
-        raise CheckpointError(
-            f"the model needs {size:.1f} GB, more than {device} has free; choose a smaller dtype or model"
-        ) from None
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            setattr(module, name, made[parameter])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
-        if isinstance(module, SinusoidalPositions):
-            module.reset_buffers()
 
 
 def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:

@@ -56,6 +56,18 @@ class CommonConfig:
 
 
 @dataclass
+class DecodingCommonConfig(CommonConfig):
+    """The ``common`` group of commands that decode or score with trained models."""
+
+    device_map: str = option(
+        "",
+        "distribute the layers of each model over several devices: auto, by free memory, or a list in quotes such as "
+        "'encoder.layers=cuda:0,decoder.layers=cuda:1'; other layers and all other modules are on common.device; "
+        "empty for one device",
+    )
+
+
+@dataclass
 class TrainCommonConfig(CommonConfig):
     """The ``common`` group of ``seqgen-train``: the keys of every command, and those that only training has."""
 
@@ -517,6 +529,6 @@ class GenerateConfig:
     stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
-    common: CommonConfig = dataclasses.field(default_factory=CommonConfig)
+    common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
     debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)

@@ -152,7 +152,8 @@ class PositionCounter(StatefulModule):
     def count(self, incremental_state: StateDict | None) -> int:
         """The number of positions so far; 0 without a state."""
         module_state = self.get_state(incremental_state)
-        return 0 if module_state is None else int(module_state["positions"])
+        positions: int = 0 if module_state is None else module_state["positions"]
+        return positions
 
     def add(self, incremental_state: StateDict | None, positions: int) -> None:
         """Count more positions; does nothing without a state."""
@@ -297,7 +298,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if isinstance(incremental_state, IncrementalState):
             incremental_state.reorder_start_offsets(new_order)
         for key, module_state in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_state(module_state, new_order)
+            owner = _owner(key)
+            incremental_state[key] = owner.reorder_state(module_state, _moved(new_order, owner))
 
     def reorder_beams(self, incremental_state: StateDict, parents: Tensor) -> None:
         """Reorder rows within each sentence, in place.
@@ -309,7 +311,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
         if type(self).reorder_incremental_state is not IncrementalDecoder.reorder_incremental_state:
             return self.reorder_incremental_state(incremental_state, rows_of_parents(parents))
         for key, module_state in list(incremental_state.items()):
-            incremental_state[key] = _owner(key).reorder_state_within_beams(module_state, parents)
+            owner = _owner(key)
+            incremental_state[key] = owner.reorder_state_within_beams(module_state, _moved(parents, owner))
         return None
 
     def select_sentences(self, incremental_state: StateDict, keep: Tensor) -> None:
@@ -325,7 +328,8 @@ class IncrementalDecoder(StatefulModule, Decoder):
             self.reorder_incremental_state(incremental_state, rows_of_sentences(keep, beam_size))
         else:
             for key, module_state in list(incremental_state.items()):
-                incremental_state[key] = _owner(key).select_state(module_state, keep, beam_size)
+                owner = _owner(key)
+                incremental_state[key] = owner.select_state(module_state, _moved(keep, owner), beam_size)
         if isinstance(incremental_state, IncrementalState) and start_offsets is not None:
             incremental_state.start_offsets = start_offsets.index_select(
                 0, keep
@@ -438,3 +442,7 @@ def _owner(key: Any) -> StatefulModule:
         raise RuntimeError("a decoding state holds the state of a module that no longer exists; start with a new state")
     module: StatefulModule = owner
     return module
+
+
+def _moved(rows: Tensor, owner: StatefulModule) -> Tensor:
+    return rows if owner.state_device is None else rows.to(owner.state_device)

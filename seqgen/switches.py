@@ -37,6 +37,9 @@ class Switch:
 
 PREPACKED_WEIGHTS = Switch("prepacked_weights")
 TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")
+INPUT_CHOICES = Switch("input_choices")
+"""Choosing the computation by the size or the values of the input, for example no mask for a batch without padding. It
+is off while a model is exported, since the exported computation must be right for all inputs."""
 
 
 @contextmanager

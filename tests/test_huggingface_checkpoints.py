@@ -195,24 +195,46 @@ def test_activations_are_the_originals(projection: str, further: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_loading_streams(tmp_path: Path) -> None:
-    """Apart from the model, at most one shard is in memory, which is less than a second copy of the model."""
+@pytest.mark.parametrize("kind", ["folder", "shards", "run"])
+def test_loading_never_has_two_copies_of_the_weights(kind: str, tmp_path: Path) -> None:
+    """Resident memory, mapped files included, in a process of its own: the weights and a small part of a file."""
     script = """
-import resource, sys, torch, seqgen.models
+import sys, threading, time, torch, seqgen.models, seqgen.tasks
 from seqgen.checkpoints.loading import load_model
+
+def resident():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
 load_model(sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-model = load_model(sys.argv[1]).model
-size = sum(p.nbytes for p in model.parameters()) / 1024
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
+before = peak = resident()
+done = threading.Event()
+
+def watch():
+    global peak
+    while not done.wait(0.002):
+        peak = max(peak, resident())
+
+thread = threading.Thread(target=watch)
+thread.start()
+model = load_model(sys.argv[1], dtype=None if sys.argv[3] == "as saved" else sys.argv[3]).model
+done.set()
+thread.join()
+print((peak - before) / sum(parameter.nbytes for parameter in model.parameters()))
 """
-    small = tiny_folder(tmp_path / "small", "t5_v1_1")
     size = {"d_model": 512, "d_ff": 4096, "d_kv": 64, "num_heads": 8, "num_layers": 6}
-    large = tiny_folder(tmp_path / "large", "t5_v1_1", max_shard_size="20MB", **size)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(large), str(small)], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) < 1.35, f"{done.stdout} times the model's memory"
+    paths = []
+    for name, values in (("large", size), ("small", {})):
+        shards = {"max_shard_size": "100MB"} if kind == "shards" else {}
+        path = tiny_folder(tmp_path / name, "t5_v1_1", **shards, **values)
+        if kind == "run":
+            outcome = command("convert", f"path={path}", f"run_dir={tmp_path / f'{name}_run'}")
+            assert outcome.code == 0, outcome.err
+            path = tmp_path / f"{name}_run"
+        paths.append(str(path))
+    for dtype in ("as saved", "bfloat16", "float64"):  # the folder has float32
+        arguments = [sys.executable, "-c", script, *paths, dtype]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        assert 0.9 < float(done.stdout) < 1.2, (dtype, done.stdout)
 
 
 # --- how to decode

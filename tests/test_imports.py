@@ -23,7 +23,7 @@ LAYERS = [
     {"generation"},
     {"task"},
     {"checkpoints"},
-    {"text", "inspection"},
+    {"text", "inspection", "export"},
     {"training"},
     {"models", "tasks"},
     {"cli"},

@@ -22,8 +22,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.model_size import build_real, can_materialize, check_size, materialize
 from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
@@ -228,6 +229,7 @@ def load_models(
     device: torch.device | str = "cpu",
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
+    device_map: str = "",
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -236,6 +238,7 @@ def load_models(
         device: where to put them.
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
+        device_map: see ``load_model``.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -248,7 +251,7 @@ def load_models(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading) for path in separate]
+    return [load_model(path, device, dtype, reading, device_map) for path in separate]
 
 
 def split_path(path: str) -> list[str]:
@@ -266,6 +269,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
+    device_map: str = "",
 ) -> LoadedModel:
     """Load a trained model.
 
@@ -275,6 +279,8 @@ def load_model(
         device: where to put it.
         dtype: dtype of the weights, or its name, such as ``"bfloat16"``; as saved if not given.
         reading: what a checkpoint of another toolkit lacks.
+        device_map: distributes the layers over several devices, of which ``device`` is the main one: ``auto``, or the
+            devices of layers; see ``seqgen.checkpoints.device_map``. Empty for one device.
 
     Returns:
         The model with its task.
@@ -284,10 +290,16 @@ def load_model(
         ConfigError: the device or dtype is not available.
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
-    placement, local = Placement(find_device(device), _weight_dtype(dtype)), local_path(path)
+    main, local = find_device(device), local_path(path)
+    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype))
     loader = checkpoint_loader_of(local)
-    loaded = _load_run(local) if loader is None else loader(local, reading or ReadingConfig(), placement)
+    if loader is None:
+        loaded = _load_run(local, placement)
+    else:
+        loaded = loader(local, reading or ReadingConfig(), placement)
     loaded.model.to(device=placement.device, dtype=placement.dtype).eval()
+    if device_map:
+        place(loaded.model, main, device_map)
     return loaded
 
 
@@ -304,7 +316,7 @@ def _weight_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _load_run(path: Path) -> LoadedModel:
+def _load_run(path: Path, placement: Placement) -> LoadedModel:
     checkpoint = resolve(path)
     folder = run_folder_of(checkpoint)
     config = read_run_config(folder)
@@ -312,8 +324,12 @@ def _load_run(path: Path) -> LoadedModel:
     with frozen(folder):
         task: Task = TASKS.of(config.task).component.setup_task(config.task, folder)  # type: ignore[attr-defined]
     verify_task(folder, task)
-    check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
-    model: EncoderDecoderModel = build_real(lambda: task.build_model(config.model), str(checkpoint))
+    model = check_size(lambda: task.build_model(config.model), weight_shapes(checkpoint), str(checkpoint))
+    if model is not None and can_materialize(model):
+        model.to(placement.dtype)
+        materialize(model, placement.device)
+    else:
+        model = build_real(lambda: task.build_model(config.model), str(checkpoint))
     load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 

@@ -1,15 +1,15 @@
-"""Compares a model's weights with those of its checkpoint before memory is allocated.
+"""Compares a model's weights with those of its checkpoint before memory is allocated, and allocates them.
 
 A damaged configuration can ask for a billion layers, whereas the weights of a checkpoint are no larger than its file.
-So the model is first built on PyTorch's ``meta`` device, which allocates no memory. It is built on a real device only
-if its weights match those of the checkpoint.
+So the model is first built on PyTorch's ``meta`` device, which allocates no memory. Only if its weights match those of
+the checkpoint, they are allocated, on the device and in the dtype in which they are needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,19 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.errors import CheckpointError, UserError
+from seqgen.modules.inspection import memory_footprint
+from seqgen.structures import map_tensors
 
 MAX_BUFFERS = 1 << 32
 """Maximum bytes of buffers that a model computes when it is built and does not save, such as sinusoidal positions."""
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
 def check_size(
-    build: Callable[[], nn.Module], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
-) -> None:
+    build: Callable[[], M], weights: Mapping[str, Tensor], where: str, *, without_memory: bool = False
+) -> M | None:
     """Check that a model has the weights of its checkpoint, by name and shape.
 
     A model that cannot be built on the ``meta`` device is not checked.
@@ -34,6 +39,9 @@ def check_size(
         weights: the checkpoint's weights by name; only their shapes are read, so they may be on the ``meta`` device.
         where: the checkpoint, for messages.
         without_memory: whether the model is known to build on the ``meta`` device; if so, a failure there is an error.
+
+    Returns:
+        The model on the ``meta`` device; ``None`` if it cannot be built there.
 
     Raises:
         CheckpointError: the model has other weights, or too large buffers.
@@ -50,7 +58,7 @@ def check_size(
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
         if without_memory:
             raise _impossible(error, where) from error
-        return
+        return None
     fit(model, upgraded, where)
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if buffers > MAX_BUFFERS:
@@ -58,6 +66,7 @@ def check_size(
             f"{where}: the model would need {buffers >> 30} GiB for buffers, more than {MAX_BUFFERS >> 30} GiB; its "
             "configuration is damaged, perhaps its maximum source or target length"
         )
+    return model
 
 
 def build_real(build: Callable[[], Any], where: str) -> Any:
@@ -77,6 +86,67 @@ def build_real(build: Callable[[], Any], where: str) -> Any:
         return build()
     except (RuntimeError, OverflowError, MemoryError) as error:
         raise _impossible(error, where) from error
+
+
+def can_materialize(model: nn.Module) -> bool:
+    """Whether ``materialize`` and the weights of a checkpoint make a complete model of one on the ``meta`` device.
+
+    They do not if a module has values that are neither saved with the weights nor computed by ``reset_buffers``, or
+    parameters of a class of their own.
+
+    Args:
+        model: a model on the ``meta`` device.
+    """
+    if any(type(parameter) is not nn.Parameter or vars(parameter) for parameter in model.parameters()):
+        return False
+    return not any(_has_unsaved_values(module) for module in model.modules())
+
+
+def _has_unsaved_values(module: nn.Module) -> bool:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors({name: value for name, value in vars(module).items() if name not in _REGISTERED}, note)
+    if not hasattr(module, "reset_buffers"):
+        found += [module._buffers[name] for name in module._non_persistent_buffers_set]  # type: ignore[misc]
+    return any(tensor is not None and tensor.is_meta for tensor in found)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Replace parameters on the ``meta`` device by uninitialized ones, and compute buffers; tied parameters stay tied.
+
+    A module with buffers that are not saved computes them in its method ``reset_buffers``.
+
+    Args:
+        model: a model whose parameters are on the ``meta`` device.
+        device: where to put parameters and buffers.
+
+    Raises:
+        CheckpointError: there is not enough memory.
+    """
+    try:
+        made = {
+            parameter: nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            for parameter in model.parameters()
+        }
+    except (RuntimeError, MemoryError):
+        size = memory_footprint(model) / 1e9
+        raise CheckpointError(
+            f"the model needs {size:.1f} GB, more than {device} has free; choose a smaller dtype or model"
+        ) from None
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
+        if hasattr(module, "reset_buffers"):
+            module.reset_buffers()  # type: ignore[operator]
 
 
 def _impossible(error: BaseException, where: str) -> CheckpointError:

@@ -17,9 +17,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -29,6 +29,7 @@ from seqgen.checkpoints.serialization import (
     pack,
     read_json,
     read_tensors,
+    tensor_chunks,
     unpack,
     verify_checksums,
     write_checksums,
@@ -44,7 +45,10 @@ STATE_TENSORS = "training_state.safetensors"
 STATE = "training_state.json"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
+_UPGRADE = "upgrade_state_dict"
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
+
+T = TypeVar("T")
 
 
 class Checkpoints:
@@ -215,16 +219,24 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, damaged or truncated.
     """
+    return _unchanged(checkpoint, lambda: read_tensors(checkpoint / MODEL))
+
+
+def _unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
+    """Verify the checksum of a checkpoint's weights and read them, again if they are replaced meanwhile."""
     for attempt in (1, 2, 3):
         before = _identity(checkpoint)
         try:
             verify_checksums(checkpoint, [MODEL])
-            return read_tensors(checkpoint / MODEL)
+            found = read()
         except CheckpointError:
             # A running training process may have replaced the checkpoint while it was being read.
             if attempt == 3 or _identity(checkpoint) == before:
                 raise
-    raise AssertionError("unreachable")
+        else:
+            if _identity(checkpoint) == before:
+                return found
+    raise CheckpointError(f"{checkpoint}: a training run replaced it each time it was read; read it again later")
 
 
 def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
@@ -268,21 +280,39 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Read a checkpoint's weights into a model.
+    """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
+
+    A model that converts older weights (``upgrade_state_dict``) gets all of them at once.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
         checkpoint: the checkpoint's folder; see ``resolve``.
 
     Raises:
-        CheckpointError: the file cannot be used, or names or shapes differ; the model is then unchanged.
+        CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
     """
-    weights = read_weights(checkpoint)
-    upgrade = getattr(model, "upgrade_state_dict", None)
-    if upgrade is not None:
-        upgrade(weights)
-    fit(model, weights, str(checkpoint))
-    model.load_state_dict(weights)
+    if _upgrades(model):
+        weights = read_weights(checkpoint)
+        model.upgrade_state_dict(weights)  # type: ignore[operator]
+        fit(model, weights, str(checkpoint))
+        model.load_state_dict(weights)
+        return
+
+    def stream() -> None:
+        fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
+        for chunk in tensor_chunks(checkpoint / MODEL):
+            model.load_state_dict(chunk, strict=False)
+
+    _unchanged(checkpoint, stream)
+
+
+def _upgrades(model: nn.Module) -> bool:
+    """Whether a module of a model converts the weights that an older version saved, which needs all of them."""
+    return hasattr(model, _UPGRADE) and any(
+        getattr(type(module), _UPGRADE).__module__ not in ("seqgen.model", "seqgen.encoder", "seqgen.decoder")
+        for module in model.modules()
+        if hasattr(type(module), _UPGRADE)
+    )
 
 
 def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:

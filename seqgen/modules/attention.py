@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules.dropout import Dropout
+from seqgen.switches import INPUT_CHOICES
 
 _SMALL = 64 * 64
 """Number of scores per head up to which two plain matrix products are faster on a CPU than the fused kernel.
@@ -57,7 +58,8 @@ def attend(
     dropout = dropout if drops else None
     on_cpu = query.device.type == "cpu"
     queries, keys = query.size(-2), key.size(-2)
-    if need_weights or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
+    plain = need_weights or not INPUT_CHOICES.is_on()
+    if plain or (on_cpu and (drops or queries <= _FEW or queries * keys <= _SMALL)):
         return _attend_plainly(query, key, value, mask, is_causal, scale, dropout, need_weights)
     p = 0.0 if dropout is None else dropout.p
     out = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=p, is_causal=is_causal, scale=scale)
@@ -94,8 +96,7 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
     In bfloat16, a product with few queries is faster with the queries as the second factor, unless the keys have the
     layout of ``empty_keys``: 5 queries and 200 keys in 256 rows take 1.0 ms rather than 2.4.
     """
-    few = query.size(-2) <= _FEW and query.device.type == "cpu" and query.dtype == torch.bfloat16
-    if few and key.stride(-1) == 1:
+    if query.dtype == torch.bfloat16 and query.device.type == "cpu" and query.size(-2) <= _FEW and key.stride(-1) == 1:
         return torch.matmul(key, query.transpose(-1, -2)).transpose(-1, -2).contiguous()
     return torch.matmul(query, key.transpose(-1, -2))
 

@@ -14,6 +14,7 @@ from seqgen.incremental_state import IncrementalState, StateDict
 from seqgen.modules.segments import segment_mask
 from seqgen.renamed import former_names, keep_former_members
 from seqgen.structures import Segments
+from seqgen.switches import INPUT_CHOICES
 
 globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
@@ -190,4 +191,6 @@ def padding_mask_of(src_tokens: Tensor, padding_idx: int | None) -> Tensor | Non
         ``(N, S)`` bool, true at padding; ``None`` if there is no padding.
     """
     mask = src_tokens.eq(padding_idx) if padding_idx is not None else None
-    return mask if mask is not None and bool(mask.any()) else None
+    if mask is None or not INPUT_CHOICES.is_on():
+        return mask
+    return mask if bool(mask.any()) else None

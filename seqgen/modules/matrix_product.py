@@ -39,8 +39,8 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
-        and x.numel() * weight.size(0) >= _LARGE
         and torch.is_grad_enabled()
+        and x.numel() * weight.size(0) >= _LARGE
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and has_onednn()

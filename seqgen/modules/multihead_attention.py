@@ -153,10 +153,22 @@ class MultiheadAttention(StatefulModule):
             return cache
         if encoder_out is None:
             raise ValueError("encoder-decoder attention needs the encoder's output at its first step")
+        return self._appended(self.encoder_keys(encoder_out, padding_mask), rows, incremental_state)
+
+    def encoder_keys(self, encoder_out: Tensor, padding_mask: Tensor | None) -> KeysAndValues:
+        """Project the encoder's output to the keys and values of encoder-decoder attention.
+
+        Args:
+            encoder_out: ``(B, S, encoder_dim)``.
+            padding_mask: ``(B, S)`` bool, true at padding; ``None`` if there is no padding.
+
+        Returns:
+            Keys and values ``(B, H, S, D)``.
+        """
         # (B, S, 2 * H * D) -> (B, S, 2, H, D) -> two of (B, H, S, D)
         kv = self.kv_proj(encoder_out).view(*encoder_out.shape[:2], 2, self.num_heads, self.head_dim)
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        return self._appended(KeysAndValues(key, value, padding_mask), rows, incremental_state)
+        return KeysAndValues(key, value, padding_mask)
 
     def _appended(
         self, new: KeysAndValues, rows: int, incremental_state: StateDict | None

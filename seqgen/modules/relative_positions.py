@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqgen.switches import INPUT_CHOICES
+
 
 class RelativePositionBias(nn.Module):
     """A bias for each head and bucket of distances (Raffel et al. 2020, section 2.1).
@@ -49,11 +51,19 @@ class RelativePositionBias(nn.Module):
         Returns:
             ``(1, H, new, keys)``.
         """
-        distances = torch.arange(1 - seen - new, keys - seen, device=self.weight.device)
-        buckets = self.buckets[distances.clamp(-self.max_distance, self.max_distance) + self.max_distance]
-        by_distance = F.embedding(buckets, self.weight).t()  # (H, new + keys - 1)
+        device = self.weight.device
+        if not INPUT_CHOICES.is_on():  # one lookup for each query and key: exports have no operator for windows
+            queries = torch.arange(seen, seen + new, device=device)
+            return self._of_distances(torch.arange(keys, device=device) - queries.unsqueeze(1)).unsqueeze(0)
+        # (H, new + keys - 1)
+        by_distance = self._of_distances(torch.arange(1 - seen - new, keys - seen, device=device))
         windows = by_distance.unfold(1, keys, 1)  # (H, new, keys), the last query first
         return (windows if new == 1 else windows.flip(1)).unsqueeze(0)
+
+    def _of_distances(self, distances: Tensor) -> Tensor:
+        """The bias of each distance: ``(H, *distances.shape)``."""
+        buckets = self.buckets[distances.clamp(-self.max_distance, self.max_distance) + self.max_distance]
+        return F.embedding(buckets, self.weight).movedim(-1, 0)
 
     def extra_repr(self) -> str:
         """The sizes, for ``print(model)``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from seqgen.incremental_state import IncrementalState, StateDict
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -11,7 +13,7 @@ from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCache:
     """Make an empty cache for one module of self-attention.
 
-    With several beams, keys and values stay in place, and all modules share one indirection table, unless
+    With several beams, keys and values stay in place, and all modules on a device share one indirection table, unless
     ``IncrementalState.beam_table`` is false. Each row has its own copy of its keys and values if gradients are needed,
     since the memory of the table is written in place, and if positions are padding, for which the table has no mask.
 
@@ -29,7 +31,8 @@ def choose_cache(incremental_state: StateDict, new: KeysAndValues) -> KeyValueCa
     if beam_size == 1 or keys.size(0) % beam_size or keys.requires_grad or new.padding_mask is not None:
         return GrowingCache()
     table = IndirectionTable(keys.size(0) // beam_size, beam_size, keys.device)
-    shared: IndirectionTable = incremental_state.shared.setdefault("indirection_table", table)
+    tables: dict[torch.device, IndirectionTable] = incremental_state.shared.setdefault("indirection_table", {})
+    shared = tables.setdefault(keys.device, table)
     if shared.clock > 1:  # the other modules have already computed more than one step
         return GrowingCache()
     return IndirectionCache(shared, stays=incremental_state.beam_table is True)

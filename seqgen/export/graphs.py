@@ -1,0 +1,232 @@
+"""An encoder-decoder model as two graphs of ``torch.export``: the encoder, and one step of the decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.nn.utils import parametrize
+
+from seqgen.decoder import IncrementalDecoder
+from seqgen.errors import ConfigError
+from seqgen.export.state import KEYS, ROWS, SEEN, SOURCE, VALUES, FlatState, NamedTensor
+from seqgen.model import EncoderDecoderModel
+from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.structures import EncoderOut
+from seqgen.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
+
+MASK = "encoder_padding_mask"
+NEXT = "next."
+"""How the names of the new state begin: ``next.layers.0.self_attn.keys``."""
+
+_AFTER = f"{SEEN} + 1"
+_EXAMPLE = {ROWS: 2, SOURCE: 5, SEEN: 3, _AFTER: 4}
+"""The sizes with which the graphs are traced. None is 0 or 1, since the tracer would take such a size as fixed."""
+
+MIN_POSITIONS = 6
+"""The smallest number of positions of a model; the graphs are traced and checked with at most this many."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An exported graph with the names of its inputs and outputs.
+
+    Attributes:
+        program: the graph.
+        inputs: its inputs in order.
+        outputs: its outputs in order.
+    """
+
+    program: ExportedProgram
+    inputs: list[NamedTensor]
+    outputs: list[NamedTensor]
+
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Runs a graph: maps its inputs to its outputs, both in order."""
+
+
+class EncoderGraph(nn.Module):
+    """Encodes sources and computes everything that decoder steps read of them.
+
+    Args:
+        model: the model.
+        pad: id of padding in the source vocabulary.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, pad: int):
+        super().__init__()
+        self.encoder = model.encoder
+        self.pad = pad
+        attentions = _flat_state(model).cross_attentions
+        self.names = list(attentions)
+        self.attentions = nn.ModuleList(attentions.values())
+
+    def forward(self, src_tokens: Tensor) -> dict[str, Tensor]:
+        """Encode.
+
+        Args:
+            src_tokens: ``(N, S)`` int64 ids, padded.
+
+        Returns:
+            By name, the padding mask ``(N, S)`` and the keys and values ``(N, H, S, D)`` of each encoder-decoder
+            attention; the fields of ``EncoderOut`` if the decoder has no ``MultiheadAttention``.
+        """
+        encoder_out = self.encoder(src_tokens, src_tokens.ne(self.pad).sum(1))
+        if not self.names:
+            fields = {field.name: getattr(encoder_out, field.name) for field in dataclasses.fields(encoder_out)}
+            return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+        found = {MASK: encoder_out.encoder_padding_mask}
+        for name, attention in zip(self.names, self.attentions, strict=True):
+            keys, values, _ = attention.encoder_keys(encoder_out.encoder_out, None)  # type: ignore[operator]
+            found |= {f"{name}.{KEYS}": keys, f"{name}.{VALUES}": values}
+        return found
+
+
+class StepGraph(nn.Module):
+    """Computes the logits of the next token, and the new decoding state.
+
+    Args:
+        model: the model.
+        encoder_out_class: the class of the encoder's output.
+    """
+
+    def __init__(self, model: EncoderDecoderModel, encoder_out_class: type[EncoderOut]):
+        super().__init__()
+        # Not the whole model: the tracer would wrap modules that encoder and decoder share, and a wrapped module does
+        # not find its state.
+        self.decoder = model.decoder
+        self.adjust = model.adjust_logits_during_generation
+        self.encoder_out_class = encoder_out_class
+        self.flat = _flat_state(model)
+
+    def forward(
+        self, prev_output_tokens: Tensor, source: dict[str, Tensor], state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute one step.
+
+        Args:
+            prev_output_tokens: ``(N, T)`` int64 target tokens so far, after the start token; the state has seen all but
+                the last.
+            source: the output of ``EncoderGraph``, one row for each row of ``prev_output_tokens``.
+            state: the decoding state.
+
+        Returns:
+            Logits ``(N, V)``, and the new state, whose tensors have the same names.
+        """
+        seen = prev_output_tokens.size(1) - 1
+        keys: dict[str, KeysAndValues] = {}
+        if self.flat.cross_attentions:
+            mask = source[MASK]
+            for name in self.flat.cross_attentions:
+                keys[name] = KeysAndValues(source[f"{name}.{KEYS}"], source[f"{name}.{VALUES}"], mask)
+            # Only keys and values are read. A decoder that also reads the features fails: they have no positions here.
+            features = source[f"{name}.{KEYS}"].new_zeros(mask.size(0), 0, 0)
+            encoder_out = self.encoder_out_class(features, mask)
+        else:
+            encoder_out = self.encoder_out_class(**source)
+        incremental_state = self.flat.build(seen, state, keys)
+        logits, _ = self.decoder(prev_output_tokens, encoder_out, incremental_state=incremental_state)
+        return self.adjust(logits[:, -1], seen), self.flat.read(incremental_state)
+
+
+def export_graphs(model: EncoderDecoderModel, pad: int) -> tuple[Graph, Graph]:
+    """Export a model's encoder and one step of its decoder.
+
+    Args:
+        model: the model, in evaluation mode. Parametrized weights, such as weight-normalized ones, are replaced by
+            their values.
+        pad: id of padding in the source vocabulary.
+
+    Returns:
+        The graphs of ``EncoderGraph`` and of ``StepGraph``.
+
+    Raises:
+        ConfigError: the model cannot be exported.
+    """
+    for module in model.modules():
+        if parametrize.is_parametrized(module):
+            for name in list(module.parametrizations):  # type: ignore[arg-type, union-attr]
+                parametrize.remove_parametrizations(module, name)
+    dims = _dims(model)
+    with torch.no_grad(), INPUT_CHOICES.off(), PREPACKED_WEIGHTS.off():
+        encoder = EncoderGraph(model, pad)
+        src_tokens = NamedTensor("src_tokens", (ROWS, SOURCE), torch.int64)
+        source = [_of_source(name, tensor) for name, tensor in encoder(_example(src_tokens)).items()]
+        encoder_program = _export(encoder, dims, src_tokens)
+
+        encoder_out = model.encoder(_example(src_tokens), torch.full((_EXAMPLE[ROWS],), _EXAMPLE[SOURCE]))
+        step = StepGraph(model, type(encoder_out))
+        tokens = NamedTensor("prev_output_tokens", (ROWS, _AFTER), torch.int64)
+        state = step.flat.tensors
+        step_program = _export(step, dims, tokens, source, state)
+    vocab = _output_size(step_program)
+    logits = NamedTensor("logits", (ROWS, vocab), torch.float32)
+    new_state = [
+        replace(tensor, name=NEXT + tensor.name, shape=tuple(_AFTER if n == SEEN else n for n in tensor.shape))
+        for tensor in state
+    ]
+    of_step = Graph(step_program, [tokens, *source, *state], [logits, *new_state])
+    return Graph(encoder_program, [src_tokens], source), of_step
+
+
+def _flat_state(model: EncoderDecoderModel) -> FlatState:
+    if model.continues_source or not isinstance(model.decoder, IncrementalDecoder):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported: only encoder-decoder models with an incremental decoder can"
+        )
+    return FlatState(model.decoder)
+
+
+def _dims(model: EncoderDecoderModel) -> dict[str, Any]:
+    source, target = model.max_positions()
+    if min(source, target) < MIN_POSITIONS:
+        raise ConfigError(
+            f"a model with {source} source and {target} target positions cannot be exported; it needs {MIN_POSITIONS}"
+        )
+    seen = Dim(SEEN, min=0, max=target - 1)
+    return {ROWS: Dim(ROWS, min=1), SOURCE: Dim(SOURCE, min=1, max=source), SEEN: seen, _AFTER: seen + 1}
+
+
+def _of_source(name: str, tensor: Tensor) -> NamedTensor:
+    """The encoder's output of ``_example``, with names for the dimensions whose size depends on the call."""
+    position = 1 if name == MASK or tensor.dim() == 3 else 2
+    shape = tuple(SOURCE if index == position else size for index, size in enumerate(tensor.shape))
+    return NamedTensor(name, (ROWS, *shape[1:]), tensor.dtype)
+
+
+def _example(tensor: NamedTensor) -> Tensor:
+    """Zeros in the sizes of ``_EXAMPLE``."""
+    return torch.zeros([n if isinstance(n, int) else _EXAMPLE[n] for n in tensor.shape], dtype=tensor.dtype)
+
+
+def _export(graph: nn.Module, dims: Mapping[str, Any], *inputs: NamedTensor | list[NamedTensor]) -> ExportedProgram:
+    """Trace a graph; a list of inputs is one argument, a dict."""
+
+    def convert(convert_one: Any) -> tuple[Any, ...]:
+        return tuple(
+            {tensor.name: convert_one(tensor) for tensor in given} if isinstance(given, list) else convert_one(given)
+            for given in inputs
+        )
+
+    shapes = convert(lambda tensor: {i: dims[n] for i, n in enumerate(tensor.shape) if isinstance(n, str)})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the tracer warns about is an error later, or harmless
+            return export(graph, convert(_example), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # its class depends on what in the model cannot be exported
+        reason = str(error).strip().partition("\n")[0][:200]
+        what = "encoder" if isinstance(graph, EncoderGraph) else "decoder"
+        raise ConfigError(f"torch.export cannot export the {what} of this model: {reason}") from error
+
+
+def _output_size(step: ExportedProgram) -> int:
+    (logits, *_) = step.graph_signature.user_outputs
+    node = next(node for node in step.graph.nodes if node.name == logits)
+    return int(node.meta["val"].size(-1))
