@@ -219,6 +219,9 @@ def test_a_list_of_everything_changes_nothing(search: dict[str, Any], columns: b
 class Ones(LogitsProcessor):
     """Needs the whole vocabulary."""
 
+    def __repr__(self) -> str:
+        return "Ones()"
+
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs + torch.arange(VOCAB) * 1e-3
 
