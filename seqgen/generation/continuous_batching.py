@@ -3,13 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Self
 
+import torch
+from torch import Tensor
+
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.context import Sentences
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.structures import Batch, Hypothesis
 
 _SHARE = 4
 """Sentences join when a quarter of the places is free, and not earlier, since joining copies all state of the batch."""
+
+
+class RollingSession(Session):
+    """A session whose sentences leave it as soon as they are done, and which other sentences join.
+
+    Args:
+        setup: how to decode.
+        request: the first sentences.
+    """
+
+    def __init__(self, setup: DecodingSetup, request: DecodingRequest):
+        super().__init__(setup, request)
+        self.collected: list[int] = []
+        """Indices of the sentences whose results were collected since the last call of ``new_results``."""
+
+    def collect(self, rows: Tensor) -> None:
+        """See ``Session.collect``."""
+        super().collect(rows)
+        self.collected += self.live[rows].tolist()
+
+    def merge(self, other: Self) -> None:
+        """Append the sentences of another session, which has decoded at least one step.
+
+        ``DecodingSetup.can_merge`` says whether this is possible.
+
+        Args:
+            other: a session of the same setup; it must not be used afterwards.
+        """
+        self.live = torch.cat([self.live, other.live + len(self.ids)])
+        self.collected += [sentence + len(self.ids) for sentence in other.collected]
+        self.ids = torch.cat([self.ids, other.ids])
+        self.results += other.results
+        self.scores = torch.cat([self.scores, other.scores])
+        self.finished.merge(other.finished)
+        for mine, theirs in zip(self.components, other.components, strict=True):
+            mine.merge(theirs)
+        for mine_, theirs_ in zip(self.members, other.members, strict=True):
+            mine_.merge(theirs_)
+        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
+        self.backpointers.merge(other.backpointers)
+        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
+            self.backpointers.crop_left(unseen)
+            for member in self.members:
+                member.crop_left(unseen)
+        start_offsets = self.backpointers.start_offsets
+        texts = [one.sentences.texts for one in (self, other)]
+        self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
+            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
+            max_lengths=own_limits + start_offsets,
+            done=torch.cat([self.sentences.done, other.sentences.done]),
+            start_offsets=start_offsets,
+            texts=None if None in texts else [text for own in texts for text in own or ()],
+        )
+        self.first_end = int(self.sentences.max_lengths.min())
+        self.choose_columns()
+
+    def drop_done(self) -> None:
+        """Collect the results of done sentences and drop their rows, between two steps."""
+        if self.num_done:
+            self.compact(
+                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
+            )
+
+    def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
+        for sentence in self.collected:
+            yield int(self.ids[sentence]), self.results[sentence]
+            self.results[sentence] = []
+        self.collected = []
+
+    @property
+    def width(self) -> int:
+        """Number of positions of the encoded sources of the batch."""
+        return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
 class ContinuousBatching:
@@ -42,11 +122,11 @@ class ContinuousBatching:
             yield from running.new_results()
             running = self._next(0, 0)
 
-    def _next(self, running: int, width: int) -> Session | None:
+    def _next(self, running: int, width: int) -> RollingSession | None:
         batch = self.waiting(running, width)
-        return None if batch is None else Session(self.setup, DecodingRequest(batch))
+        return None if batch is None else RollingSession(self.setup, DecodingRequest(batch))
 
-    def _join(self, running: Session, newcomers: Session) -> Iterator[tuple[int, list[Hypothesis]]]:
+    def _join(self, running: RollingSession, newcomers: RollingSession) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Decode the first step of the new sentences, and merge them unless all of them are then done."""
         if newcomers.step():
             running.drop_done()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, Component
 from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
+from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
@@ -122,12 +122,10 @@ class Session:
         self.num_done = 0
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)
-        self.coverage: Tensor | None = None
+        self.coverage = Coverage(setup.ranking.coverage)
         self.backpointers = BackPointers(count, self.beam, start, device)
         self.finished = self._finished_hypotheses(count, device)
         self.results: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.collected: list[int] = []
-        """Indices of the sentences whose results were collected since the last call of ``new_results``."""
 
     def new_member(self, spec: MemberSpec, source: Source, start_token: int | None) -> Member:
         """Make a member; a session that needs another class overrides this.
@@ -353,7 +351,8 @@ class Session:
         own = context.step if self.sentences.start_offsets is None else context.step - self.sentences.start_offsets
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
-        was_done, penalty = self.sentences.done, self.coverage_penalty(candidates, attention)
+        was_done = self.sentences.done
+        penalty = self.coverage.penalty(candidates, attention, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, own, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
@@ -365,23 +364,6 @@ class Session:
                 observer.observe(record)
         self.stream(candidates, done & ~was_done)
         return active
-
-    def coverage_penalty(self, candidates: Candidates, attention: Tensor | None) -> Tensor | None:
-        """The coverage penalty of Wu et al. 2016, ``(live, K)``; ``None`` without one."""
-        weight = self.setup.ranking.coverage
-        if not weight:
-            return None
-        if attention is None:
-            raise ConfigError(
-                "generation.coverage_penalty needs the attention of the model, and this one does not say what it "
-                "attends to; leave it out"
-            )
-        covered = attention if self.coverage is None else self.coverage + attention
-        logs = gather_beams(covered, candidates.beams).clamp(min=1e-9, max=1.0).log()
-        padding = self.sentences.src_padding
-        if padding is not None and padding.size(1) == logs.size(-1):
-            logs = logs.masked_fill(padding.unsqueeze(1), 0.0)
-        return weight * logs.sum(-1)
 
     def stream(self, candidates: Candidates, done: Tensor) -> None:
         """Pass the newest token of each sentence's first beam to the streamer, and which sentences have become done."""
@@ -428,7 +410,7 @@ class Session:
         """Keep only the rows of the sentences ``keep``, ``(kept,)`` int64."""
         self.live, self.scores = self.live.index_select(0, keep), self.scores.index_select(0, keep)
         self.sentences = self.sentences.select(keep)
-        self.coverage = None if self.coverage is None else self.coverage.index_select(0, keep)
+        self.coverage = self.coverage.select(keep)
         self.timed_out = None if self.timed_out is None else self.timed_out.index_select(0, keep)
         self.backpointers.select(keep)
         self.finished.select(keep)
@@ -439,9 +421,7 @@ class Session:
 
     def advance(self, active: Candidates, attention: Tensor | None) -> None:
         """Let tokens, scores, components and decoder states follow the beams that continue."""
-        if self.setup.ranking.coverage and attention is not None:
-            covered = attention if self.coverage is None else self.coverage + attention
-            self.coverage = gather_beams(covered, active.beams)
+        self.coverage = self.coverage.advance(active.beams, attention)
         self.backpointers.append(active)
         self.scores = active.scores
         for component in self.components:
@@ -450,49 +430,6 @@ class Session:
             return  # each beam continues itself
         for member in self.members:
             member.reorder_beams(active.beams)
-
-    def merge(self, other: Self) -> None:
-        """Append the sentences of another session, which has decoded at least one step.
-
-        ``DecodingSetup.can_merge`` says whether this is possible.
-
-        Args:
-            other: a session of the same setup; it must not be used afterwards.
-        """
-        self.live = torch.cat([self.live, other.live + len(self.ids)])
-        self.collected += [sentence + len(self.ids) for sentence in other.collected]
-        self.ids = torch.cat([self.ids, other.ids])
-        self.results += other.results
-        self.scores = torch.cat([self.scores, other.scores])
-        self.finished.merge(other.finished)
-        for mine, theirs in zip(self.components, other.components, strict=True):
-            mine.merge(theirs)
-        for mine_, theirs_ in zip(self.members, other.members, strict=True):
-            mine_.merge(theirs_)
-        own_limits = torch.cat([one.sentences.own_limits for one in (self, other)])
-        self.backpointers.merge(other.backpointers)
-        if (unseen := int(self.backpointers.start_offsets.min())) > 0:
-            self.backpointers.crop_left(unseen)
-            for member in self.members:
-                member.crop_left(unseen)
-        start_offsets = self.backpointers.start_offsets
-        texts = [one.sentences.texts for one in (self, other)]
-        self.sentences = Sentences(  # without source ids and prefixes: no component that reads them can join
-            ids=torch.cat([self.sentences.ids, other.sentences.ids]),
-            max_lengths=own_limits + start_offsets,
-            done=torch.cat([self.sentences.done, other.sentences.done]),
-            start_offsets=start_offsets,
-            texts=None if None in texts else [text for own in texts for text in own or ()],
-        )
-        self.first_end = int(self.sentences.max_lengths.min())
-        self.choose_columns()
-
-    def drop_done(self) -> None:
-        """Collect the results of done sentences and drop their rows, between two steps."""
-        if self.num_done:
-            self.compact(
-                Candidates(self.scores, self.backpointers.last_tokens(), self.backpointers.last_tokens()), None
-            )
 
     def collect(self, rows: Tensor) -> None:
         """Read the hypotheses of the live sentences ``rows``, ``(k,)`` int64, all of which are done."""
@@ -503,23 +440,10 @@ class Session:
             self.results[sentence] = [replace(hypothesis, timed_out=timed_out) for hypothesis in hypotheses]
             for observer in self.observers:
                 observer.end(int(self.ids[sentence]), self.results[sentence])
-        self.collected += owners
 
     def collect_all(self) -> None:
         """Read the hypotheses of all live sentences."""
         self.collect(torch.arange(len(self.live), device=self.live.device))
-
-    def new_results(self) -> Iterator[tuple[int, list[Hypothesis]]]:
-        """The results collected since the last call: the number of each sentence in ``ids``, and its hypotheses."""
-        for sentence in self.collected:
-            yield int(self.ids[sentence]), self.results[sentence]
-            self.results[sentence] = []
-        self.collected = []
-
-    @property
-    def width(self) -> int:
-        """Number of positions of the encoded sources of the batch."""
-        return max(int(member.encoder_out.encoder_out.size(1)) for member in self.members)
 
 
 def _log_sum_exp_of_allowed(scores: Tensor) -> Tensor:

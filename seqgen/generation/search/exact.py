@@ -12,6 +12,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
+from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.finished import EachRow
 from seqgen.generation.processors.base import LogitsProcessor
@@ -39,7 +40,7 @@ class Branch:
         processors: the logits processors, with their state.
         stopping: the stopping rules, with their state.
         combination: the combination, with its state.
-        coverage: ``(1, beam, S)`` total attention of each source position; ``None`` without a coverage penalty.
+        coverage: the attention that each source position has received.
         attention: ``(1, beam, S)`` attention at the newest token, or ``None``.
         tried: number of candidates that have been expanded or pruned.
     """
@@ -51,7 +52,7 @@ class Branch:
     processors: list[LogitsProcessor]
     stopping: list[StoppingRule]
     combination: Combination
-    coverage: Tensor | None
+    coverage: Coverage
     attention: Tensor | None
     tried: int = 0
 
@@ -192,7 +193,7 @@ class ExactSession(Session):
         size = ended.scores.size(1)
         if size == 0:
             return
-        bonus = self.coverage_penalty(ended, attention)
+        bonus = self.coverage.penalty(ended, attention, self.sentences.src_padding)
         if bonus is None:  # they are sorted by score already
             ended = ended.gather(torch.arange(min(size, self.wanted), device=ended.tokens.device).unsqueeze(0))
         finished = EachRow(1, ended.scores.size(1), self.setup.ranking, ended.tokens.device)
