@@ -161,7 +161,7 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     assert "(did you mean" in wrong.err
     assert "seqgen-check languages path=MODEL lists its 100 languages" in wrong.err
     missing = decode("generation.target_lang=field2")
-    assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 fields" in missing.err) == (
+    assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 field;" in missing.err) == (
         2,
         True,
     )

@@ -176,7 +176,8 @@ def resolve(path: str | Path) -> Path:
             if (place / MODEL).is_file():
                 return _checked(place)
     if not given.exists():
-        raise CheckpointError(f"{given}: there is no such file or folder")
+        several = str(given).startswith("[") and str(given).endswith("]")
+        raise CheckpointError(f"{given}: there is no such file or folder{'; give one model, not a list' * several}")
     if (given / FOLDER).is_dir():
         names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
         raise CheckpointError(
@@ -346,7 +347,10 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
         _listing("unknown to the model", unexpected),
         _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
     ]
-    raise CheckpointError(f"{where}: the weights are not those of this model: {'; '.join(filter(None, parts))}")
+    raise CheckpointError(
+        f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
+        f"{'; '.join(filter(None, parts))}"
+    )
 
 
 def _is_vocabulary(model: nn.Module, name: str) -> bool:
