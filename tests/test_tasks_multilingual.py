@@ -219,7 +219,9 @@ def test_wrong_keys(settings: dict[str, Any], message: str, data: Path, tmp_path
 
 def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     ours = task(data, tmp_path / "run")
-    with pytest.raises(UserError, match=r"several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en"):
+    with pytest.raises(
+        UserError, match=r"several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en"
+    ):
         ours.source_lines("test")
     with pytest.raises(UserError, match=r"there is no pair 'en-dee' \(did you mean 'en-de'\?\)"):
         ours.part("en-dee")
