@@ -229,6 +229,8 @@ def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
     with pytest.raises(UserError, match=r"task.language_token=source differs from what the model"):
         task(data, tmp_path / "other", language_token="source", **keys)
+    wrong = command("train", *training(data, tmp_path / "wrong", "task.language_token=both"))
+    assert "task.language_token=both is none of: source, target, or empty" in wrong.err
 
 
 def training(data: Path, run: Path, *further: str) -> list[str]:
