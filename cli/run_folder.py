@@ -14,7 +14,6 @@ from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 from seqgen.config import TrainConfig
 from seqgen.config_dicts import to_dict
-from seqgen.errors import ConfigError
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
 from seqgen.task import Task
@@ -80,10 +79,8 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
         check_resumable(old, new)
     else:
         verify_tokenizers(folder, complete=False)
-        try:
-            check_resumable({"task": old["task"]}, {"task": new["task"]})
-        except ConfigError as error:
-            raise ConfigError(f"{error}\n({folder} has no checkpoints yet, so that you can also delete it)") from None
+        otherwise = f", or delete {folder}, which has no checkpoints yet"
+        check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

@@ -149,6 +149,15 @@ def update_of(checkpoint: Path) -> int:
     return update
 
 
+def _advice(missing: Path) -> str:
+    """What the user may have meant by a path that does not exist."""
+    if str(missing).startswith("[") and str(missing).endswith("]"):
+        return "; give one model, not a list"
+    if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
+        return f"; a model of the Hugging Face Hub is written hf:{missing}"
+    return ""
+
+
 def resolve(path: str | Path) -> Path:
     """Find the checkpoint that a path refers to.
 
@@ -176,8 +185,7 @@ def resolve(path: str | Path) -> Path:
             if (place / MODEL).is_file():
                 return _checked(place)
     if not given.exists():
-        several = str(given).startswith("[") and str(given).endswith("]")
-        raise CheckpointError(f"{given}: there is no such file or folder{'; give one model, not a list' * several}")
+        raise CheckpointError(f"{given}: there is no such file or folder{_advice(given)}")
     if (given / FOLDER).is_dir():
         names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
         raise CheckpointError(
