@@ -10,6 +10,7 @@ from typing import Any
 from seqgen.arguments import split_argument, text_values
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model
+from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.compose import chosen_components
 from seqgen.config import TrainConfig
 from seqgen.config_keys import known_keys
@@ -42,7 +43,10 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     keys = {split_argument(override)[0] for override in overrides}
     if not path or checkpoint_loader_of(Path(path)) is None:
         if path and "model" not in keys and not Path(path).exists():
-            raise CheckpointError(f"checkpoint.finetune_from: {path}: there is no such file or folder")
+            try:
+                resolve(path)
+            except CheckpointError as error:
+                raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
         return list(overrides)
     added = [] if "model" in keys else list(_arguments_of_model(path))
     task = GROUPS["task"].config(chosen_components(TrainConfig, overrides)["task"])

@@ -79,7 +79,8 @@ def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:
         check_resumable(old, new)
     else:
         verify_tokenizers(folder, complete=False)
-        check_resumable({"task": old["task"]}, {"task": new["task"]})
+        otherwise = f", or delete {folder}, which has no checkpoints yet"
+        check_resumable({"task": old["task"]}, {"task": new["task"]}, otherwise)
 
 
 def _plain(cfg: TrainConfig) -> dict[str, Any]:

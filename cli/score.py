@@ -120,7 +120,10 @@ def _score_by_model(cfg: ScoreConfig) -> int:
     loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
-    translator = Translator(loaded, **dataclasses.asdict(cfg.generation))
+    settings = dataclasses.asdict(cfg.generation)
+    if cfg.generation.ensemble_average == ScoringConfig().ensemble_average:
+        del settings["ensemble_average"]  # the default must not be refused as the user's choice
+    translator = Translator(loaded, **settings)
     if cfg.source:
         scored = translator.score(sources, references)
     elif all(isinstance(item.model, LanguageModel) for item in loaded):

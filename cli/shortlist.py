@@ -79,17 +79,21 @@ def shortlist(cfg: ShortlistConfig) -> int:
 
 
 def _encoded(cfg: ShortlistConfig, task: Task) -> tuple[list[list[int]], list[list[int]]]:
-    """The ids of the lines of both files, without special tokens, which every output may contain anyway.
+    """The ids of the lines of both files, without special tokens and tokens of languages.
+
+    Every output may contain special tokens anyway. The token of a language would be a source word of every line.
 
     Raises:
         DataError: a file cannot be read, or the files have different numbers of lines, or none.
     """
-    special = set(task.source_dictionary.special_ids.values()), set(task.target_dictionary.special_ids.values())
+    languages = task.source_tokenizer.languages
+    left_out = {*task.source_dictionary.special_ids.values(), *(languages.ids.values() if languages else ())}
+    special = set(task.target_dictionary.special_ids.values())
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for source, target in itertools.islice(_pairs(cfg), cfg.lines or None):
-        sources.append([token for token in task.encode_source(source).tolist() if token not in special[0]])
-        targets.append([token for token in task.encode_target(target).tolist() if token not in special[1]])
+        sources.append([token for token in task.encode_source(source).tolist() if token not in left_out])
+        targets.append([token for token in task.encode_target(target).tolist() if token not in special])
     if not sources:
         raise DataError(f"{cfg.source} has no lines; give parallel text from which the translations can be learned")
     return sources, targets

@@ -43,9 +43,16 @@ class ExportedModel:
 
         Returns:
             The ids of each output, without end-of-sentence.
+
+        Raises:
+            ValueError: a line is longer than the encoder can read.
         """
+        if not lines:
+            return []
         info, sources = self.info, [self.source.encode_source(line) for line in lines]
         rows, width = len(sources), max(len(ids) for ids in sources)
+        if width > (longest := info["max_source_length"]):
+            raise ValueError(f"a line has {width} tokens, but the model reads at most {longest}; split the line")
         src_tokens = np.array([ids + [info["source_pad"]] * (width - len(ids)) for ids in sources], dtype=np.int64)
         read = [output["name"] for output in info["encoder"]["outputs"]]
         feeds = dict(zip(read, self.encoder.run(None, {"src_tokens": src_tokens}), strict=True))
@@ -67,10 +74,17 @@ class ExportedModel:
 
 
 def main() -> None:
-    """Decode standard input."""
+    """Decode standard input; the output of an empty line is empty."""
+    if len(sys.argv) != 2 or not Path(sys.argv[1], "step.onnx").is_file():
+        sys.exit("usage: python -m examples.onnx_greedy DIR, a folder that seqgen-export has written, with ONNX files")
     model = ExportedModel(Path(sys.argv[1]))
-    for ids in model.greedy(sys.stdin.read().splitlines()):
-        print(model.target.decode(ids))
+    lines = sys.stdin.read().split("\n")
+    try:
+        outputs = iter(model.greedy([line for line in lines if line.strip()]))
+    except ValueError as error:
+        sys.exit(str(error))
+    for line in lines[:-1] if not lines[-1] else lines:
+        print(model.target.decode(next(outputs)) if line.strip() else "")
 
 
 if __name__ == "__main__":

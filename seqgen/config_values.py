@@ -53,7 +53,8 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
-        raise ConfigError(f"{key}={str(value)[:80]} is none of: {', '.join(choices)}{nearest(str(value), choices)}")
+        names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
+        raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{nearest(str(value), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
     if isinstance(value, int) and abs(value) >= LARGEST:

@@ -163,7 +163,8 @@ class Registry:
                 f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; give "
                 f"common.user_dir={file} or common.user_dir=run, or import that file in Python"
             )
-        return f"there is no {self.kind} {name!r}{nearest(name, known)}; choose one of: {', '.join(known)}"
+        names = f"choose one of: {', '.join(known)}" if known else "none is registered; give common.user_dir=FILE"
+        return f"there is no {self.kind} {name!r}{nearest(name, known)}; {names}"
 
     def names(self) -> list[str]:
         """All names and presets, sorted; imports every declared module."""

@@ -142,7 +142,9 @@ class MultilingualTranslationTask(ParallelTextTask):
         """
         if len(self.pairs) > 1:
             names = ", ".join(pair.name for pair in self.pairs)
-            raise ConfigError(f"the run has several pairs; choose one by dataset.gen_source=PAIR: {names}")
+            raise ConfigError(
+                f"the run has several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: {names}"
+            )
         return _files(self.cfg, self.pairs[0], split)
 
     def load_dataset(self, split: str) -> JoinedDataset:

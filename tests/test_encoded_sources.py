@@ -227,6 +227,38 @@ def test_wrong_encoded_lines_are_refused() -> None:
         translator.encode("w1")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokens": torch.ones(4)}, r"are \(4,\) torch.float32; give at least one id"),
+        ({"tokens": [1, 2]}, "are list; give at least one id"),
+        (
+            {"tokens": torch.ones(0, dtype=torch.int64), "encoder_out": EncoderOut(torch.ones(1, 0, 128))},
+            "at least one id",
+        ),
+        ({"encoder_out": torch.ones(1, 4, 128)}, "is of type Tensor; give the EncoderOut"),
+        ({"encoder_out": EncoderOut(torch.ones(1, 4, 5))}, r"has \(5\) of torch.float32 .* this model reads \(128\)"),
+        ({"encoder_out": EncoderOut(torch.ones(1, 4, 128).half())}, "float16 for each position in encoder_out"),
+    ],
+)
+def test_encodings_that_do_not_fit_are_refused(changes: dict[str, Any], words: str) -> None:
+    translator = Translator(text_model("transformer_tiny"), dtype="float32", **SHORT)
+    (encoded,) = translator.encode(["w1 w5 w8"])
+    with pytest.raises(DataError, match=words):
+        translator.translate([replace(encoded, **changes)])
+
+
+def test_encodings_of_another_architecture_are_refused() -> None:
+    encoded = Translator(text_model("transformer_tiny"), **SHORT).encode(TEXTS[:1])
+    translator = Translator(text_model("fconv_tiny"), **SHORT)
+    with pytest.raises(DataError, match="lacks values, which this model reads"):
+        translator.translate(encoded)
+    with pytest.raises(DataError, match="line 1 is encoded already"):
+        translator.encode(encoded)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="one of them is of type EncodedSource"):
+        next(translator.score(encoded, TEXTS[:1]))  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def test_an_encoding_is_recorded_without_the_encoder() -> None:
     pair = pair_of("bart")

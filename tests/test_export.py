@@ -149,6 +149,22 @@ def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
     eos = json.loads((output / "export.json").read_text())["eos"]
     wanted = [[token for token in hypothesis["tokens"] if token != eos] for hypothesis in hypotheses]
     assert json.loads(shown.stdout) == wanted
+    texts = [json.loads(line)["hypotheses"][0]["text"] for line in decoded.out.splitlines()]
+    lines = source.read_text().splitlines()[:2]
+    for given, code, answer in (
+        (f"{lines[0]}\n\n{lines[1]}", 0, f"{texts[0]}\n\n{texts[1]}\n"),
+        ("", 0, ""),
+        ("dog " * 3000, 1, "but the model reads at most 1024; split the line\n"),
+    ):
+        shown = subprocess.run(
+            [sys.executable, "-m", "examples.onnx_greedy", str(output)],
+            cwd=ROOT,
+            input=given.encode(),
+            capture_output=True,
+            check=False,
+        )
+        assert (shown.returncode, (shown.stderr or shown.stdout).decode()[-len(answer) :]) == (code, answer)
+        assert b"Traceback" not in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -175,6 +191,9 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     _refused(command("export", path, f"output={tmp_path / 'no' / 'out'}"), "does not exist")
     _refused(command("export", path, output, "formats=[tflite]"), "tflite", "onnx, torch")
     _refused(command("export", path, output, "formats=[]"), "onnx, torch")
+    _refused(command("export", "path=org/name", output, "formats=[torch]"), "is written hf:org/name")
+    _refused(command("generate", "path=https://hf.co/org/name"), "is an address; a model of the Hugging Face Hub")
+    _refused(command("export", "path=[a,b]", output, "formats=[torch]"), "give one model, not a list")
     _refused(command("export", path, output, "opset=7"), "opset=7")
     _refused(command("export", path, output, "formats=[torch]"), "none")
     monkeypatch.setattr("seqgen.export.onnx_file.find_spec", lambda name: None)

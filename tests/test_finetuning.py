@@ -13,6 +13,7 @@ from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import CheckpointError
 from seqgen.models.transformer import TransformerConfig, TransformerModel
+from seqgen.modules.inspection import freeze
 from tests import huggingface_bart, huggingface_gpt2, huggingface_t5
 from tests.commands import command, corpus
 from tests.fairseq_checkpoints import TRANSFORMER, dictionary, in_args, options_of, random_model, write
@@ -89,6 +90,8 @@ def test_the_users_keys_take_precedence(data: Path, tmp_path: Path) -> None:
     mismatch = command("train", *training(data, tmp_path / "third", folder, *keys, "task.tokenizer=bytes"))
     assert (mismatch.code, mismatch.err.count("\n")) == (2, 1)
     assert "the vocabulary does not fit: in the source, the id 0 is 'w0' in the checkpoint and '<pad>'" in mismatch.err
+    again = command("train", *training(data, tmp_path / "third", folder, *keys))
+    assert "third, which has no checkpoints yet" in again.err, again.err
     (folder / "model.safetensors").write_bytes(b"damaged")
     damaged = command("train", *training(data, tmp_path / "fourth", folder, *translation(data), "common.seed=2"))
     assert (damaged.code, damaged.err.count("\n")) == (2, 1)
@@ -167,6 +170,19 @@ def test_further_tokens_get_new_rows(tied: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted, got = (one.eval()(source, torch.tensor([3]), prefix).logits for one in (old, model))
     torch.testing.assert_close(got[..., :rows], wanted, rtol=0, atol=1e-5)
+
+
+def test_new_rows_that_are_frozen_are_reported(tmp_path: Path) -> None:
+    config = TransformerConfig(**{**vars(TRANSFORMER), "share_all_embeddings": True})
+    path = write(tmp_path, random_model(config), in_args(options_of(config)))
+    model = TransformerModel.build_model(config, Words(extended("__de__")))
+    freeze(model, ["encoder.embed_tokens.weight"])
+    messages = [one for one in initialize(model, str(path), Words(extended("__de__"))) if one.startswith("new tokens")]
+    assert messages == [
+        f"new tokens of the {side}, whose embeddings are initialized at random and stay so, because "
+        f"{part}.embed_tokens.weight is frozen: __de__"
+        for side, part in (("source", "encoder"), ("target", "decoder"))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_languages_by_the_command(folders: dict[str, Path]) -> None:
     assert "(did you mean" in wrong.err
     assert "seqgen-check languages path=MODEL lists its 100 languages" in wrong.err
     missing = decode("generation.target_lang=field2")
-    assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 fields" in missing.err) == (
+    assert (missing.code, "line 1, generation.target_lang=field2: the line has only 1 field;" in missing.err) == (
         2,
         True,
     )
@@ -197,6 +197,39 @@ def test_list_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
         outcome = command("check", "languages", *arguments)
         assert outcome.code == 2
         assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["NllbTokenizer", "MBartTokenizer", "MarianTokenizer"])
+def test_encoded_lines_keep_their_languages(folders: dict[str, Path], name: str) -> None:
+    translator = Translator(str(folders[name]), beam=2)
+    source, targets = KINDS[name]
+    lines = [f"{text}\t{language}" for text, language in zip(LINES, targets, strict=True)]
+    keys = {"target_lang": "field2", **({"source_lang": source} if source else {})}
+    wanted, encoded = translator.translate(lines, **keys, return_internals=True), translator.encode(lines, **keys)
+    for mine, theirs in zip(translator.translate(encoded, **keys, return_internals=True), wanted, strict=True):
+        assert mine.hypotheses[0].tokens.tolist() == theirs.hypotheses[0].tokens.tolist()
+        ((one,), (other,)) = (found.hypotheses[0].internals or [] for found in (mine, theirs))
+        torch.testing.assert_close(one.decoder.hidden_states, other.decoder.hidden_states)
+    again = translator.translate(encoded[:1], target_lang=targets[0])  # the language of the source is known
+    assert again[0].hypotheses[0].tokens.tolist() == wanted[0].hypotheses[0].tokens.tolist()
+    other = (
+        {"source_lang": "fr_XX" if name == "MBartTokenizer" else "fra_Latn"} if source else {"target_lang": targets[1]}
+    )
+    with pytest.raises(DataError, match="line 1 was encoded with other languages than"):
+        translator.translate(encoded[:1], **{"target_lang": targets[0], **other})
+
+
+def test_a_shortlist_has_no_tokens_of_languages(folders: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a dog runs\ntwo people watch\n")
+    keys = (f"path={folders['NllbTokenizer']}", f"source={text}", f"target={text}")
+    assert command("shortlist", *keys, f"output={tmp_path}/list").code == 0
+    assert "Latn" not in (tmp_path / "list").read_text()
+    keys = (keys[0], f"input={text}", "generation.target_lang=deu_Latn", f"generation.shortlist={tmp_path}/list")
+    outcome = command("generate", *keys, "generation.beam=2", "format=json")
+    first = [json.loads(line)["hypotheses"][0]["tokens"][0] for line in outcome.out.splitlines()]
+    words = load_pretrained_tokenizer(folders["NllbTokenizer"]).dictionary
+    assert first == [words.index("deu_Latn")] * 2, "the language belongs to every shortlist"
 
 
 def test_models_without_languages(folders: dict[str, Path], tmp_path: Path) -> None:

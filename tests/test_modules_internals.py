@@ -274,6 +274,8 @@ def test_gradients_flow_through_what_is_recorded() -> None:
 def test_logits_of_chosen_steps_are_those_of_transformers(beam: int) -> None:
     pair = pair_of("byt5")
     theirs = pair.original_decode(beam, 6, output_logits=True)
+    with pytest.raises(ConfigError, match="-1 is not the number of a step"):
+        StepLogits([-1])
     observer = StepLogits([0, 2])
     best = [hypotheses[0] for hypotheses in pair.decode(beam, 6, observers=[observer])]
     assert any(2 in steps for steps in observer.found.values())

@@ -219,7 +219,9 @@ def test_wrong_keys(settings: dict[str, Any], message: str, data: Path, tmp_path
 
 def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     ours = task(data, tmp_path / "run")
-    with pytest.raises(UserError, match=r"several pairs; choose one by dataset.gen_source=PAIR: en-de, de-en"):
+    with pytest.raises(
+        UserError, match=r"several pairs; give input=FILE, or choose one by dataset.gen_source=PAIR: en-de, de-en"
+    ):
         ours.source_lines("test")
     with pytest.raises(UserError, match=r"there is no pair 'en-dee' \(did you mean 'en-de'\?\)"):
         ours.part("en-dee")
@@ -227,6 +229,8 @@ def test_other_mistakes(data: Path, tmp_path: Path) -> None:
     keys = {"tokenizer": "pretrained", "pretrained_tokenizer": str(folder)}
     with pytest.raises(UserError, match=r"task.language_token=source differs from what the model"):
         task(data, tmp_path / "other", language_token="source", **keys)
+    wrong = command("train", *training(data, tmp_path / "wrong", "task.language_token=both"))
+    assert "task.language_token=both is none of: source, target, or empty" in wrong.err
 
 
 def training(data: Path, run: Path, *further: str) -> list[str]:

@@ -252,10 +252,15 @@ def test_what_needs_one_vocabulary_is_refused(settings: dict[str, Any], named: s
 def test_a_member_begins_with_its_own_forced_token(members: list[Any], tmp_path: Path) -> None:
     tokenizer = load_pretrained_tokenizer(write_folder(tmp_path / "tokenizer", "NllbTokenizer"))
     french = text_model("t5_tiny", 4, task_of(tokenizer), 1.2)
+    notes = Translator([members[1], french], beam=3).prepare().notes
+    assert [note for note in notes if "language" in note] == [
+        "model 2 chooses the language of the output itself: members with different target vocabularies cannot be told "
+        "the language"
+    ]
     french = replace(french, generation={"forced_first": "fra_Latn"})
     both = Translator([members[1], french], beam=3, max_len_b=12)
     first = tokenizer.dictionary.index("fra_Latn")
-    assert "forced_first" not in str(both.prepare().notes)
+    assert not any(word in str(both.prepare().notes) for word in ("forced_first", "language"))
     found = both.translate(LINES)
     tokens = [[text.hypothesis.member_tokens or [] for text in one.hypotheses] for one in found]
     assert [[own[1][0] for own in one] for one in tokens] == [[first], [first], [], [first]]
@@ -312,3 +317,5 @@ def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) ->
     outcome = command("check", "diff", path, keys[0])
     assert outcome.code == 2
     assert "different target vocabularies cannot be recorded" in outcome.err
+    scored = command("score", path, f"source={data}/test.en", f"reference={data}/test.de")
+    assert (scored.code, "score with each model alone" in scored.err) == (2, True), scored.err

@@ -81,7 +81,7 @@ def plan(model: nn.Module, free: Mapping[torch.device, int]) -> dict[str, torch.
             current += 1
         if current == len(devices) or room[0] < 0:
             raise ConfigError(
-                f"device_map=auto: the weights need {memory_footprint(model) / 1e9:.1f} GB, more than fits on "
+                f"common.device_map=auto: the weights need {memory_footprint(model) / 1e9:.1f} GB, more than fits on "
                 f"{', '.join(map(str, devices))}; choose a smaller dtype or model"
             )
         room[current] -= memory_footprint(layer)
@@ -107,13 +107,15 @@ def parse(text: str, model: nn.Module) -> dict[str, torch.device]:
     for entry in text.split(","):
         name, sign, device = (part.strip() for part in entry.partition("="))
         if not (name and sign and device):
-            raise ConfigError(f"device_map={text}: {entry!r} does not have the form LAYERS=DEVICE; or give auto")
+            raise ConfigError(f"common.device_map={text}: {entry!r} does not have the form LAYERS=DEVICE; or give auto")
         named = [layer for layer in layers if f"{layer}.".startswith(f"{name}.")]
         if not named:
-            raise ConfigError(f"device_map={text}: the model has no layers {name}{nearest(name, _names(layers))}")
-        found = find_device(device, "device_map")
+            raise ConfigError(
+                f"common.device_map={text}: the model has no layers {name}{nearest(name, _names(layers))}"
+            )
+        found = find_device(device, "common.device_map")
         if found.type == "meta":
-            raise ConfigError(f"device_map={text}: the device meta stores no values; choose another one")
+            raise ConfigError(f"common.device_map={text}: the device meta stores no values; choose another one")
         placed |= dict.fromkeys(named, found)
     return placed
 
@@ -196,7 +198,7 @@ def _checked_layers(model: nn.Module) -> Mapping[str, nn.Module]:
     layers = layers_of(model)
     if not layers:
         raise ConfigError(
-            f"device_map: {type(model).__name__} cannot be distributed: its encoder and decoder have no list of layers "
-            "named layers; choose one device"
+            f"common.device_map: {type(model).__name__} cannot be distributed: its encoder and decoder have no list of "
+            "layers named layers; choose one device"
         )
     return layers

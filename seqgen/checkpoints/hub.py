@@ -40,9 +40,12 @@ def local_path(path: str | Path) -> Path:
 
     Raises:
         CheckpointError: there is no such repository or revision, it is not accessible, or it has no such model.
-        ConfigError: the name is not that of a repository, or ``huggingface_hub`` is not installed.
+        ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
+            installed.
     """
     if not str(path).startswith(PREFIX):
+        if "://" in str(path):
+            raise ConfigError(f"{path} is an address; a model of the Hugging Face Hub is written hf:ORGANIZATION/NAME")
         return Path(path)
     repository, at, revision = str(path).removeprefix(PREFIX).partition("@")
     if at and not revision:

@@ -90,16 +90,19 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
     """
     initial = read_initial_weights(given)
     model.upgrade_state_dict(initial.weights)
+    trained = {name for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     messages = [*initial.notes, f"starting from the weights of {initial.origin}"]
     for side, new in (("source", task.source_dictionary), ("target", task.target_dictionary)):
         old, prefix = initial.vocabularies.get(side), PREFIXES[side]
         if old is None or not any(name.startswith(prefix) for name in initial.weights):
             continue
         _check_vocabulary(old, new, f"{initial.origin}: the vocabulary does not fit: in the {side}")
-        if _add_rows(initial.weights, model, prefix, len(old), len(new)):
+        if added := _add_rows(initial.weights, model, prefix, len(old), len(new)):
             further = new.symbols[len(old) :]
             listing = ", ".join(further[:5]) + (", ..." if len(further) > 5 else "")
-            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random: {listing}")
+            frozen = [name for name in added if name not in trained]
+            stay = f" and stay so, because {frozen[0]} is frozen" if frozen else ""
+            messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {listing}")
     fit(model, initial.weights, str(initial.origin))
     model.load_state_dict(initial.weights)
     return messages
@@ -117,8 +120,8 @@ def _check_vocabulary(old: Dictionary, new: Dictionary, where: str) -> None:
 
 def _add_rows(
     weights: dict[str, Tensor], model: EncoderDecoderModel, prefix: str, old_size: int, new_size: int
-) -> bool:
-    """Add rows to the weights that have a row for each token; return whether there are any such weights.
+) -> list[str]:
+    """Add rows to the weights that have a row for each token; return the names of these weights.
 
     Args:
         weights: the weights of the checkpoint, which are changed.
@@ -127,7 +130,7 @@ def _add_rows(
         old_size: number of tokens of the checkpoint.
         new_size: number of tokens of the model.
     """
-    added = False
+    added = []
     for name, fresh in model.state_dict().items():
         saved = weights.get(name)
         if saved is None or not name.startswith(prefix) or "position" in name or saved.dim() == 0:
@@ -135,5 +138,5 @@ def _add_rows(
         # embeddings can have more rows than there are tokens
         if saved.shape[1:] == fresh.shape[1:] and old_size <= len(saved) < len(fresh) >= new_size > old_size:
             weights[name] = torch.cat([saved[:old_size].to(fresh), fresh[old_size:]])
-            added = True
+            added.append(name)
     return added

@@ -255,11 +255,11 @@ def load_models(
 
 
 def split_path(path: str) -> list[str]:
-    """Split ``a.pt:b.pt`` at its colons, unless a file or folder of that whole name exists.
+    """Split ``a.pt:b.pt`` at its colons, unless it is an address, or a file or folder of that whole name exists.
 
     The colon of ``hf:`` at the beginning of a part belongs to the part.
     """
-    if ":" not in path or Path(path).exists():
+    if ":" not in path or "://" in path or Path(path).exists():
         return [path]
     return [part for part in re.split(r"(?<!^hf)(?<!:hf):", path) if part]
 

@@ -52,12 +52,13 @@ _SCHEDULE_LENGTH = {"polynomial": "total_num_update", "cosine": "lr_period_updat
 _MISSING = "(not set)"
 
 
-def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any], otherwise: str = "") -> None:
     """Check that a run can be continued with another configuration.
 
     Args:
         old: the run's configuration as nested plain values, as in its ``config.yaml``.
         new: the configuration to continue with, likewise.
+        otherwise: what else the user can do, for the message.
 
     Raises:
         ConfigError: keys that influence training differ; the message lists them with both values.
@@ -77,7 +78,7 @@ def check_resumable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
             )
         raise ConfigError(
             "this run was started with another configuration and cannot be continued with this one; set these "
-            "keys to their old values, or choose another run_dir:\n" + "\n".join(lines) + hint
+            f"keys to their old values, or choose another run_dir{otherwise}:\n" + "\n".join(lines) + hint
         )
 
 

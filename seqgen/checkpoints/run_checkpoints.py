@@ -149,6 +149,15 @@ def update_of(checkpoint: Path) -> int:
     return update
 
 
+def _advice(missing: Path) -> str:
+    """What the user may have meant by a path that does not exist."""
+    if str(missing).startswith("[") and str(missing).endswith("]"):
+        return "; give one model, not a list"
+    if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
+        return f"; a model of the Hugging Face Hub is written hf:{missing}"
+    return ""
+
+
 def resolve(path: str | Path) -> Path:
     """Find the checkpoint that a path refers to.
 
@@ -176,7 +185,7 @@ def resolve(path: str | Path) -> Path:
             if (place / MODEL).is_file():
                 return _checked(place)
     if not given.exists():
-        raise CheckpointError(f"{given}: there is no such file or folder")
+        raise CheckpointError(f"{given}: there is no such file or folder{_advice(given)}")
     if (given / FOLDER).is_dir():
         names = ", ".join(sorted(p.name for p in (given / FOLDER).iterdir() if (p / MODEL).is_file()))
         raise CheckpointError(
@@ -346,7 +355,10 @@ def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
         _listing("unknown to the model", unexpected),
         _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
     ]
-    raise CheckpointError(f"{where}: the weights are not those of this model: {'; '.join(filter(None, parts))}")
+    raise CheckpointError(
+        f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
+        f"{'; '.join(filter(None, parts))}"
+    )
 
 
 def _is_vocabulary(model: nn.Module, name: str) -> bool:

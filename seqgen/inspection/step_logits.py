@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from seqgen.errors import ConfigError
 from seqgen.generation.component import MEMBER_LOGITS
 from seqgen.generation.observers import Observer, StepRecord
 
@@ -18,6 +19,9 @@ class StepLogits(Observer):
     Args:
         steps: numbers of the steps, from 0; step ``t`` predicts token ``t``. ``None`` for all steps.
 
+    Raises:
+        ConfigError: a step is not such a number.
+
     Attributes:
         found: by number of the sentence and step, for each member ``(beam, V)`` logits, divided by the temperature, on
             the CPU. Steps after the end of a sentence are missing.
@@ -26,6 +30,8 @@ class StepLogits(Observer):
     needs: ClassVar[frozenset[str]] = frozenset({MEMBER_LOGITS})
 
     def __init__(self, steps: Sequence[int] | None = None):
+        if wrong := [step for step in steps or () if not isinstance(step, int) or step < 0]:
+            raise ConfigError(f"StepLogits: {wrong[0]!r} is not the number of a step; the steps are counted from 0")
         self.steps = None if steps is None else frozenset(steps)
         self.found: dict[int, dict[int, list[Tensor]]] = defaultdict(dict)
 

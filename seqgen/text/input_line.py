@@ -93,7 +93,7 @@ class InputEncoder:
 
         Raises:
             DataError: the line or its prefix is not text, the line has too few fields for ``cfg.members`` or the
-                languages, or a field is not a language.
+                languages, a field is not a language, or the line is encoded already with other languages.
             ConfigError: the line is encoded already, and the models cannot decode such a source.
         """
         encoded = line if isinstance(line, EncodedSource) else None
@@ -116,6 +116,7 @@ class InputEncoder:
             sources = self._sources(translation, languages)
         else:
             check_encodable(self.models)
+            self._check_languages(number, encoded.languages, languages)
             sources = [encoded.tokens]
             translation.member_sources.append(translation.source)
             translation.notes.extend(encoded.notes)
@@ -132,6 +133,15 @@ class InputEncoder:
             None if encoded is None else encoded.encoder_out,
             languages,
         )
+
+    def _check_languages(self, number: int, encoded: LineLanguages, given: LineLanguages) -> None:
+        """Refuse languages that an encoded source would need to have been encoded with."""
+        both = LineLanguages(given.source_lang or encoded.source_lang, given.target_lang or encoded.target_lang)
+        if both != encoded and not torch.equal(*(encode_source(self.task, "", one) for one in (encoded, both))):
+            raise DataError(
+                f"line {number + 1} was encoded with other languages than source_lang={both.source_lang!r}, "
+                f"target_lang={both.target_lang!r}, and this model reads them in the source; give encode the same ones"
+            )
 
     def longest_output(self, sources: Sequence[Tensor]) -> int:
         """The longest output of a line in tokens, end-of-sentence not counted.

@@ -13,7 +13,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.languages import Languages, TargetLanguage
 from seqgen.errors import ConfigError, DataError
 from seqgen.task import Task
-from seqgen.text.text_model import TextModel
+from seqgen.text.text_model import TextModel, own_first_token
 
 _FIELD = re.compile(r"field([1-9]\d?)")
 KEYS = ("source_lang", "target_lang")
@@ -82,7 +82,8 @@ class LanguageReader:
         for key, index in self._fields.items():
             where = f"line {number + 1}, generation.{key}=field{index + 1}"
             if index >= len(fields):
-                raise DataError(f"{where}: the line has only {len(fields)} fields; separate fields by tabs")
+                count = f"{len(fields)} field{'s' if len(fields) > 1 else ''}"
+                raise DataError(f"{where}: the line has only {count}; separate fields by tabs")
             try:
                 codes[key] = self.languages.code(fields[index].strip(), where)
             except ConfigError as error:
@@ -200,6 +201,24 @@ def chooses_itself(cfg: GenerationConfig, task: Task, start_token: int) -> str |
         f"the model has {len(languages.ids)} languages; it chooses that of the output itself unless you give "
         "generation.target_lang=CODE"
     )
+
+
+def choose_themselves(cfg: GenerationConfig, models: Sequence[TextModel]) -> list[str]:
+    """Notes for the user about members of other vocabularies, which cannot be told the language of the output.
+
+    Args:
+        cfg: the configuration of decoding.
+        models: the members.
+    """
+    notes = []
+    for number, model in enumerate(models, start=1):
+        start_token = model.model.start_token(model.task.target_dictionary.eos())
+        if own_first_token(model) is None and chooses_itself(cfg, model.task, start_token):
+            notes.append(
+                f"model {number} chooses the language of the output itself: members with different target vocabularies "
+                "cannot be told the language"
+            )
+    return notes
 
 
 def _needed(languages: Languages | None, key: str, value: str) -> Languages:

@@ -25,7 +25,7 @@ from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation
 from seqgen.text.details import Details
-from seqgen.text.encoded_source import EncodedSource, check_encodable, merged_encodings
+from seqgen.text.encoded_source import EncodedSource, check_encodable, check_fits, merged_encodings
 from seqgen.text.input_line import InputEncoder, InputLine, with_prefixes
 from seqgen.text.languages import LineLanguages, encode_source, tokens_of
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities, utility_from_config
@@ -152,18 +152,20 @@ class TextDecoding:
 
         Raises:
             ConfigError: there are several models, or the model has no encoder.
-            DataError: a line is empty.
+            DataError: a line is empty, or encoded already.
         """
         check_encodable(self.source_models)
         encoded = []
         with self.generator.setup.ensemble.evaluating():
             for number, text in enumerate(lines):
+                if isinstance(text, EncodedSource):
+                    raise DataError(f"line {number + 1} is encoded already; give text")
                 line = self.input_encoder.encode(number, text)
                 if not line.sources:
                     raise DataError(f"line {number + 1} is empty and has no encoder output")
                 source = self._collate(self.source_models, [(line, None)]).source
                 encoder_out, notes = encode(self.models[0].encoder, source), line.translation.notes
-                encoded.append(EncodedSource(text, line.sources[0], encoder_out, notes))
+                encoded.append(EncodedSource(text, line.sources[0], encoder_out, notes, line.languages))
         return encoded
 
     def _translate_buffer(self, lines: list[InputLine]) -> Iterator[Translation]:
@@ -174,8 +176,18 @@ class TextDecoding:
             if out_of_memory(error) and not self.details.rescores:
                 finished = itertools.takewhile(lambda line: line.translation.hypotheses or not line.sources, lines)
                 yield from (line.translation for line in finished)
+            self._check_encodings(lines)
             raise
         yield from (line.translation for line in lines)
+
+    @torch.inference_mode()
+    def _check_encodings(self, lines: list[InputLine]) -> None:
+        """After an error in decoding, refuse encoder outputs that are not those of the model."""
+        with self.generator.setup.ensemble.evaluating():
+            for line in lines:
+                if line.encoder_out is not None:
+                    of_model = self.models[0].encoder, self.task.source_dictionary.eos()
+                    check_fits(*of_model, line.translation.source, line.encoder_out)
 
     def _finish(self, lines: list[InputLine]) -> None:
         """Decode all lines of a buffer, and fill the optional fields of their hypotheses."""

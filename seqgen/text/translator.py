@@ -36,7 +36,7 @@ from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.details import Details
 from seqgen.text.encoded_source import EncodedSource
-from seqgen.text.languages import begins_with_language, chooses_itself, force_target_language
+from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
 from seqgen.text.object_settings import (
     KEYS_BY_ARGUMENT,
     ensemble_settings,
@@ -281,7 +281,9 @@ class Translator:
             check_details(**wanted, streaming=streamer is not None)
         self._check_shared_vocabulary(cfg)
         start_token = self.models[0].start_token(self.task.target_dictionary.eos())
-        if language_note := chooses_itself(cfg, self.task, start_token):
+        if self.by_agreement:
+            notes.extend(choose_themselves(cfg, self.members))
+        elif language_note := chooses_itself(cfg, self.task, start_token):
             notes.append(language_note)
         need_attention = details.attention or bool(cfg.replace_unknown)
         draft = self._draft(cfg.draft) if cfg.draft else None
@@ -383,6 +385,8 @@ class Translator:
         """
         if isinstance(sources, str) or isinstance(references, str):
             raise DataError("sources and references are lists of texts, not one text; write [text]")
+        if wrong := next((line for line in (*sources, *references) if not isinstance(line, str)), None):
+            raise DataError(f"sources and references are texts, and one of them is of type {type(wrong).__name__}")
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         numbers = range(len(sources)) if numbers is None else numbers

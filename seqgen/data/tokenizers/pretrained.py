@@ -315,9 +315,10 @@ def save_pretrained_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     elif isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.native:
         files = t5_files(tokenizer.model, extra_ids=0, legacy=True)
     else:
+        added = " with the tokens of languages that task=multilingual_translation has added" * bool(tokenizer.languages)
         raise DataError(
-            f"a {type(tokenizer).__name__} cannot be written in Hugging Face's layout, which is for SentencePiece "
-            "models with their own ids, for ByT5's and for GPT-2's tokenizer"
+            f"a {type(tokenizer).__name__}{added} cannot be written in Hugging Face's layout, which is for the "
+            "tokenizers that seqgen reads from it, and for SentencePiece models with their own ids"
         )
     files.write(folder)
 
