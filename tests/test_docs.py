@@ -71,6 +71,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for language in ("en", "de"):
         (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
         (folder / f"val.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
+    (folder / "distilled.en").write_bytes((folder / "DATA" / "train.en").read_bytes())
     lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")

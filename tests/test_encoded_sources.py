@@ -140,6 +140,7 @@ def test_something_else_than_an_encoding_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.slow
 def test_encoded_lines_are_translated_as_the_lines(name: str) -> None:
     one = text_model(name)
     translator = Translator(one, **SHORT)

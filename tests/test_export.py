@@ -170,6 +170,7 @@ def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"), [("lstm_tiny", "torch.export cannot export"), ("transformer_lm_tiny", "only encoder-decoder")]
 )
+@pytest.mark.slow
 def test_other_models_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         export_graphs(build(name, torch.float32), ZOO[name].pad)

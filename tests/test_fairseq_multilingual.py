@@ -180,6 +180,7 @@ def test_learned_positions_and_norms_of_embeddings(tmp_path: Path) -> None:
     assert torch.equal(got, wanted)
 
 
+@pytest.mark.slow
 def test_conversion_keeps_the_languages(tmp_path: Path) -> None:
     path = m2m(tmp_path)[1]
     converted = command("convert", f"path={path}", f"run_dir={tmp_path}/run")

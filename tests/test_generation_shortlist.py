@@ -240,6 +240,7 @@ class Ones(LogitsProcessor):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_what_needs_the_whole_vocabulary_gets_it(name: str, keys: dict[str, Any], made: list[bool]) -> None:
     model, candidates = sharp(name, seed=3), random_map()
     here = generator([model], candidates, **keys)
