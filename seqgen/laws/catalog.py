@@ -18,6 +18,7 @@ PASSES: dict[str, Invariant] = {
     "every token is read, later ones are not": passes.every_token_is_read,
     "the start token is read": passes.start_token_is_read,
     "alone = in a batch": passes.alone_equals_batched,
+    "encoder output is reordered": passes.encoder_output_is_reordered,
     "attention is a distribution": passes.attention_is_a_distribution,
     "probabilities sum to one": passes.probabilities_sum_to_one,
 }
@@ -106,6 +107,7 @@ def check_one(name: str, invariant: Invariant, subject: Subject) -> Outcome:
         reason = str(error)
     except Exception as error:  # the model is the user's, and may raise anything
         violation = Violation(f"{type(error).__name__}: {_first_line(str(error))}")
+        violation.__cause__ = error
     finally:
         subject.model.eval()
     difference = own.largest if violation is None else violation.difference

@@ -97,8 +97,12 @@ def first_parting(one: list[Event], two: list[Event], cut_one: Cut, cut_two: Cut
         cut_two: cuts those of the other.
 
     Returns:
-        Where they part; ``None`` if all tensors that can be compared are equal, or if other modules run.
+        Where they part; ``None`` if all tensors that can be compared are equal, or if the modules run in another
+        order.
     """
+    # A step does not run all modules: encoder-decoder attention projects the keys of the source only once.
+    names = {event.name for event in one} & {event.name for event in two}
+    one, two = ([event for event in events if event.name in names] for events in (one, two))
     if [(event.name, event.left) for event in one] != [(event.name, event.left) for event in two]:
         return None
     from_positions: bool | None = None

@@ -28,6 +28,17 @@ def alone_equals_batched(subject: Subject) -> None:
         subject.same(together[row : row + 1], subject.model(*batch.alone(row)).logits, rows=[row])
 
 
+def encoder_output_is_reordered(subject: Subject) -> None:
+    """``reorder_encoder_out`` returns what the encoder returns for reordered sentences."""
+    batch, order = subject.inputs(), torch.tensor([2, 0, 3, 2])
+    encoder, targets = subject.model.encoder, batch.prev_output_tokens
+    moved = encoder.reorder_encoder_out(subject.encode(batch), order)
+    wanted = encoder(batch.src_tokens[order], batch.src_lengths[order])
+    got = subject.model.decoder(targets, moved).logits
+    what = "the output of reorder_encoder_out is not that of the reordered sentences"
+    subject.same(got, subject.model.decoder(targets, wanted).logits, what=what)
+
+
 def every_token_is_read(subject: Subject) -> None:
     """Each token changes the logits of its sentence; a target token changes none before it."""
     _target_tokens_are_read(subject)
