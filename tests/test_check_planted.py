@@ -127,7 +127,7 @@ def lstm_source_not_packed(patch: Patch) -> None:
     patch(nn.utils.rnn, "pack_padded_sequence", whole)
 
 
-@bug("lstm", Cause.DECODER_PADDING)
+@bug("lstm", Cause.DECODER_PADDING, "decoder")
 def lstm_attends_to_padding(patch: Patch) -> None:
     features = lstm.LSTMDecoder.extract_features
 
@@ -198,7 +198,7 @@ def lstm_says_that_beams_share_the_encoder_output(patch: Patch) -> None:
     patch(lstm.LSTMDecoder, "shares_encoder_output", True)
 
 
-@bug("lstm", Cause.STALE_WEIGHT)
+@bug("lstm", Cause.STALE_WEIGHT, "decoder")
 def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
     def output_layer(self: Any, features: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -235,7 +235,7 @@ def lstm_attention_is_detached(patch: Patch) -> None:
 # -- the transformer ---------------------------------------------------------------------------------------------------
 
 
-@bug("transformer", Cause.LATER_TOKENS)
+@bug("transformer", Cause.LATER_TOKENS, "decoder.layers.0.self_attn")
 def transformer_without_causal_mask(patch: Patch) -> None:
     def mask(self: Any, queries: Any, layer: int) -> Tensor:
         return torch.zeros(1, 1, queries.new, queries.seen + queries.new, dtype=torch.float64)
@@ -342,7 +342,7 @@ def fconv_buffer_never_updated(patch: Patch) -> None:
     patch(LinearizedConvolution, "set_state", lambda self, state, new: self.get_state(state) or put(self, state, new))
 
 
-@bug("fconv", Cause.LATER_TOKENS)
+@bug("fconv", Cause.LATER_TOKENS, "decoder.convolutions.0")
 def fconv_pads_on_both_sides(patch: Patch) -> None:
     forward = LinearizedConvolution.forward
 
@@ -352,7 +352,7 @@ def fconv_pads_on_both_sides(patch: Patch) -> None:
     patch(LinearizedConvolution, "forward", symmetric)
 
 
-@bug("fconv", Cause.STALE_WEIGHT)
+@bug("fconv", Cause.STALE_WEIGHT, "encoder.fc1")
 def fconv_keeps_normalized_weights(patch: Patch) -> None:
     def kept(self: Any, name: str, make: Callable[[], Any]) -> Any:
         if torch.is_grad_enabled():

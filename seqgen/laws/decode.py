@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.laws.subject import BEAM, LENGTHS, Subject, Violation, expand
-from seqgen.structures import EncoderOut
 
 
 class Decode:

@@ -7,17 +7,20 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.incremental_state import rows_of_parents
 from seqgen.laws import catalog
 from seqgen.laws.catalog import Outcome
 from seqgen.laws.decode import Decode
-from seqgen.laws.layers import Event, Parting, first_parting, record
+from seqgen.laws.layers import Parting, first_parting, record
 from seqgen.laws.subject import BEAM, LENGTHS, Inputs, Subject, Violation, expand
+from seqgen.laws.weights import without_cached_weights
+from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache.protocol import KeyValueCache
 
 
@@ -140,7 +143,7 @@ def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return subject.logits(batch)
 
     cause = Cause.RANDOMNESS if torch.equal(seeded(), seeded()) else Cause.KEPT_ON_MODULE
-    passes = [record(subject.model, lambda: subject.logits(batch)) for _ in range(2)]
+    passes = [record(subject.model, partial(subject.logits, batch)) for _ in range(2)]
     return Diagnosis(cause, _name(first_parting(*passes, _whole, _whole)))
 
 
@@ -153,41 +156,51 @@ def _target(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return Diagnosis(Cause.START_HIDDEN)
     tokens = wrong.get("every token is read, later ones are not")
     if tokens is not None and tokens.what.startswith("an earlier position"):
-        return Diagnosis(Cause.LATER_TOKENS)
+        return Diagnosis(Cause.LATER_TOKENS, _layer_that_sees_later_tokens(subject))
     return None
+
+
+def _layer_that_sees_later_tokens(subject: Subject) -> str:
+    """The first layer whose other columns change with the last target token."""
+    batch = subject.inputs(target_length=5)
+    changed = dataclasses.replace(batch, prev_output_tokens=batch.prev_output_tokens.clone())
+    changed.prev_output_tokens[:, -1] = subject.ids.eos
+
+    def earlier(tensor: Tensor) -> Tensor | None:
+        return tensor[:, :-1] if tensor.dim() == 3 and tensor.size(1) == 5 else None
+
+    passes = [record(subject.model, partial(subject.logits, inputs)) for inputs in (batch, changed)]
+    return _name(first_parting(*passes, earlier, earlier))
 
 
 def _padding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
     violation = wrong.get("alone = in a batch")
     if violation is None:
         return None
-    batch = subject.inputs()
-    row = violation.sentence or 0
-    source, length, _ = batch.alone(row)
-    begin = batch.src_tokens.size(1) - int(length) if batch.padded_left else 0
+    batch, row = subject.inputs(), violation.sentence or 0
+    source, length, target = batch.alone(row)
+    width, own = batch.src_tokens.size(1), source.size(1)
+    begin = width - own if batch.padded_left else 0
 
     def of_row(tensor: Tensor) -> Tensor | None:
-        width = batch.src_tokens.size(1)
-        if tensor.dim() == 3 and tensor.size(1) != width and tensor.size(2) == width:
-            tensor = tensor.transpose(1, 2)  # a convolution of PyTorch has channels first
-        if tensor.dim() < 2 or tensor.size(0) != len(LENGTHS) or tensor.size(1) != width:
+        if tensor.dim() < 2 or tensor.size(0) != len(LENGTHS):
             return None
-        return tensor[row : row + 1, begin : begin + int(length)]
+        tensor = _positions_first(tensor, width)[row : row + 1]
+        return tensor[:, begin : begin + own] if tensor.size(1) == width else tensor
 
-    def alone(tensor: Tensor) -> Tensor | None:
-        if tensor.dim() == 3 and tensor.size(1) != int(length) and tensor.size(2) == int(length):
-            tensor = tensor.transpose(1, 2)
-        return tensor
-
-    encoder = subject.model.encoder
-    together = record(encoder, lambda: encoder(batch.src_tokens, batch.src_lengths))
-    single = record(encoder, lambda: encoder(source, length))
-    parting = first_parting(together, single, of_row, alone)
-    if parting is None:
-        return Diagnosis(Cause.DECODER_PADDING)
+    together = record(subject.model, lambda: subject.logits(batch))
+    single = record(subject.model, lambda: subject.model(source, length, target))
+    parting = first_parting(together, single, of_row, lambda tensor: _positions_first(tensor, own))
+    if parting is None or parting.name.startswith("decoder"):
+        return Diagnosis(Cause.DECODER_PADDING, _name(parting))
     is_convolution = "conv" in type(parting.module).__name__.lower()
-    cause = Cause.CONVOLUTION_PADDING if is_convolution else Cause.ENCODER_PADDING
-    return Diagnosis(cause, _joined("encoder", parting.name))
+    return Diagnosis(Cause.CONVOLUTION_PADDING if is_convolution else Cause.ENCODER_PADDING, parting.name)
+
+
+def _positions_first(tensor: Tensor, width: int) -> Tensor:
+    """``(N, C, S)``, the layout of PyTorch's convolutions, as ``(N, S, C)``; other tensors are returned unchanged."""
+    channels_first = tensor.dim() == 3 and tensor.size(1) != width and tensor.size(2) == width
+    return tensor.transpose(1, 2) if channels_first else tensor
 
 
 def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
@@ -211,8 +224,10 @@ def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
     padded[:, 2] = subject.ids.pad
     if _failing_step(subject, dataclasses.replace(rows, prev_output_tokens=padded), [1] * 6) is not None:
         return Diagnosis(Cause.TARGET_PADDING)
-    if "steps = parallel pass" in wrong and subject.decoder.shares_encoder_output and not _raises(
-        lambda: _expanded_steps(subject)
+    if (
+        "steps = parallel pass" in wrong
+        and subject.decoder.shares_encoder_output
+        and not _raises(lambda: _expanded_steps(subject))
     ):
         return Diagnosis(Cause.SHARED_ROWS)
     return None
@@ -326,7 +341,21 @@ _NAMED = {
 
 
 def _by_name(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    return next((Diagnosis(cause) for name, cause in _NAMED.items() if name in wrong), None)
+    cause = next((cause for name, cause in _NAMED.items() if name in wrong), Cause.UNKNOWN)
+    return Diagnosis(cause, _stale_layer(subject) if cause is Cause.STALE_WEIGHT else "")
+
+
+def _stale_layer(subject: Subject) -> str:
+    """The first layer whose output in a changed model differs from that of a model which has not decoded yet."""
+    batch, model = subject.inputs(), copy.deepcopy(subject.model)
+
+    def step(one: EncoderDecoderModel) -> None:
+        one.decoder(batch.prev_output_tokens, one.encoder(batch.src_tokens, batch.src_lengths), {})  # type: ignore[call-arg]
+
+    step(model)
+    model.load_state_dict({key: value * 1.25 for key, value in model.state_dict().items()})
+    passes = [record(one, partial(step, one)) for one in (model, without_cached_weights(subject, model))]
+    return _name(first_parting(*passes, _whole, _whole))
 
 
 def _raises(call: Callable[[], None]) -> bool:

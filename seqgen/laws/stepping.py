@@ -1,4 +1,4 @@
-"""Invariants of the decoding state: after any number of steps and reorderings, the logits are those of the parallel pass."""
+"""Invariants of the decoding state: after steps and reorderings, the logits are those of the parallel pass."""
 
 from __future__ import annotations
 

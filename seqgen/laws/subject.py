@@ -107,9 +107,7 @@ class Ids:
     vocab: int
     left: bool = False
 
-    def inputs(
-        self, lengths: Sequence[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1
-    ) -> Inputs:
+    def inputs(self, lengths: Sequence[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
         """Random inputs.
 
         Args:

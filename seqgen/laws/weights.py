@@ -43,7 +43,7 @@ def stepped_logits(subject: Subject, model: EncoderDecoderModel) -> Tensor:
     return torch.cat([logits[:, -1:] for logits in steps], dim=1)
 
 
-def _without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> EncoderDecoderModel:
+def without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> EncoderDecoderModel:
     """A model with the same weights that has not decoded yet; of a trained model a copy, without what it caches."""
     if subject.build is None:
         return copy.deepcopy(model)
@@ -55,7 +55,7 @@ def _without_cached_weights(subject: Subject, model: EncoderDecoderModel) -> Enc
 def _assert_fresh(subject: Subject, model: EncoderDecoderModel, before: Tensor, what: str) -> None:
     """The logits are not those from before the change, but those of a model without cached weights."""
     got = stepped_logits(subject, model)
-    wanted = stepped_logits(subject, _without_cached_weights(subject, model))
+    wanted = stepped_logits(subject, without_cached_weights(subject, model))
     subject.same(got, wanted.to(got.dtype), what=f"after {what} a decode uses a weight from before")
     if not (got.to(before.dtype) - before).abs().max() > 1e-6:
         raise Violation(f"{what} does not change the logits")
@@ -107,7 +107,7 @@ def saved_weights_are_the_model(subject: Subject) -> None:
     """A newly built model has the same logits once it has loaded the weights."""
     if subject.build is None:
         raise NotApplicableError("a trained model was itself loaded")
-    other, batch = _without_cached_weights(subject, subject.model), subject.inputs()
+    other, batch = without_cached_weights(subject, subject.model), subject.inputs()
     got = other(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
     subject.same(got, subject.logits(batch), tolerance=0.0, what="a new model with the same weights differs")
 
@@ -121,7 +121,7 @@ def fresh_after_moving(subject: Subject) -> None:
     if (before.dtype, got.dtype) != (torch.float32, torch.float64):
         raise Violation(f"logits are {before.dtype} in float32 and {got.dtype} after a change to float64")
     subject.same(got, before, tolerance=1e-4 * max(1.0, float(before.abs().max())), what="float32 and float64 differ")
-    wanted = stepped_logits(subject, _without_cached_weights(subject, model))
+    wanted = stepped_logits(subject, without_cached_weights(subject, model))
     subject.same(got, wanted, what="after a change of the dtype a decode uses a weight from before")
 
 
