@@ -115,9 +115,11 @@ def _random(cfg: CheckConfig) -> tuple[Subject, Subject]:
     """A random model in float64, and another one with peaked distributions for the invariants of search."""
     task = _OneVocabulary()
 
+    component: Any = MODELS.of(cfg.model).component
+
     def build(seed: int = 1) -> EncoderDecoderModel:
         torch.manual_seed(seed)
-        model: EncoderDecoderModel = MODELS.of(cfg.model).component.build_model(cfg.model, task)
+        model: EncoderDecoderModel = component.build_model(cfg.model, task)
         return model.double()
 
     try:

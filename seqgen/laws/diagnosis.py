@@ -143,8 +143,8 @@ def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return subject.logits(batch)
 
     cause = Cause.RANDOMNESS if torch.equal(seeded(), seeded()) else Cause.KEPT_ON_MODULE
-    passes = [record(subject.model, partial(subject.logits, batch)) for _ in range(2)]
-    return Diagnosis(cause, _name(first_parting(*passes, _whole, _whole)))
+    one, two = (record(subject.model, partial(subject.logits, batch)) for _ in range(2))
+    return Diagnosis(cause, _name(first_parting(one, two, _whole, _whole)))
 
 
 def _rounding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
@@ -169,8 +169,8 @@ def _layer_that_sees_later_tokens(subject: Subject) -> str:
     def earlier(tensor: Tensor) -> Tensor | None:
         return tensor[:, :-1] if tensor.dim() == 3 and tensor.size(1) == 5 else None
 
-    passes = [record(subject.model, partial(subject.logits, inputs)) for inputs in (batch, changed)]
-    return _name(first_parting(*passes, earlier, earlier))
+    one, two = (record(subject.model, partial(subject.logits, inputs)) for inputs in (batch, changed))
+    return _name(first_parting(one, two, earlier, earlier))
 
 
 def _padding(subject: Subject, wrong: Wrong) -> Diagnosis | None:
@@ -259,7 +259,8 @@ def _failing_step(subject: Subject, batch: Inputs, chunks: Sequence[int]) -> int
 def _parting_of_step(subject: Subject, batch: Inputs, step: int) -> Parting | None:
     decoder = copy.deepcopy(subject.decoder)
     encoder_out = subject.encode(batch)
-    tokens, state = batch.prev_output_tokens[:, : step + 1], {}
+    tokens = batch.prev_output_tokens[:, : step + 1]
+    state: Any = {}
     for upto in range(1, step + 1):
         decoder(tokens[:, :upto], encoder_out, state)
     stepped = record(decoder, lambda: decoder(tokens, encoder_out, state))
@@ -354,8 +355,8 @@ def _stale_layer(subject: Subject) -> str:
 
     step(model)
     model.load_state_dict({key: value * 1.25 for key, value in model.state_dict().items()})
-    passes = [record(one, partial(step, one)) for one in (model, without_cached_weights(subject, model))]
-    return _name(first_parting(*passes, _whole, _whole))
+    fresh = without_cached_weights(subject, model)
+    return _name(first_parting(record(model, lambda: step(model)), record(fresh, lambda: step(fresh)), _whole, _whole))
 
 
 def _raises(call: Callable[[], None]) -> bool:

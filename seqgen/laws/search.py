@@ -90,7 +90,7 @@ def indirection_equals_moving(subject: Subject) -> None:
 
 def alone_decoded_equals_batched(subject: Subject) -> None:
     """A sentence decoded alone has the same hypotheses as in a batch."""
-    limits = {"max_len_a": 1.0, "max_len_b": 3}
+    limits: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": 3}
     together = decode(subject, batch_for(subject), **limits)
     for row in range(len(SOURCES)):
         alone = decode(subject, batch_for(subject, [row]), **limits)
