@@ -23,7 +23,7 @@ with path=RUN those of a trained one, in float64 on the CPU. Prints a line for e
 step, sentence and beam that differ, the probable cause and the first layer that differs.
 Exit code: 0 if all invariants hold, 1 if one fails."""
 
-SHORTEST = 24
+SHORTEST = 40
 """The number of positions that the checks need."""
 
 
@@ -33,7 +33,9 @@ class CheckConfig:
 
     model: Any = None
     path: str = option("", "run, or model of another toolkit, in place of model=NAME")
-    tolerance: float = option(1e-10, "largest difference of logits and scores that counts as equal", minimum=0)
+    tolerance: float = option(
+        1e-10, "largest difference of logits and scores that counts as equal, relative if they are above 1", minimum=0
+    )
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
 
@@ -127,7 +129,10 @@ def _random(cfg: CheckConfig) -> tuple[Subject, Subject]:
     except UserError:
         raise
     except Exception as error:  # the model is the user's, and may raise anything
-        raise ConfigError(f"the model cannot be built: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"the model cannot be built from model.KEY and the dictionaries of a task: {type(error).__name__}: {error}; "
+            "correct build_model, or check a trained run with path=RUN"
+        ) from error
     words = task.target_dictionary
     one, two = (Subject.of(model, words, len(words), cfg.tolerance, build) for model in models)
     return one, two

@@ -62,6 +62,20 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("model=fconv_tiny", "model.max_source_positions=42", "model.max_target_positions=42"),
+        ("model=transformer_lm_tiny", "model.max_target_positions=40"),
+    ],
+    ids=str,
+)
+def test_the_shortest_models(arguments: tuple[str, ...]) -> None:
+    outcome = check(*arguments)
+    assert outcome.code == 0, outcome.out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL_FCONV, SMALL_TRANSFORMER], ids=["fconv", "transformer"])
 def test_a_trained_model(model: tuple[str, ...], tmp_path: Path) -> None:
     arguments = training_arguments(corpus(tmp_path / "data"), tmp_path / "run")
@@ -91,7 +105,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
         (["model=fconv_tiny", "input=x"], "input"),
         (["model=fconv_tiny", "common.device=cuda"], "on the CPU"),
         (["model=fconv_tiny", "reading.dictionary=dict.txt"], "reading.KEY applies only to path"),
-        (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 24"),
+        (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 40"),
         (["model=fconv_tiny", "model.decoder_attention=[False] * 3"], "at least one decoder layer"),
         (["path=missing"], "missing"),
         (["+model=fconv_tiny"], "neither added nor deleted"),
@@ -110,7 +124,7 @@ def test_a_model_that_cannot_be_built(tmp_path: Path) -> None:
     raises = ("        source, target = task.source_dictionary, task.target_dictionary\n", "        task.missing\n")
     outcome = check(own_model(tmp_path, "unbuilt", raises), "model=unbuilt_tiny")
     assert outcome.code == 2
-    assert "the model cannot be built: AttributeError:" in outcome.err
+    assert "dictionaries of a task: AttributeError:" in outcome.err
 
 
 def test_help() -> None:

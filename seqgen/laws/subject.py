@@ -148,7 +148,7 @@ class Subject:
         model: the model, in evaluation mode.
         dictionary: the target vocabulary.
         ids: the ids of its inputs.
-        tolerance: the largest difference that counts as equal.
+        tolerance: the largest difference that counts as equal; see ``same``.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
         largest: the largest difference of all comparisons so far.
     """
@@ -242,7 +242,8 @@ class Subject:
             rows: row of the batch of each row; by default in order.
             beam: rows of each sentence.
             what: what is wrong if they differ.
-            tolerance: the largest difference that counts as equal; by default that of the subject.
+            tolerance: the largest difference that counts as equal, by default that of the subject; if ``wanted`` has
+                values above 1, it is multiplied by the largest of them.
 
         Raises:
             Violation: they differ.
@@ -253,7 +254,8 @@ class Subject:
         if apart.numel() == 0:
             return
         self.largest = max(self.largest, float(apart.max()))
-        wrong = apart > (self.tolerance if tolerance is None else tolerance)
+        magnitude = max(1.0, float(wanted.double().abs().nan_to_num(0.0, 0.0).max()))
+        wrong = apart > (self.tolerance if tolerance is None else tolerance) * magnitude
         if wrong.any():
             wrong = wrong.flatten(2).any(-1) if wrong.dim() > 2 else wrong
             column = int(wrong.any(0).nonzero()[0])
@@ -276,7 +278,7 @@ def tiny_dictionary(words: int = 19) -> Dictionary:
 
 
 def randomize_(model: EncoderDecoderModel, seed: int = 0, factor: float = 1.0) -> EncoderDecoderModel:
-    """Make biases random too, since an error could be invisible where they are zero.
+    """Make biases and zero matrices random too, since an error could be invisible where parameters are zero.
 
     Args:
         model: the model, changed in place and put into evaluation mode.
@@ -290,7 +292,7 @@ def randomize_(model: EncoderDecoderModel, seed: int = 0, factor: float = 1.0) -
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or not parameter.any():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(noise.to(parameter) * 0.1)
             parameter.mul_(factor)

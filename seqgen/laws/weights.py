@@ -109,7 +109,7 @@ def saved_weights_are_the_model(subject: Subject) -> None:
         raise NotApplicableError("a trained model was itself loaded")
     other, batch = without_cached_weights(subject, subject.model), subject.inputs()
     got = other(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens).logits
-    subject.same(got, subject.logits(batch), tolerance=0.0, what="a new model with the same weights differs")
+    subject.same(got, subject.logits(batch), what="a new model with the same weights differs")
 
 
 def fresh_after_moving(subject: Subject) -> None:
@@ -120,7 +120,7 @@ def fresh_after_moving(subject: Subject) -> None:
     got = stepped_logits(subject, model)
     if (before.dtype, got.dtype) != (torch.float32, torch.float64):
         raise Violation(f"logits are {before.dtype} in float32 and {got.dtype} after a change to float64")
-    subject.same(got, before, tolerance=1e-4 * max(1.0, float(before.abs().max())), what="float32 and float64 differ")
+    subject.same(got, before, tolerance=1e-3, what="float32 and float64 differ")
     wanted = stepped_logits(subject, without_cached_weights(subject, model))
     subject.same(got, wanted, what="after a change of the dtype a decode uses a weight from before")
 
