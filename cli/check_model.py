@@ -130,7 +130,7 @@ def _random(cfg: CheckConfig) -> tuple[Subject, Subject]:
         raise
     except Exception as error:  # the model is the user's, and may raise anything
         raise ConfigError(
-            f"the model cannot be built from model.KEY and the dictionaries of a task: {type(error).__name__}: {error}; "
+            f"the model cannot be built from its keys and the dictionaries of a task: {type(error).__name__}: {error}; "
             "correct build_model, or check a trained run with path=RUN"
         ) from error
     words = task.target_dictionary

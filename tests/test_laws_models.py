@@ -13,6 +13,7 @@ from tests.model_zoo import ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))
 every_dtype = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
+INVARIANTS = catalog.PASSES | catalog.STEPPING | catalog.WEIGHTS
 IN_FLOAT32 = (
     "alone = in a batch",
     "steps = parallel pass",
@@ -21,11 +22,13 @@ IN_FLOAT32 = (
 )
 """The invariants that are also tested with the kernels of float32."""
 
+BY_CACHE = ("steps after rolling back", "batches that join")
+"""The invariants that test_fast_modules.py tests with each kind of cache."""
+
 ATTENTION = {"attention is a distribution", "attention in steps"}
-JOINING = {"batches that join", "start offsets"}
 ABSENT = {
-    "lstm_tiny": {*JOINING, "steps after rolling back"},
-    "average": {*JOINING, "steps after rolling back"},
+    "lstm_tiny": {"start offsets"},
+    "average": {"start offsets"},
     "transformer_lm_tiny": {*ATTENTION, "start offsets", "the start token is read"},
     "transformer_lm_learned": {*ATTENTION, "start offsets", "the start token is read"},
 }
@@ -39,9 +42,9 @@ def _no_grad() -> Any:
 
 
 @every_model
-@pytest.mark.parametrize("law", [*catalog.PASSES, *catalog.STEPPING, *catalog.WEIGHTS])
+@pytest.mark.parametrize("law", [law for law in INVARIANTS if law not in BY_CACHE])
 def test_invariants(name: str, law: str) -> None:
-    invariant = (catalog.PASSES | catalog.STEPPING | catalog.WEIGHTS)[law]
+    invariant = INVARIANTS[law]
     if law in ABSENT.get(name, ()):
         with pytest.raises(NotApplicableError):
             invariant(subject_of(name))
@@ -52,7 +55,7 @@ def test_invariants(name: str, law: str) -> None:
 @every_model
 @pytest.mark.parametrize("law", IN_FLOAT32)
 def test_invariants_in_float32(name: str, law: str) -> None:
-    (catalog.PASSES | catalog.STEPPING)[law](subject_of(name, torch.float32))
+    INVARIANTS[law](subject_of(name, torch.float32))
 
 
 @every_model

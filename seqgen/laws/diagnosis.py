@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -230,7 +231,7 @@ def _steps(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         and not _raises(lambda: _expanded_steps(subject))
     ):
         return Diagnosis(Cause.SHARED_ROWS)
-    return None
+    return Diagnosis(Cause.STATE) if "steps = parallel pass" in wrong else None
 
 
 def _expanded_steps(subject: Subject) -> None:
@@ -286,7 +287,10 @@ def _reordering(subject: Subject, wrong: Wrong) -> Diagnosis | None:
         return None
     if "encoder output is reordered" in wrong:
         return Diagnosis(Cause.ENCODER_NOT_REORDERED)
-    return Diagnosis(Cause.NOT_REORDERED, next(_states_not_reordered(subject), ""))
+    module = ""
+    with suppress(Exception):  # a method that reorders may fail for the same cause
+        module = next(_states_not_reordered(subject), "")
+    return Diagnosis(Cause.NOT_REORDERED, module)
 
 
 def _states_not_reordered(subject: Subject) -> Iterator[str]:

@@ -297,8 +297,3 @@ def randomize_(model: EncoderDecoderModel, seed: int = 0, factor: float = 1.0) -
                 parameter.add_(noise.to(parameter) * 0.1)
             parameter.mul_(factor)
     return model.eval()
-
-
-def is_parametrized(model: Any) -> bool:
-    """Whether a module has a parametrization such as weight normalization, which PyTorch refuses to pickle."""
-    return any("parametrizations" in module._modules for module in model.modules())
