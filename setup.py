@@ -35,6 +35,7 @@ setup(
         "seqgen.generation.search",
         "seqgen.generation.speculative",
         "seqgen.inspection",
+        "seqgen.laws",
         "seqgen.modules",
         "seqgen.modules.kv_cache",
         "seqgen.text",

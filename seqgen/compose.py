@@ -49,7 +49,8 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
     """
     pairs = [split_argument(override) for override in overrides]
-    choices = [f"{key}={value}" for key, value in pairs if is_group(schema, key)]
+    append = "" if schema in _ROOTS else "+"  # other schemas have no component by default that could be replaced
+    choices = [f"{append}{key}={value}" for key, value in pairs if is_group(schema, key)]
     of_components = [(key, value) for key, value in pairs if is_component_key(schema, key)]
     values = [(key, value) for key, value in pairs if not is_group(schema, key) and (key, value) not in of_components]
     name = _store(schema, dict(pair for pair in pairs if is_group(schema, pair[0])))

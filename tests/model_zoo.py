@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
+from seqgen.laws.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
-from seqgen.structures import EncoderOut
 
 VOCAB = 23
 
@@ -62,10 +62,8 @@ class Specimen:
         vocab: size of the vocabulary.
         first_word: the smallest id that is no special token.
         left_padding: whether it reads sources padded on the left only.
-        is_language_model: whether it is decoder-only: it does not read the start token, has no attention to a source,
-            and its positions are shared by prompt and target.
+        is_language_model: whether it is decoder-only.
         either_padding: whether sources may be padded on the left as well as on the right.
-        start_offsets: whether the model supports ``IncrementalState.start_offsets``.
         has_table: whether its positions come from a table, which limits the length of its inputs.
     """
 
@@ -78,8 +76,12 @@ class Specimen:
     either_padding: bool = True
     left_padding: bool = False
     is_language_model: bool = False
-    start_offsets: bool = True
     has_table: bool = True
+
+    @property
+    def ids(self) -> Ids:
+        """The ids of its inputs."""
+        return Ids(self.pad, self.eos, self.start, (self.first_word, self.vocab), self.vocab, self.left_padding)
 
 
 def registered(name: str, joint: bool = False, **changes: Any) -> Callable[[], EncoderDecoderModel]:
@@ -181,10 +183,9 @@ ZOO: dict[str, Specimen] = {
     "lstm_tiny": Specimen(
         registered("lstm_tiny", embed_dim=12, hidden_size=10, layers=2),
         either_padding=False,
-        start_offsets=False,
         has_table=False,
     ),
-    "average": Specimen(registered("average", embed_dim=12, max_positions=64), start_offsets=False, has_table=False),
+    "average": Specimen(registered("average", embed_dim=12, max_positions=64), has_table=False),
     "transformer_narrow_decoder": Specimen(
         registered("transformer", **{**_NARROW, "decoder_embed_dim": 20, "decoder_attention_heads": 4})
     ),
@@ -213,7 +214,6 @@ ZOO: dict[str, Specimen] = {
         either_padding=False,
         left_padding=True,
         is_language_model=True,
-        start_offsets=False,
         has_table=False,
     ),
     "transformer_lm_learned": Specimen(
@@ -232,7 +232,6 @@ ZOO: dict[str, Specimen] = {
         either_padding=False,
         left_padding=True,
         is_language_model=True,
-        start_offsets=False,
         has_table=False,
     ),
 }
@@ -262,34 +261,6 @@ def sharp(name: str, seed: int = 0, factor: float = 1.5) -> EncoderDecoderModel:
     return model
 
 
-@dataclass
-class Inputs:
-    """Sources of unequal length, and a target prefix for each."""
-
-    src_tokens: Tensor
-    src_lengths: Tensor
-    prev_output_tokens: Tensor
-    padded_left: bool = False
-
-    def alone(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Source, its length and target of one row, without padding."""
-        length = int(self.src_lengths[row])
-        tokens = self.src_tokens[row : row + 1]
-        tokens = tokens[:, tokens.size(1) - length :] if self.padded_left else tokens[:, :length]
-        return tokens, self.src_lengths[row : row + 1], self.prev_output_tokens[row : row + 1]
-
-    def sources(self, pad: int, left: bool) -> Tensor:
-        """The sources, padded on the left or on the right."""
-        if not left:
-            return self.src_tokens
-        width = self.src_tokens.size(1)
-        rows = [
-            torch.cat([row.new_full((width - n,), pad), row[:n]])
-            for row, n in zip(self.src_tokens, self.src_lengths.tolist(), strict=True)
-        ]
-        return torch.stack(rows)
-
-
 def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence: int = 1, seed: int = 1) -> Inputs:
     """Random inputs.
 
@@ -300,22 +271,13 @@ def inputs(name: str, lengths: list[int], target_length: int, rows_per_sentence:
         rows_per_sentence: target rows for each source.
         seed: seed of the tokens.
     """
-    specimen = ZOO[name]
-    generator = torch.Generator().manual_seed(seed)
-    src_tokens = torch.full((len(lengths), max(lengths)), specimen.pad)
-    for row, length in enumerate(lengths):
-        words = torch.randint(specimen.first_word, specimen.vocab, (length - 1,), generator=generator)
-        begin = max(lengths) - length if specimen.left_padding else 0
-        src_tokens[row, begin : begin + length] = torch.cat([words, torch.tensor([specimen.eos])])
-    rows = len(lengths) * rows_per_sentence
-    targets = torch.randint(specimen.first_word, specimen.vocab, (rows, target_length), generator=generator)
-    targets[:, 0] = specimen.start
-    return Inputs(src_tokens, torch.tensor(lengths), targets, specimen.left_padding)
+    return ZOO[name].ids.inputs(lengths, target_length, rows_per_sentence, seed)
 
 
-def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:
-    """Repeat the row of each sentence for each of its beams."""
-    return encoder_out.map(lambda tensor: tensor.repeat_interleave(rows_per_sentence, dim=0))
+def subject_of(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, peaked: bool = False) -> Subject:
+    """A model of the zoo whose invariants are checked."""
+    model = sharp(name, seed) if peaked else build(name, dtype, seed)
+    return Subject(model, tiny_dictionary(), ZOO[name].ids, TOLERANCE[dtype], ZOO[name].build)
 
 
 def parameters_of(module: nn.Module) -> Tensor:

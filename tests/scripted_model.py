@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from seqgen.data.collate import pad_rows
-from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
+from seqgen.laws.subject import tiny_dictionary as dictionary  # noqa: F401  # the tests import it from here
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Source
 
@@ -70,14 +70,6 @@ class ScriptedModel(EncoderDecoderModel):
 
     def max_positions(self) -> tuple[int, int]:
         return 1000, self.decoder.max_positions()
-
-
-def dictionary(words: int) -> Dictionary:
-    """``<s> <pad> </s> <unk>`` and the words ``w0``, ``w1``, ... with ids from 4."""
-    result = Dictionary()
-    for number in range(words):
-        result.add_symbol(f"w{number}")
-    return result
 
 
 def random_rule(vocab: int, seed: int, sharpness: float = 1.5) -> Rule:

@@ -181,7 +181,7 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "the check is missing; give one of: diff"),
+        ([], "the check is missing; give model=NAME, path=RUN or one of: diff"),
         (["dif"], "did you mean 'diff'"),
         (["diff"], "path is missing"),
         (["diff", "path=x"], "input is missing"),

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import IncrementalState
+from seqgen.laws import stepping
+from seqgen.laws.decode import Decode
+from seqgen.laws.subject import BEAM, LENGTHS, expand
 from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
-from tests.decodes import BEAM, LENGTHS, Decode
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, build, expand
+from tests.model_zoo import VOCAB, ZOO, build, subject_of
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import queue
 
@@ -44,7 +46,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @every_model
 @pytest.mark.parametrize("beam_table", [None, True, False])
 def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> None:
-    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table)
+    decode = Decode(subject_of(name), beam_table=beam_table)
     for step in range(12):
         decode.reorder_beams()
         decode.step(new=1 + (step % 4 == 2))
@@ -59,30 +61,22 @@ def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> Non
 @every_model
 @pytest.mark.parametrize("beam_table", [True, False])
 def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
-    decode = Decode(build(name), name, LENGTHS, beam_table=beam_table, max_roll_back=3)
-    if not decode.decoder.can_roll_back:
-        with pytest.raises(DecodingError, match="can_roll_back"):
-            decode.decoder.roll_back(decode.state, 1)
+    subject = subject_of(name)
+    if subject.decoder.can_roll_back:
+        stepping.stepped_after_rolling_back(subject, beam_table)
         return
-    for taken_back in (0, 1, 3, 2, 3):
-        decode.step()
-        decode.step(new=3)
-        decode.reorder_beams()
-        decode.roll_back(taken_back)
-        decode.reorder_beams()
-        decode.step()
-    decode.step(new=3)
-    decode.step()
-    decode.reorder()
-    decode.roll_back(2)
-    decode.step(new=2)
-    decode.step()
+    with pytest.raises(DecodingError, match="can_roll_back"):
+        subject.decoder.roll_back({}, 1)
+
+
+def test_more_positions_than_there_are_cannot_be_taken_back() -> None:
+    decode = Decode(subject_of("transformer_tiny"))
     with pytest.raises(ValueError, match="cannot be rolled back"):
         decode.decoder.roll_back(decode.state, 100)
 
 
 def test_a_convolution_takes_back_only_what_it_was_told() -> None:
-    decode = Decode(build("fconv_tiny"), "fconv_tiny", LENGTHS)
+    decode = Decode(subject_of("fconv_tiny"))
     decode.step()
     decode.step()
     with pytest.raises(DecodingError, match="max_roll_back is 2"):
@@ -92,44 +86,20 @@ def test_a_convolution_takes_back_only_what_it_was_told() -> None:
 @every_model
 @pytest.mark.parametrize("beam_table", [True, False])
 def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
-    model = build(name)
-    first = Decode(model, name, LENGTHS, beam_table=beam_table)
-    if not first.decoder.can_merge:
-        with pytest.raises(DecodingError, match="can_merge"):
-            first.merge(Decode(model, name, [2], seed=2))
+    subject = subject_of(name)
+    if subject.decoder.can_merge:
+        stepping.batches_that_join(subject, beam_table)
         return
-    second, third = (Decode(model, name, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
-    for _ in range(4):
-        first.step()
-        first.reorder_beams()
-    second.reorder_beams()
-    second.step()
-    first.merge(second)
-    for _ in range(3):
-        first.reorder_beams()
-        first.step()
-    first.select_sentences([5, 1, 4])
-    first.step(new=2)
-    first.step()
-    for _ in range(9):  # now the newcomer is the one that has seen more
-        third.step()
-    third.merge(first)
-    third.step()
-    third.reorder_beams()
-    third.select_sentences([3, 1])
-    third.crop_left()
-    third.step(new=2)
-    third.reorder_beams()
-    third.step()
-    third.reorder()
-    third.step()
+    first = Decode(subject)
+    with pytest.raises(DecodingError, match="can_merge"):
+        first.merge(Decode(subject, [2], seed=2))
 
 
 def test_batches_of_one_kind_and_the_other_join() -> None:
     """One keeps its beams in place, the other has had an order across sentences."""
-    model = build("transformer_tiny")
+    subject = subject_of("transformer_tiny")
     for flip in (False, True):
-        first, second = (Decode(model, "transformer_tiny", [4, 11], seed) for seed in (2, 3))
+        first, second = (Decode(subject, [4, 11], seed) for seed in (2, 3))
         first.step()
         second.reorder()
         second.step()
@@ -145,8 +115,8 @@ def test_batches_of_one_kind_and_the_other_join() -> None:
 
 
 def test_refusals() -> None:
-    model = build("transformer_tiny")
-    first, second = (Decode(model, "transformer_tiny", [4], seed) for seed in (1, 2))
+    subject = subject_of("transformer_tiny")
+    first, second = (Decode(subject, [4], seed) for seed in (1, 2))
     second.state.beam_size = 2
     with pytest.raises(ValueError, match="3 and 2 beams"):
         first.merge(second)
@@ -210,7 +180,7 @@ def test_the_table_is_left_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(indirection, "_BLOCK", 1)
     monkeypatch.setattr(indirection, "_MOST_SLOTS", 2)
     for beam_table, stays in ((None, False), (True, True)):
-        decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS, beam_table=beam_table)
+        decode = Decode(subject_of("transformer_tiny"), beam_table=beam_table)
         for _ in range(12):  # no beam is given up, so that each position keeps three slots
             decode.step()
         kept = IndirectionCache if stays else GrowingCache
@@ -316,7 +286,7 @@ def test_errors_of_a_users_cache() -> None:
     class NoRollBack(PlainCache):
         pass
 
-    decode = Decode(build("transformer_tiny"), "transformer_tiny", LENGTHS)
+    decode = Decode(subject_of("transformer_tiny"))
     module = own_attentions(decode)[0]
     module.cache = NoRollBack()
     with pytest.raises(TypeError, match="set it to the class NoRollBack"):
@@ -340,8 +310,8 @@ class LocalMask:
 @pytest.mark.parametrize("name", ["transformer_tiny", "t5_tiny"])
 def test_a_mask_is_one_method(name: str, memory: None) -> None:
     """Each layer reaches one position back; steps still equal the parallel pass."""
-    model = build(name)
-    decoder = model.decoder
+    subject = subject_of(name)
+    model, decoder = subject.model, subject.decoder
     reach = len(decoder.layers)
     tokens = torch.randint(4, VOCAB, (3, reach + 4))
     source = torch.randint(4, VOCAB, (3, 5))
@@ -357,7 +327,7 @@ def test_a_mask_is_one_method(name: str, memory: None) -> None:
     assert seen[0] == [False] + [True] * (reach + 3)
     assert seen[1] == [False] + [True] * (reach + 1) + [False, False]
     for beam_table in (True, False):
-        first, second = (Decode(model, name, lengths, seed=3, beam_table=beam_table) for lengths in (LENGTHS, [4]))
+        first, second = (Decode(subject, lengths, seed=3, beam_table=beam_table) for lengths in (LENGTHS, [4]))
         for _ in range(4):
             first.step()
             first.reorder_beams()

@@ -23,7 +23,7 @@ LAYERS = [
     {"generation"},
     {"task"},
     {"checkpoints"},
-    {"text", "inspection", "export"},
+    {"text", "inspection", "export", "laws"},
     {"training"},
     {"models", "tasks"},
     {"cli"},

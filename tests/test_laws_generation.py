@@ -12,15 +12,18 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.laws import catalog, search
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection
 from seqgen.structures import Batch, Hypothesis
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
-from tests.model_zoo import VOCAB, ZOO, sharp
+from tests.model_zoo import VOCAB, ZOO, sharp, subject_of
 from tests.scripted_model import batch_of, dictionary
 
+SEEDS = {"search: cached = uncached": 3, "search: alone = in a batch": 3, "search: beams in place = moved": 0}
+"""The number of random models, by default one; the last invariant has a test of its own."""
 WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 
@@ -43,34 +46,20 @@ names = pytest.mark.parametrize("name", list(ZOO))
 
 
 @names
-@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 2}, {"beam_size": 1}, {"min_len": 6}], ids=str)
-def test_cached_equals_uncached(name: str, options: dict[str, int]) -> None:
-    for seed in range(3):
-        model = sharp(name, seed)
-        batch = batch_for(model)
-        assert_same(decode([model], batch, **options), decode([model], batch, use_cache=False, **options))
+@pytest.mark.parametrize("law", [law for law in catalog.SEARCH if SEEDS.get(law, 1)])
+def test_invariants(name: str, law: str) -> None:
+    for seed in range(SEEDS.get(law, 1)):
+        with torch.no_grad():
+            catalog.SEARCH[law](subject_of(name, seed=seed, peaked=True))
 
 
 @names
-@pytest.mark.parametrize("beam", [2, 5])
-def test_indirection_table_equals_moving_rows(name: str, beam: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indirection_table_equals_moving_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the memory grows, and if the table is given up during decoding because too many slots are in use."""
     monkeypatch.setattr(indirection, "_BLOCK", 3)
     for seed, most in enumerate((2048, 40, 3)):
         monkeypatch.setattr(indirection, "_MOST_SLOTS", most)
-        model = sharp(name, seed)
-        batch = batch_for(model)
-        options = {"beam_size": beam, "min_len": 2, "no_repeat_ngram_size": 3}
-        assert_same(decode([model], batch, **options), decode([model], batch, beam_table="off", **options))
-
-
-@names
-def test_alone_equals_batched(name: str) -> None:
-    for seed in range(3):
-        model = sharp(name, seed)
-        together = decode([model], batch_for(model), max_len_a=1.0, max_len_b=3)
-        for source, hypotheses in zip(SOURCES, together, strict=True):
-            assert_same(decode([model], batch_for(model, sources=[source]), max_len_a=1.0, max_len_b=3), [hypotheses])
+        search.indirection_equals_moving(subject_of(name, seed=seed, peaked=True))
 
 
 @names
@@ -86,13 +75,6 @@ def test_prefix_is_kept_and_scored_by_the_model(name: str) -> None:
     assert_scorer_agrees([model], batch, results)
 
 
-@names
-def test_scorer_gives_the_generators_scores(name: str) -> None:
-    model = sharp(name)
-    batch = batch_for(model)
-    assert_scorer_agrees([model], batch, decode([model], batch))
-
-
 def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, results: list[list[Hypothesis]]) -> None:
     longest = max(len(hypotheses[0].tokens) for hypotheses in results)
     target = torch.full((batch.num_sentences, longest), 1)
@@ -104,11 +86,10 @@ def assert_scorer_agrees(models: list[EncoderDecoderModel], batch: Batch, result
 
 
 @names
-@pytest.mark.parametrize("average", ["probability", "log"])
-def test_a_model_with_itself_is_that_model(name: str, average: str) -> None:
+def test_a_model_with_itself_is_that_model_for_the_mean_of_logarithms(name: str) -> None:
     model = sharp(name)
     batch = batch_for(model)
-    assert_same(decode([model, model], batch, ensemble_average=average), decode([model], batch))
+    assert_same(decode([model, model], batch, ensemble_average="log"), decode([model], batch))
 
 
 @pytest.mark.parametrize("average", ["probability", "log"])
@@ -126,15 +107,6 @@ def test_ensembles_of_different_architectures(average: str) -> None:
     if average == "probability":
         plain = decode(models, batch)
         assert_scorer_agrees(models, batch, plain)
-
-
-@names
-def test_probabilities_sum_to_one(name: str) -> None:
-    model = sharp(name)
-    batch = batch_for(model)
-    out = model(batch.source.src_tokens, batch.source.src_lengths, torch.randint(4, VOCAB, (len(SOURCES), 3)))
-    total = model.get_normalized_probs(out.logits, log_probs=False).sum(-1)
-    torch.testing.assert_close(total, torch.ones_like(total))
 
 
 @names

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from seqgen.errors import ConfigError
+from seqgen.laws.subject import expand
 from seqgen.modules import dtypes, linear
 from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
 from seqgen.modules.linear import Linear, Projection, int8_product
-from tests.model_zoo import ZOO, build, expand, inputs
+from tests.model_zoo import ZOO, build, inputs
 
 CPU = torch.device("cpu")
 BUILT_IN = [name for name in ZOO if name.startswith(("fconv", "transformer", "t5"))]

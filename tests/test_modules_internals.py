@@ -14,13 +14,14 @@ from seqgen.errors import ConfigError
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.inspection.step_logits import StepLogits
+from seqgen.laws.subject import expand
 from seqgen.modules.internals import StackInternals, recorded
 from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator
 from tests import huggingface_gpt2
 from tests.generators import make_generator
 from tests.huggingface_internals import assert_near, every_kind, pair_of
-from tests.model_zoo import ZOO, build, expand, inputs, sharp
+from tests.model_zoo import ZOO, build, inputs, sharp
 from tests.scripted_model import batch_of, dictionary
 from tests.text_models import TEXTS, text_model
 

@@ -8,17 +8,7 @@ import torch
 from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
-from seqgen.model import EncoderDecoderModel
-from seqgen.structures import EncoderOut
-from tests.model_zoo import ZOO, expand, inputs
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-LENGTHS = [5, 3, 8, 1]
-BEAM = 3
-
-
-def assert_same(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[wanted.dtype])
+from seqgen.laws.subject import BEAM, LENGTHS, Subject, Violation, expand
 
 
 class Decode:
@@ -27,8 +17,7 @@ class Decode:
     ``step`` compares the logits with those of the parallel pass.
 
     Args:
-        model: the model.
-        name: its name in ``ZOO``.
+        subject: the model and its ids.
         lengths: length of each source.
         seed: of the sources and of all random choices.
         beam_table: see ``IncrementalState``.
@@ -39,9 +28,8 @@ class Decode:
 
     def __init__(
         self,
-        model: EncoderDecoderModel,
-        name: str,
-        lengths: list[int],
+        subject: Subject,
+        lengths: list[int] = LENGTHS,
         seed: int = 1,
         beam_table: bool | None = None,
         max_roll_back: int = 0,
@@ -49,9 +37,9 @@ class Decode:
         shared: bool | None = None,
         plain_state: bool = False,
     ):
-        self.name, self.model = name, model
-        batch = inputs(name, lengths, target_length=1, rows_per_sentence=BEAM, seed=seed)
-        per_sentence: EncoderOut = model.encoder(batch.src_tokens, batch.src_lengths)
+        self.subject, self.model = subject, subject.model
+        batch = subject.inputs(lengths, 1, BEAM, seed)
+        per_sentence = subject.encode(batch)
         rows = expand(per_sentence, BEAM)
         shared = self.decoder.shares_encoder_output if shared is None else shared
         self.encoder_out = per_sentence if shared else rows
@@ -67,20 +55,22 @@ class Decode:
 
     @property
     def decoder(self) -> IncrementalDecoder:
-        decoder = self.model.decoder
-        assert isinstance(decoder, IncrementalDecoder)
-        return decoder
+        """The decoder."""
+        return self.subject.decoder
 
     def step(self, new: int = 1) -> None:
         """Append random tokens, padding among them, compute the new positions and compare their logits."""
         shape = (len(self.histories), new)
-        words = torch.randint(ZOO[self.name].vocab, shape, generator=self.generator)
+        words = torch.randint(self.subject.ids.vocab, shape, generator=self.generator)
         self.histories = [torch.cat([row, word]) for row, word in zip(self.histories, words, strict=True)]
         seen = self.decoder.positions_seen(self.state)
         width = seen + max(new, 1)  # the first step computes the start token
         tokens = torch.stack([torch.cat([row.new_full((width - len(row),), 4), row]) for row in self.histories])
+        if seen > 0 and not self.decoder.reads_history:
+            tokens[:, :seen] = self.subject.ids.pad  # the generator does not build these columns
         got = self.decoder(tokens, self.encoder_out, self.state).logits
-        assert got.size(1) == width - seen
+        if got.shape[:2] != (len(tokens), width - seen):
+            raise Violation(f"a step of {width - seen} positions returns logits {tuple(got.shape)}", step=seen)
         for rows in self._groups():
             histories = torch.stack([self.histories[row] for row in rows])
             source = self.sources[rows[0]]
@@ -88,7 +78,7 @@ class Decode:
                 source = source.merge(self.sources[row])
             wanted = self.decoder(histories, source).logits
             count = min(got.size(1), histories.size(1))
-            assert_same(got[rows, -count:], wanted[:, -count:])
+            self.subject.same(got[rows, -count:], wanted[:, -count:], step=width - count, rows=rows, beam=BEAM)
 
     def _groups(self) -> list[list[int]]:
         """Rows with equal start offsets and source widths, which one parallel pass computes."""
@@ -136,6 +126,7 @@ class Decode:
         self.histories = [row[: len(row) - positions] for row in self.histories]
 
     def merge(self, other: Decode) -> None:
+        """Append the sentences of another decode."""
         self.state = self.decoder.merge(self.state, other.state)
         self.encoder_out = self.model.encoder.merge_encoder_outs(self.encoder_out, other.encoder_out)
         self.histories += other.histories
@@ -144,4 +135,5 @@ class Decode:
     def crop_left(self) -> None:
         """Remove the positions that no sentence attends to."""
         self.decoder.crop_left(self.state, int(self.state.start_offsets.min()))
-        assert int(self.state.start_offsets.min()) == 0
+        if int(self.state.start_offsets.min()) != 0:
+            raise Violation("crop_left leaves columns that no sentence sees")

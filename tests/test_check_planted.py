@@ -1,0 +1,423 @@
+"""Bugs that are usual in new models are planted in built-in ones; the check finds each and names its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from examples import lstm
+from seqgen.incremental_state import StateKey
+from seqgen.laws.catalog import PASSES, STEPPING, WEIGHTS, check_one
+from seqgen.laws.diagnosis import Cause, diagnose
+from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
+from seqgen.model import EncoderDecoderModel
+from seqgen.models import fconv, t5, transformer
+from seqgen.modules.cached_weight import CachedWeight
+from seqgen.modules.dropout import Dropout
+from seqgen.modules.kv_cache.static import StaticCache
+from seqgen.modules.linearized_convolution import LinearizedConvolution
+from seqgen.modules.multihead_attention import MultiheadAttention
+from seqgen.modules.positions import Positions
+from seqgen.modules.relative_positions import RelativePositionBias
+from tests.model_zoo import _NARROW, _NARROW_T5, registered
+
+MODELS: dict[str, Callable[[], EncoderDecoderModel]] = {
+    "lstm": registered("lstm_tiny", embed_dim=8, hidden_size=6),
+    "transformer": registered("transformer", **_NARROW),
+    "fconv": registered(
+        "fconv",
+        encoder_embed_dim=8,
+        decoder_embed_dim=8,
+        decoder_out_embed_dim=8,
+        encoder_layers="[(8, 3)] * 2",
+        decoder_layers="[(8, 3)] * 2",
+    ),
+    "t5": registered("t5", joint=True, **_NARROW_T5),
+}
+Patch = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug, and what the check should say.
+
+    Attributes:
+        model: the model that it is planted in.
+        plant: plants it, given a function that replaces an attribute of a class.
+        cause: the cause that the check should name.
+        module: the module that it should name; empty if any.
+    """
+
+    model: str
+    plant: Callable[[Patch], None]
+    cause: Cause
+    module: str = ""
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(model: str, cause: Cause, module: str = "") -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def decorator(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS[plant.__name__] = Bug(model, plant, cause, module)
+        return plant
+
+    return decorator
+
+
+def unchanged(self: Any, value: Any, *_: Any) -> Any:
+    """Returns a state or cache as it is."""
+    return value
+
+
+# -- the LSTM example --------------------------------------------------------------------------------------------------
+
+
+@bug("lstm", Cause.NOT_REORDERED, "decoder")
+def lstm_state_not_reordered(patch: Patch) -> None:
+    patch(lstm.LSTMDecoder, "reorder_state", unchanged)
+
+
+@bug("lstm", Cause.NOT_REORDERED, "decoder")
+def lstm_state_with_layers_first(patch: Patch) -> None:
+    get, put = lstm.LSTMDecoder.get_state, lstm.LSTMDecoder.set_state
+
+    def turned(module_state: Any) -> Any:
+        return module_state and {name: tensor.transpose(0, 1) for name, tensor in module_state.items()}
+
+    patch(lstm.LSTMDecoder, "get_state", lambda self, state: turned(get(self, state)))
+    patch(lstm.LSTMDecoder, "set_state", lambda self, state, module_state: put(self, state, turned(module_state)))
+
+
+@bug("lstm", Cause.ENCODER_NOT_REORDERED)
+def lstm_cell_of_encoder_not_reordered(patch: Patch) -> None:
+    def reorder(self: Any, encoder_out: Any, new_order: Tensor) -> Any:
+        cell = encoder_out.cell[:1].expand(len(new_order), -1, -1)
+        return replace(encoder_out.index_select(new_order), cell=cell)
+
+    patch(lstm.LSTMEncoder, "reorder_encoder_out", reorder)
+
+
+@bug("lstm", Cause.ENCODER_NOT_REORDERED)
+def lstm_encoder_output_not_reordered(patch: Patch) -> None:
+    def reorder(self: Any, encoder_out: Any, new_order: Tensor) -> Any:
+        return encoder_out.index_select(torch.arange(len(new_order)) % encoder_out.num_rows)
+
+    patch(lstm.LSTMEncoder, "reorder_encoder_out", reorder)
+
+
+@bug("lstm", Cause.RANDOMNESS, "encoder.dropout")
+def lstm_dropout_in_evaluation(patch: Patch) -> None:
+    patch(nn.Dropout, "forward", lambda self, x: F.dropout(x, 0.1))
+
+
+@bug("lstm", Cause.ENCODER_PADDING, "encoder")
+def lstm_source_not_packed(patch: Patch) -> None:
+    pack = nn.utils.rnn.pack_padded_sequence
+
+    def whole(embedded: Tensor, lengths: Tensor, **options: Any) -> Any:
+        return pack(embedded, torch.full_like(lengths, embedded.size(1)), **options)
+
+    patch(nn.utils.rnn, "pack_padded_sequence", whole)
+
+
+@bug("lstm", Cause.DECODER_PADDING, "decoder")
+def lstm_attends_to_padding(patch: Patch) -> None:
+    features = lstm.LSTMDecoder.extract_features
+
+    def unmasked(self: Any, tokens: Tensor, encoder_out: Any, *rest: Any, **options: Any) -> Any:
+        return features(self, tokens, replace(encoder_out, encoder_padding_mask=None), *rest, **options)
+
+    patch(lstm.LSTMDecoder, "extract_features", unmasked)
+
+
+@bug("lstm", Cause.KEPT_ON_MODULE)
+def lstm_state_on_the_module(patch: Patch) -> None:
+    def put(self: Any, state: Any, module_state: Any) -> None:
+        if state is not None:
+            self.kept = module_state
+
+    def get(self: Any, state: Any) -> Any:
+        return None if not self.positions_seen(state) else self.kept
+
+    patch(lstm.LSTMDecoder, "set_state", put)
+    patch(lstm.LSTMDecoder, "get_state", get)
+
+
+@bug("lstm", Cause.SHARED_BY_COPIES)
+def lstm_key_that_copies_share(patch: Patch) -> None:
+    keys: list[StateKey] = []
+
+    def state_key(self: Any) -> StateKey:
+        keys[:] = keys or [StateKey(self)]
+        return keys[0]
+
+    patch(lstm.LSTMDecoder, "state_key", property(state_key))
+
+
+@bug("lstm", Cause.STATE, "decoder.lstm")
+def lstm_cell_not_stored(patch: Patch) -> None:
+    get = lstm.LSTMDecoder.get_state
+
+    def without_cell(self: Any, state: Any) -> Any:
+        found = get(self, state)
+        return found and {**found, "cell": torch.zeros_like(found["cell"])}
+
+    patch(lstm.LSTMDecoder, "get_state", without_cell)
+
+
+@bug("lstm", Cause.STATE)
+def lstm_state_never_updated(patch: Patch) -> None:
+    put = lstm.LSTMDecoder.set_state
+    patch(lstm.LSTMDecoder, "set_state", lambda self, state, new: self.get_state(state) or put(self, state, new))
+
+
+@bug("lstm", Cause.SEVERAL_POSITIONS)
+def lstm_steps_of_one_position_only(patch: Patch) -> None:
+    features = lstm.LSTMDecoder.extract_features
+
+    def last_column(self: Any, tokens: Tensor, out: Any, state: Any = None, *rest: Any) -> Any:
+        start = self.positions_seen(state)
+        if state is None or tokens.size(1) == start + 1:
+            return features(self, tokens, out, state, *rest)
+        found, weights = features(self, tokens[:, [*range(start), -1]], out, state, *rest)
+        self.advance(state, tokens.size(1) - start - 1)
+        return found.expand(-1, tokens.size(1) - start, -1), weights
+
+    patch(lstm.LSTMDecoder, "extract_features", last_column)
+
+
+@bug("lstm", Cause.SHARED_ROWS)
+def lstm_says_that_beams_share_the_encoder_output(patch: Patch) -> None:
+    patch(lstm.LSTMDecoder, "shares_encoder_output", True)
+
+
+@bug("lstm", Cause.STALE_WEIGHT, "decoder")
+def lstm_keeps_a_transposed_weight(patch: Patch) -> None:
+    def output_layer(self: Any, features: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return features @ self.embed_tokens.weight.t()
+        if not hasattr(self, "transposed"):
+            self.transposed = self.embed_tokens.weight.detach().t().clone()
+        return features @ self.transposed.to(features)
+
+    patch(lstm.LSTMDecoder, "output_layer", output_layer)
+
+
+@bug("lstm", Cause.NOT_SAVED)
+def lstm_scale_is_not_a_parameter(patch: Patch) -> None:
+    build = lstm.LSTMDecoder.__init__
+
+    def init(self: Any, cfg: Any, *rest: Any) -> None:
+        build(self, cfg, *rest)
+        self.scale = torch.rand(cfg.embed_dim).double() + 0.5
+
+    patch(lstm.LSTMDecoder, "__init__", init)
+    patch(
+        lstm.LSTMDecoder,
+        "output_layer",
+        lambda self, features: F.linear(features * self.scale.to(features), self.embed_tokens.weight),
+    )
+
+
+@bug("lstm", Cause.NOT_TRAINED)
+def lstm_attention_is_detached(patch: Patch) -> None:
+    softmax = Tensor.softmax
+    patch(Tensor, "softmax", lambda self, *args, **options: softmax(self.detach(), *args, **options))
+
+
+# -- the transformer ---------------------------------------------------------------------------------------------------
+
+
+@bug("transformer", Cause.LATER_TOKENS, "decoder.layers.0.self_attn")
+def transformer_without_causal_mask(patch: Patch) -> None:
+    def mask(self: Any, queries: Any, layer: int) -> Tensor:
+        return torch.zeros(1, 1, queries.new, queries.seen + queries.new, dtype=torch.float64)
+
+    patch(transformer.TransformerDecoder, "self_attention_mask", mask)
+
+
+@bug("transformer", Cause.POSITION_OFFSET)
+def transformer_steps_at_position_zero(patch: Patch) -> None:
+    of_target = Positions.of_target
+    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, 0, new, starts))
+
+
+@bug("transformer", Cause.POSITION_OFFSET)
+def transformer_steps_one_position_late(patch: Patch) -> None:
+    of_target = Positions.of_target
+    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, seen + (seen > 0), new, starts))
+
+
+@bug("transformer", Cause.NOT_REORDERED, "decoder.layers.0.self_attn")
+def transformer_cache_not_reordered(patch: Patch) -> None:
+    def stays(self: Any, module_state: Any, order: Tensor, *rest: Any) -> Any:
+        return module_state
+
+    for verb in ("reorder_state", "reorder_state_within_beams"):
+        patch(MultiheadAttention, verb, stays)
+
+
+@bug("transformer", Cause.ENCODER_PADDING, "encoder.layers.0.self_attn")
+def transformer_encoder_attends_to_padding(patch: Patch) -> None:
+    forward = MultiheadAttention.forward
+
+    def unmasked(self: Any, query: Tensor, encoder_out: Any = None, *rest: Any, **options: Any) -> Any:
+        if encoder_out is None and options.get("incremental_state") is None:
+            options = {**options, "key_padding_mask": None}
+        return forward(self, query, encoder_out, *rest, **options)
+
+    patch(MultiheadAttention, "forward", unmasked)
+
+
+@bug("transformer", Cause.TARGET_PADDING)
+def transformer_hides_target_padding(patch: Patch) -> None:
+    seen = []
+
+    def mask(self: Any, queries: Any, layer: int) -> Tensor:
+        allowed = torch.ones(queries.new, queries.seen + queries.new, dtype=torch.bool).tril(queries.seen)
+        allowed = allowed.expand(len(seen[-1]), 1, -1, -1).clone()
+        allowed[:, :, :, queries.seen :] &= seen[-1].ne(1)[:, None, None] | torch.eye(queries.new, dtype=torch.bool)
+        return allowed
+
+    features = transformer.TransformerDecoder.extract_features
+
+    def noting(self: Any, tokens: Tensor, out: Any, state: Any = None, *rest: Any, **options: Any) -> Any:
+        seen.append(tokens[:, self.positions_seen(state) :])
+        return features(self, tokens, out, state, *rest, **options)
+
+    patch(transformer.TransformerDecoder, "self_attention_mask", mask)
+    patch(transformer.TransformerDecoder, "extract_features", noting)
+
+
+@bug("transformer", Cause.RANDOMNESS)
+def transformer_dropout_in_evaluation(patch: Patch) -> None:
+    patch(Dropout, "forward", lambda self, x: F.dropout(x, 0.1))
+
+
+@bug("transformer", Cause.ROLL_BACK)
+def transformer_does_not_roll_back(patch: Patch) -> None:
+    patch(MultiheadAttention, "roll_back_state", unchanged)
+
+
+@bug("transformer", Cause.JOINING)
+def transformer_positions_ignore_start_offsets(patch: Patch) -> None:
+    of_target = Positions.of_target
+    patch(Positions, "of_target", lambda self, seen, new, starts=None: of_target(self, seen, new, None))
+
+
+@bug("transformer", Cause.ATTENTION)
+def transformer_attention_is_a_sum_of_heads(patch: Patch) -> None:
+    forward = MultiheadAttention.forward
+
+    def summed(self: Any, *args: Any, **options: Any) -> Any:
+        out, weights = forward(self, *args, **options)
+        return out, None if weights is None else weights * self.num_heads
+
+    patch(MultiheadAttention, "forward", summed)
+
+
+# -- the convolutional model -------------------------------------------------------------------------------------------
+
+
+@bug("fconv", Cause.CONVOLUTION_PADDING, "encoder.convolutions.0")
+def fconv_convolves_padding(patch: Patch) -> None:
+    patch(fconv, "_zero", lambda x, mask: x)
+
+
+@bug("fconv", Cause.NOT_REORDERED, "decoder.convolutions.0")
+def fconv_buffer_not_reordered(patch: Patch) -> None:
+    patch(LinearizedConvolution, "reorder_state", unchanged)
+
+
+@bug("fconv", Cause.STATE, "decoder.convolutions.0")
+def fconv_buffer_never_updated(patch: Patch) -> None:
+    put = LinearizedConvolution.set_state
+    patch(LinearizedConvolution, "set_state", lambda self, state, new: self.get_state(state) or put(self, state, new))
+
+
+@bug("fconv", Cause.LATER_TOKENS, "decoder.convolutions.0")
+def fconv_pads_on_both_sides(patch: Patch) -> None:
+    forward = LinearizedConvolution.forward
+
+    def symmetric(self: Any, x: Tensor, state: Any = None) -> Tensor:
+        return forward(self, x, state) if state is not None else self.convolve(F.pad(x, (0, 0, 1, 1)))
+
+    patch(LinearizedConvolution, "forward", symmetric)
+
+
+@bug("fconv", Cause.STALE_WEIGHT, "encoder.fc1")
+def fconv_keeps_normalized_weights(patch: Patch) -> None:
+    def kept(self: Any, name: str, make: Callable[[], Any]) -> Any:
+        if torch.is_grad_enabled():
+            return make()
+        own = self.__dict__.setdefault("forever", {})
+        if name not in own:
+            own[name] = make()
+        return own[name]
+
+    patch(CachedWeight, "kept", kept)
+
+
+# -- T5 ----------------------------------------------------------------------------------------------------------------
+
+
+@bug("t5", Cause.START_HIDDEN)
+def t5_masks_its_start_token(patch: Patch) -> None:
+    """The start token of T5 is padding."""
+    mask = t5.T5Decoder.self_attention_mask
+
+    def hiding(self: Any, queries: Any, layer: int) -> Tensor:
+        bias = mask(self, queries, layer).clone()
+        bias[..., 1 - queries.seen :, 0] = -1e9
+        return bias
+
+    patch(t5.T5Decoder, "self_attention_mask", hiding)
+
+
+@bug("t5", Cause.POSITION_OFFSET, "decoder.position_biases.0")
+def t5_bias_of_the_first_step(patch: Patch) -> None:
+    forward = RelativePositionBias.forward
+    patch(RelativePositionBias, "forward", lambda self, seen, new, keys: forward(self, 0, new, keys))
+
+
+@bug("t5", Cause.NOT_REORDERED, "decoder.layers.0.encoder_attn")
+def t5_keys_of_the_source_not_reordered(patch: Patch) -> None:
+    patch(StaticCache, "_take", lambda self, rows: self)
+
+
+@bug("t5", Cause.ROUNDING)
+def t5_projects_in_float32(patch: Patch) -> None:
+    def output_layer(self: Any, features: Tensor) -> Tensor:
+        return F.linear(features.float(), self.output_projection.weight.float()).to(features.dtype)
+
+    patch(t5.T5Decoder, "output_layer", output_layer)
+
+
+def outcomes_of(build: Callable[[], EncoderDecoderModel]) -> tuple[Subject, list[Any]]:
+    torch.manual_seed(0)
+    words = tiny_dictionary()
+    model = randomize_(build().double())
+    subject = Subject.of(model, words, len(words), build=lambda: build().double())
+    return subject, [check_one(name, law, subject) for name, law in (PASSES | STEPPING | WEIGHTS).items()]
+
+
+FAST = [name for name, planted in BUGS.items() if planted.model == "lstm"]
+EACH = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = BUGS[name]
+    planted.plant(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
+    subject, outcomes = outcomes_of(MODELS[planted.model])
+    assert any(outcome.violation for outcome in outcomes)
+    found = diagnose(subject, outcomes)
+    assert found.cause is planted.cause, [f"{o.name}: {o.violation.what}" for o in outcomes if o.violation]
+    assert found.module.startswith(planted.module)
