@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import seqgen.generation.session
+from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Outcome
-from seqgen.generation.session import Session
 from seqgen.inspection.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
 from seqgen.inspection.trace import LineTrace, StepTrace
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
@@ -163,13 +163,13 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    working = Session.merge
+    working = RollingSession.merge
 
-    def merge(self: Session, other: Session) -> None:
+    def merge(self: RollingSession, other: RollingSession) -> None:
         other.scores = other.scores + 1.0
         working(self, other)
 
-    monkeypatch.setattr(Session, "merge", merge)
+    monkeypatch.setattr(RollingSession, "merge", merge)
     (tmp_path / "text").write_text("".join("the dog sees" + " a man" * n + "\n" for n in (3, 1, 2, 3, 2, 2)))
     lengths = (f"input={tmp_path}/text", "generation.max_len_a=1", "generation.max_len_b=1", "generation.batch_size=3")
     outcome = diff(runs, *lengths)

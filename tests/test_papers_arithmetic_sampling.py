@@ -16,8 +16,8 @@ from examples.papers.arithmetic_sampling import ArithmeticSampling
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.component import BatchInfo
+from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.generation.session import Session
 from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.generators import make_generator
@@ -133,7 +133,7 @@ def test_sentences_join_the_batch() -> None:
         [one.model], GenerationConfig(**limits), search_strategy=ArithmeticSampling(1.0)
     )
     assert generator.can_merge
-    with mock.patch.object(Session, "merge", autospec=True, side_effect=Session.merge) as merge:
+    with mock.patch.object(RollingSession, "merge", autospec=True, side_effect=RollingSession.merge) as merge:
         found = Translator(one, nbest=3, batch_size=2, **limits).translate(TEXTS, search=ArithmeticSampling(1.0))
     assert merge.called
     for line, hypotheses in zip(found, generator.generate(batch), strict=True):
