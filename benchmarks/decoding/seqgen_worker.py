@@ -22,6 +22,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.memory import keep_freed_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch
@@ -41,6 +42,7 @@ class Seqgen(Worker):
 
     def __init__(self, arguments: argparse.Namespace):
         torch.set_num_threads(arguments.threads)
+        keep_freed_memory()  # as the commands do
         self.device = arguments.device
         if self.device != "cpu":
             self.memory = CudaMemory(torch)
