@@ -35,6 +35,7 @@ lint: install
 	rm -rf build/lint && $(PIP) install --quiet --no-deps --no-build-isolation --target build/lint .
 	cd build/lint && MYPYPATH=.:../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--python-executable ../../$(BIN)/python -p seqgen -p examples
+	rm -rf build
 
 clean:
 	rm -rf $(VENV) build *.egg-info

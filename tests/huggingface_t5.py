@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
+from torch import Tensor
 
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_huggingface import ARCHITECTURE
-from tests.commands import sentences
+from tests.commands import command, sentences
 
 VOCAB, SENTINELS = 40, 4
 _SHAPE: dict[str, Any] = {
@@ -164,3 +165,40 @@ def seqgen_model(original: Any) -> T5Model:
         for name, piece in ARCHITECTURE.layout(cfg).pieces.items():
             piece.of(ours[piece.parameter]).copy_(theirs[name])
     return model.eval()
+
+
+def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
+    path = folder / name
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+def refusal(folder: Path) -> str:
+    """What ``seqgen-generate`` says of a folder: one sentence, and exit code 2."""
+    outcome = command("generate", f"path={folder}", "input=-", stdin=b"the dog\n")
+    assert outcome.code == 2, outcome.err
+    assert outcome.out == ""
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    return lines[0]
+
+
+def logits(model: Any) -> Tensor:
+    """What a model here says of fixed tokens."""
+    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
+    with torch.no_grad():
+        out: Tensor = model(sources, torch.tensor([4, 2]), torch.tensor([[0, 8, 3], [0, 1, 39]])).logits
+    return out
+
+
+def original_logits(model: Any) -> Tensor:
+    """What the original says of them."""
+    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
+    prefixes = torch.tensor([[0, 8, 3], [0, 1, 39]])
+    with torch.no_grad():
+        out: Tensor = model(input_ids=sources, attention_mask=sources.ne(0), decoder_input_ids=prefixes).logits
+    return out
+
+
+def assert_near(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got.float(), wanted.float(), rtol=0, atol=1e-4)

@@ -28,10 +28,10 @@ from seqgen.models.transformer import TransformerModel
 from tests.commands import command
 from tests.huggingface_bart import KINDS, VARIANTS, VOCAB, tiny_folder, tiny_model, write_tokenizer
 from tests.huggingface_decoding import Pair, assert_same, pairs
+from tests.huggingface_t5 import assert_near, change_config, refusal
 from tests.model_zoo import _NARROW, registered
 from tests.pretrained_folders import write_folder
 from tests.scripted_model import batch_of
-from tests.test_huggingface_checkpoints import assert_near, change_config, refusal
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,13 +1,10 @@
-"""Folders in Hugging Face's layout: read, written, converted both ways, and refused where they are damaged."""
+"""Folders in Hugging Face's layout are read: weights, dtypes, and how to decode."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import pickle
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,44 +13,31 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import yaml
-from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, load_model, load_models
+from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
 from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import T5Config
 from seqgen.models.t5_huggingface import ARCHITECTURE
-from tests.commands import command, corpus
-from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_folder, tiny_model, tiny_tokenizer
-from tests.model_zoo import build
+from tests.commands import command
+from tests.huggingface_t5 import (
+    VARIANTS,
+    VOCAB,
+    assert_near,
+    change_config,
+    logits,
+    original_logits,
+    refusal,
+    seqgen_model,
+    tiny_folder,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 every_variant = pytest.mark.parametrize("variant", list(VARIANTS))
-
-
-def logits(model: Any) -> Tensor:
-    """What a model here says of fixed tokens."""
-    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
-    with torch.no_grad():
-        out: Tensor = model(sources, torch.tensor([4, 2]), torch.tensor([[0, 8, 3], [0, 1, 39]])).logits
-    return out
-
-
-def original_logits(model: Any) -> Tensor:
-    """What the original says of them."""
-    sources = torch.tensor([[5, 9, 20, 1], [7, 1, 0, 0]])
-    prefixes = torch.tensor([[0, 8, 3], [0, 1, 39]])
-    with torch.no_grad():
-        out: Tensor = model(input_ids=sources, attention_mask=sources.ne(0), decoder_input_ids=prefixes).logits
-    return out
-
-
-def assert_near(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got.float(), wanted.float(), rtol=0, atol=1e-4)
 
 
 # --- reading
@@ -153,12 +137,6 @@ def test_an_output_projection_that_the_config_denies(tmp_path: Path) -> None:
     weights["lm_head.weight"] = torch.zeros(1)
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert "of another shape: lm_head.weight ((1,), expected (40, 24))" in refusal(folder)
-
-
-def change_config(folder: Path, name: str = "config.json", **values: Any) -> None:
-    path = folder / name
-    config = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
 
 
 def test_what_a_config_does_not_say(tmp_path: Path) -> None:
@@ -417,332 +395,6 @@ def test_quantization_over_float_weights_is_said(tmp_path: Path) -> None:
         f"{folder}: its config.json has a quantization_config (quant_method=bitsandbytes), which is ignored: the "
         "weights are floating-point numbers and are used as they are"
     ]
-
-
-# --- writing
-
-
-@every_variant
-@pytest.mark.parametrize("shard_bytes", [1 << 30, 20_000], ids=["whole", "shards"])
-def test_transformers_reads_what_is_written(variant: str, shard_bytes: int, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    original = tiny_model(variant)
-    folder = tmp_path / "ours"
-    save_pretrained(seqgen_model(original), folder, shard_bytes=shard_bytes)
-    assert (folder / "model.safetensors").exists() == (shard_bytes > 1_000_000)
-    again, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values())
-    assert torch.equal(original_logits(again.eval()), original_logits(original))
-    assert again.generation_config.decoder_start_token_id == 0
-
-
-def test_the_tokenizer_is_written_as_well(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    loaded = load_model(tiny_folder(tmp_path / "theirs", "t5"))
-    save_pretrained(loaded.model, tmp_path / "ours", loaded.task.target_tokenizer)
-    text = "the dog <extra_id_1> sees a tree"
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours", use_fast=False)
-    assert again(text).input_ids == tiny_tokenizer()(text).input_ids
-    assert_near(logits(load_model(tmp_path / "ours").model), logits(loaded.model))
-
-
-def test_half_precision_is_written(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    model = seqgen_model(tiny_model("t5_v1_1")).to(torch.bfloat16)
-    save_pretrained(model, tmp_path / "ours")
-    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours", torch_dtype="auto")
-    assert again.dtype == torch.bfloat16
-    assert_near(original_logits(again.float()), logits(model.float()))
-
-
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    model = seqgen_model(tiny_model("t5"))
-    (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="already exists"):
-        save_pretrained(model, tmp_path / "there")
-    with pytest.raises(ConfigError, match="a FConvModel cannot be written in Hugging Face's layout"):
-        save_pretrained(build("fconv_tiny"), tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
-
-
-# --- by command
-
-
-def converted(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
-    """A folder of the original, and the run made from it."""
-    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", **changes)
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
-    assert outcome.code == 0, outcome.err
-    assert "task.tokenizer=pretrained" in outcome.out
-    return folder, tmp_path / "run"
-
-
-def same(a: LoadedModel, b: LoadedModel) -> None:
-    assert torch.equal(logits(a.model), logits(b.model))
-    assert GenerationConfig(**a.generation) == GenerationConfig(**b.generation)
-    assert a.task.target_dictionary == b.task.target_dictionary
-    assert a.model.start_token(1) == b.model.start_token(1)
-
-
-def test_a_folder_becomes_a_run_and_a_folder_again(tmp_path: Path) -> None:
-    folder, run = converted(tmp_path, generation={"num_beams": 3, "max_length": 9})
-    same(load_model(folder), load_model(run))
-    run.rename(tmp_path / "moved")
-    outcome = command("convert", f"path={tmp_path / 'moved'}", f"huggingface_dir={tmp_path / 'again'}")
-    assert outcome.code == 0, outcome.err
-    same(load_model(folder), load_model(tmp_path / "again"))
-    transformers = pytest.importorskip("transformers")
-    again = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
-    assert torch.equal(original_logits(again), original_logits(tiny_model("t5_v1_1")))
-    assert (again.generation_config.num_beams, again.generation_config.max_new_tokens) == (3, 8)
-
-
-def test_the_run_is_fine_tuned_by_the_command_that_is_printed(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5_v1_1")
-    outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
-    printed = next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: "))
-    program, *words = shlex.split(printed.removeprefix("fine-tune: "))
-    assert program == "seqgen-train"
-    corpus(tmp_path / "data")
-    source = {"train": f"{tmp_path}/data/train", "valid": f"{tmp_path}/data/val", "input": "to German: {source}"}
-    source |= {"source_lang": "en", "target_lang": "de"}
-    (tmp_path / "mixture.yaml").write_text(yaml.safe_dump({"sources": {"translate": source}}))
-    changes = {"run_dir": str(tmp_path / "new"), "task.mixture": str(tmp_path / "mixture.yaml")}
-    arguments = [f"{key}={changes.get(key, value)}" for key, _, value in (word.partition("=") for word in words)]
-    few = ["optimization.max_update=2", "common.log_format=lines", "common.threads=1", "task.workers=1"]
-    trained = command("train", *arguments, *few)
-    assert trained.code == 0, trained.err
-    assert "starting from the weights of" in trained.err + trained.out
-    new, old = load_model(tmp_path / "new").model, load_model(folder).model
-    assert new.cfg.vocab_size == VOCAB
-    moved = (new.encoder.embed_tokens.weight - old.encoder.embed_tokens.weight).abs().max()
-    assert 0 < moved < 0.1, "trained from elsewhere"
-    decoded = command("generate", f"path={tmp_path / 'new'}", "input=-", "generation.max_len=5", stdin=b"the dog\n")
-    assert decoded.code == 0, decoded.err
-
-
-def test_conversions_that_are_refused(tmp_path: Path) -> None:
-    folder, run = converted(tmp_path)
-    for arguments, words in (
-        ([f"path={folder}"], "either run_dir=RUN or huggingface_dir=FOLDER"),
-        ([f"path={folder}", f"run_dir={tmp_path}/a", f"huggingface_dir={tmp_path}/b"], "either run_dir=RUN or"),
-        ([f"path={folder}", f"huggingface_dir={run}"], "already exists; give the name of a new folder"),
-        ([f"path={run}", f"run_dir={tmp_path}/a"], "runs of seqgen need no conversion"),
-    ):
-        outcome = command("convert", *arguments)
-        assert outcome.code == 2
-        assert words in outcome.err
-
-
-def refusal(folder: Path) -> str:
-    """What ``seqgen-generate`` says of a folder: one sentence, and exit code 2."""
-    outcome = command("generate", f"path={folder}", "input=-", stdin=b"the dog\n")
-    assert outcome.code == 2, outcome.err
-    assert outcome.out == ""
-    lines = outcome.err.strip().splitlines()
-    assert len(lines) == 1, outcome.err
-    return lines[0]
-
-
-def test_a_folder_without_weights(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    (folder / "model.safetensors").unlink()
-    assert "has no weights: there is no model.safetensors and no pytorch_model.bin" in refusal(folder)
-    (folder / "tf_model.h5").touch()
-    assert "tf_model.h5 is of another framework" in refusal(folder)
-
-
-def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5", max_shard_size="30KB")
-    shards = sorted(folder.glob("model-*.safetensors"))
-    for shard in shards[::2]:
-        shard.unlink()
-    said = refusal(folder)
-    assert f"{len(shards[::2])} of {len(shards)} files with weights are missing" in said
-    assert shards[0].name in said
-
-
-def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    change_config(folder, model_type="prophetnet", architectures=["ProphetNetForConditionalGeneration"])
-    said = "its architecture is ProphetNetForConditionalGeneration, which seqgen does not support; it supports"
-    assert said in refusal(folder)
-    change_config(folder, model_type="nllb-moe", architectures=["NllbMoeForConditionalGeneration"])
-    assert "its architecture is NllbMoeForConditionalGeneration, a mixture of experts; the dense" in refusal(folder)
-    change_config(folder, model_type="absent", architectures="absent")
-    assert "its architecture is unnamed" in refusal(folder)
-    change_config(folder, model_type=["t5"])
-    assert "model_type is ['t5'], not a text" in refusal(folder)
-    (folder / "config.json").write_text("{")
-    assert "config.json: cannot be read as JSON" in refusal(folder)
-
-
-@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "bin"])
-def test_a_truncated_shard(safe: bool, tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5", max_shard_size="30KB", safe_serialization=safe)
-    shard = sorted(folder.glob("*-00002-of-*"))[0]
-    shard.write_bytes(shard.read_bytes()[:-100])
-    said = refusal(folder)
-    assert shard.name in said
-    assert "truncated" in said or "damaged" in said
-
-
-def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5", vocab_size=30)
-    assert "has 38 ids but the model's vocabulary only 30" in refusal(folder)
-    bare = tiny_folder(tmp_path / "bare", "t5", tokenizer=False)
-    assert "spiece.model" in refusal(bare)
-
-
-def test_weights_that_are_not_those_of_the_config(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    weights["encoder.extra.weight"] = torch.zeros(1)
-    del weights["decoder.block.1.layer.1.EncDecAttention.k.weight"]
-    weights["decoder.final_layer_norm.weight"] = torch.ones(3)
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    said = refusal(folder)
-    assert "missing: decoder.block.1.layer.1.EncDecAttention.k.weight" in said
-    assert "unknown to the model: encoder.extra.weight" in said
-    assert "of another shape: decoder.final_layer_norm.weight ((3,), expected (24,))" in said
-
-
-def test_values_that_make_no_sense(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    original = (folder / "config.json").read_text()
-    for values, words in (
-        ({"d_model": "24"}, "d_model is '24', not a whole number of at least 0"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, not true or false"),
-        ({"dropout_rate": []}, "dropout_rate is [], not a number"),
-        ({"relative_attention_num_buckets": 7}, "relative_attention_num_buckets=7 must be even"),
-        ({"dense_act_fn": "mish"}, "the activation 'mish', is not supported"),
-        ({"d_model": 0}, "config.json: d_model=0 is below its minimum, 1"),
-        ({"d_ff": 1 << 50}, "d_ff is 1125899906842624, not a whole number of at most 2147483647"),
-        ({"dropout_rate": 1.5}, "config.json: dropout_rate=1.5 is above its maximum, 0.99"),
-    ):
-        (folder / "config.json").write_text(original)
-        change_config(folder, **values)
-        assert words in refusal(folder)
-    (folder / "config.json").write_text(original)
-    change_config(folder, "generation_config.json", suppress_tokens=[40])
-    assert "suppress_tokens has the id 40, but the vocabulary has only 40 ids" in refusal(folder)
-    for values, words in (
-        ({"bad_words_ids": [5]}, "bad_words_ids has 5, which should be ids from 0 to 39"),
-        ({"bad_words_ids": [["dog"]]}, "bad_words_ids has ['dog'], which should be ids"),
-        (
-            {"sequence_bias": [[[5], "much"]]},
-            "sequence_bias has [[5], 'much'], which should be a pair ending in a number",
-        ),
-        ({"exponential_decay_length_penalty": ["a", 1]}, "exponential_decay_start='a' should be"),
-        ({"stop_strings": 5}, "stop_strings is 5, not a list"),
-    ):
-        change_config(folder, "generation_config.json", suppress_tokens=None, **values)
-        assert words in refusal(folder)
-        change_config(folder, "generation_config.json", **dict.fromkeys(values))
-    change_config(folder, "generation_config.json", suppress_tokens=None, num_beams=0)
-    assert "generation_config.json: beam=0 is below its minimum, 1" in refusal(folder)
-    change_config(folder, "generation_config.json", num_beams=1, early_stopping="soon")
-    assert "early_stopping is 'soon', not true, false or 'never'" in refusal(folder)
-
-
-def test_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
-    """They are refused before anything of that size is made."""
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    bin_folder = tiny_folder(tmp_path / "bin", "t5", safe_serialization=False)
-    original = (folder / "config.json").read_text()
-    said = "the weights do not match its config.json, which describes"
-    for values, words in (
-        ({"num_layers": 10**9}, said),
-        ({"num_decoder_layers": 10**6}, said),
-        ({"num_layers": 2**31 - 1, "d_model": 1, "d_kv": 1, "d_ff": 1, "num_heads": 1}, said),
-        ({"vocab_size": 10**9}, said),
-        ({"d_model": 10**9}, said),
-        ({"d_kv": 10**9}, said),
-        ({"relative_attention_num_buckets": 10**9, "relative_attention_max_distance": 10**9}, said),
-        ({"vocab_size": 10**18}, "a whole number of at most 2147483647"),
-        ({"num_heads": 10**400}, "a number of 401 digits"),
-        ({"decoder_start_token_id": 10**18}, "a whole number of at most 2147483647"),
-        ({"layer_norm_epsilon": 10**400}, "a number of 401 digits"),
-        ({"dropout_rate": float("inf")}, "dropout_rate is inf, not a number"),
-        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan, not a number"),
-    ):
-        for path in (folder, bin_folder):
-            (path / "config.json").write_text(original)
-            change_config(path, **values)
-            with pytest.raises(CheckpointError) as caught:
-                load_model(path)
-            assert words in str(caught.value)
-            assert len(str(caught.value)) < 400
-    (folder / "config.json").write_text(original)
-    for key in ("num_beams", "max_new_tokens", "min_length", "length_penalty", "top_k", "no_repeat_ngram_size"):
-        for value in (10**18, 10**30, 10**400):
-            change_config(folder, "generation_config.json", do_sample=True, **{key: value})
-            if key != "length_penalty" or value == 10**400:
-                words = "a number of 401 digits" if value == 10**400 else f"{key} is 10000"
-                with pytest.raises(CheckpointError, match=words):
-                    load_model(folder)
-        change_config(folder, "generation_config.json", **{key: None})
-    for key, value in (
-        ("sequence_bias", [[[5], 10**400]]),
-        ("exponential_decay_length_penalty", [10**30, 1.1]),
-        ("exponential_decay_length_penalty", [1, 10**400]),
-        ("eos_token_id", 10**400),
-        ("bos_token_id", 10**400),
-    ):
-        change_config(folder, "generation_config.json", **{key: value})
-        with pytest.raises(CheckpointError):
-            load_model(folder)
-        change_config(folder, "generation_config.json", **{key: None})
-    load_model(folder)
-
-
-class Bomb:
-    """Pickled, it asks for a folder to be made."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_in_a_folder_is_run(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5", safe_serialization=False)
-    (folder / "pytorch_model.bin").write_bytes(
-        pickle.dumps({"shared.weight": Bomb(tmp_path / "exploded"), "size": bytes(100_000)})
-    )
-    assert "contains code" in refusal(folder)
-    change_config(folder, auto_map={"AutoModel": "evil.Model"})
-    (folder / "evil.py").write_text("raise SystemExit(3)")
-    assert "contains code" in refusal(folder)
-    assert not (tmp_path / "exploded").exists()
-    index = {"weight_map": {"shared.weight": "../outside.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "names files outside its folder" in refusal(folder)
-
-
-def test_only_the_models_own_module_is_imported(tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "theirs", "t5")
-    script = """
-import sys, seqgen.models
-from seqgen.checkpoints.loading import load_model
-load_model(sys.argv[1])
-assert not {"seqgen.models.fconv", "seqgen.models.transformer", "transformers"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
-
-
-def test_a_config_is_written_and_read(tmp_path: Path) -> None:
-    """A config here says all that a file there says."""
-    cfg = T5Config(vocab_size=50, d_model=8, d_kv=2, d_ff=12, num_layers=3, num_decoder_layers=1, num_heads=2)
-    model = T5Model(cfg, padding_idx=0)
-    save_pretrained(model, tmp_path / "ours")
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert config["decoder_start_token_id"] == config["pad_token_id"] == 0
-    assert config["eos_token_id"] == 1
-    again = ARCHITECTURE.read_config(JSONConfig.read(tmp_path / "ours" / "config.json"))
-    again.decoder_start_token_id = -1
-    assert again == cfg
 
 
 def test_the_page_on_t5_shows_python_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

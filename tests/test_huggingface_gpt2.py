@@ -25,8 +25,8 @@ from seqgen.models.transformer_lm import TransformerLanguageModel
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.huggingface_gpt2 import END_OF_TEXT, VOCAB, tiny_folder, tiny_model, tiny_tokenizer
+from tests.huggingface_t5 import assert_near, change_config, refusal
 from tests.model_zoo import build
-from tests.test_huggingface_checkpoints import assert_near, change_config, refusal
 
 TOKENS = torch.tensor([[5, 9, 20, 299, 44, 7, 8], [299, 299, 7, 1, 250, 2, 299]])
 LENGTHS = torch.tensor([5, 3])

@@ -24,7 +24,7 @@ from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from tests.commands import command
-from tests.test_huggingface_checkpoints import logits, original_logits
+from tests.huggingface_t5 import logits, original_logits
 
 RECORDED = Path(__file__).parent / "data" / "transformers5"
 SCRIPT = Path(__file__).parent / "transformers5.py"
