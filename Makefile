@@ -1,11 +1,14 @@
 # make demo   train, decode and score the built-in example      make test      the fast tests
 # make lint   ruff and mypy                                      make test-all  the slow ones too
+# make fuzz   10,000 damaged and malicious inputs of each reader; make fuzz FUZZ="reader=gz cases=100"
+# make mutants  plant small faults in copies of the code, which the fast tests must find
+# make soak   kill a job of 200,000 lines 100 times; its output must not change
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test test-all lint clean
+.PHONY: install demo test test-all fuzz mutants soak lint clean
 
 install: $(VENV)/installed
 
@@ -27,6 +30,18 @@ test: install
 
 test-all: install
 	$(TESTS)
+
+# takes about two hours on one core; tests/fuzzing/__init__.py explains the arguments
+fuzz: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzzing $(FUZZ)
+
+# make mutants ONLY=triggers.py plants only the faults whose file, reason or tests contain the word
+mutants: install
+	nice -n 5 $(BIN)/python -m tests.mutants $(ONLY)
+
+# about half an hour on two cores; make soak SOAK="kills=20 lines=20000"
+soak: install
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m tests.soak $(SOAK)
 
 # mypy finds models/, tasks/ and cli/ as parts of seqgen only in a copy that is not installed as editable
 lint: install

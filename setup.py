@@ -23,6 +23,8 @@ setup(
     },
     packages=[
         "seqgen",
+        "seqgen.bit_exact",
+        "seqgen.comparison",
         "seqgen.conf",
         "seqgen.checkpoints",
         "seqgen.data",
@@ -35,16 +37,26 @@ setup(
         "seqgen.generation.search",
         "seqgen.generation.speculative",
         "seqgen.inspection",
+        "seqgen.jobs",
         "seqgen.laws",
+        "seqgen.microscope",
         "seqgen.modules",
         "seqgen.modules.kv_cache",
+        "seqgen.pages",
+        "seqgen.runs",
         "seqgen.text",
+        "seqgen.tracing",
         "seqgen.training",
         "seqgen.models",
         "seqgen.tasks",
         "seqgen.cli",
     ],
-    package_data={"seqgen": ["py.typed", "conf/*.yaml"]},
+    package_data={
+        "seqgen": ["py.typed", "conf/*.yaml"],
+        "seqgen.microscope": ["page.html", "page.css", "*.js"],
+        "seqgen.pages": ["style.css"],
+        "seqgen.runs": ["page.js"],
+    },
     install_requires=[
         "torch>=2.6",
         "numpy>=1.26",
@@ -64,14 +76,23 @@ setup(
         "export": EXPORT,
         "test": [
             *EXPORT,
+            "rouge-score>=0.1.2",
+            "sacremoses>=0.1.1",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
             "transformers==4.53.3",
+            "pyarrow>=16",
+            "pandas>=2.2",
+            "ray>=2.40",
+            "selenium>=4.20",  # with Debian's chromium and chromium-driver, for the page of traces
         ],
         "benchmarks": ["matplotlib>=3.9"],
+        "scores": ["rouge-score>=0.1.2", "sacremoses>=0.1.1"],  # seqgen-score metrics=[rougeL], detokenize=LANGUAGE
+        "parquet": ["pyarrow>=16"],  # Parquet files as the input of a job
+        "ray": ["ray>=2.40"],  # seqgen-generate engine=ray
         "knn": ["faiss-cpu>=1.8"],  # examples/papers/knn_mt.py
     },
     entry_points={
@@ -86,6 +107,8 @@ setup(
             "seqgen-export = seqgen.cli.export:main",
             "seqgen-tune = seqgen.cli.tune:main",
             "seqgen-check = seqgen.cli.check:main",
+            "seqgen-trace = seqgen.cli.trace:main",
+            "seqgen-runs = seqgen.cli.runs:main",
         ]
     },
 )

@@ -1,7 +1,8 @@
 """Decoding speed of seqgen, compared with other toolkits that decode the same weights and give the same outputs.
 
     python -m benchmarks.decode a|b|c|d|e [--quick] [--rounds 3] [--threads 2] [--formats float32 bfloat16 int8]
-        [--huggingface PYTHON] [--ctranslate2 PYTHON] [--seqgen-before FOLDER] [--json FILE] [--plot FOLDER]
+        [--huggingface PYTHON] [--ctranslate2 PYTHON] [--fairseq PYTHON] [--against COMMIT] [--json FILE]
+        [--plot FOLDER]
 
 a: a T5 of the shape of t5-small with random weights, sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence
    greedy; 1, 8, 32 and 128 sentences with beam 5. The matrix products alone are measured too.
@@ -15,19 +16,23 @@ e: large vocabularies: a Marian base (58,101 tokens) and the decoder of NLLB-600
    sources of 32 tokens, outputs of exactly 64 tokens: 1 sentence greedy; 1, 8 and 32 sentences with beam 5. seqgen and
    CTranslate2 are also measured with a shortlist. A second table has the share of each part of seqgen in its time.
 
-Another toolkit is given by the Python of its environment, and an older seqgen by a folder with a checkout of it; see
-docs/benchmarks.md. In each round, all toolkits run one workload before the next begins, so that slow phases of the
-machine affect all of them. In float32, their outputs must be the same up to ties.
+Another toolkit is given by the Python of its environment, and an older seqgen by a commit; see docs/benchmarks.md.
+In each round, all toolkits run one workload before the next begins, so that slow phases of the machine affect all of
+them. In float32, their outputs must be the same up to ties.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
+import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,22 +42,10 @@ import torch
 from benchmarks.decoding import report
 from benchmarks.decoding.models import SHAPES, save_random_map, save_random_t5, save_random_transformer
 from benchmarks.decoding.plots import plot
-from benchmarks.decoding.process import WorkerError
+from benchmarks.decoding.process import ROOT, WorkerError
 from benchmarks.decoding.texts import measure_texts
-from benchmarks.decoding.workers import Workers
+from benchmarks.decoding.workers import Workers, fairseq_checkpoints
 from benchmarks.decoding.workload import SEQGEN, Comparison, Measured, Toolkit, Workload
-
-FAIRSEQ = {
-    ("transformer", 1): 106.0,
-    ("transformer", 16): 420.0,
-    ("transformer", 64): 459.0,
-    ("fconv", 1): 289.0,
-    ("fconv", 16): 1628.0,
-    ("fconv", 64): 2336.0,
-    ("transformer + transformer", 16): 189.0,
-    ("fconv + fconv", 16): 734.0,
-}
-"""Tokens per second of fairseq in benchmark b, on another machine: 2 cores of a Xeon, 315 GFLOP/s in float32."""
 
 PLAIN = {"beam_table": "off", "skip_log_softmax": False, "lazy_compaction": False}
 """Fields of ``DebugConfig`` that turn off optimizations, except the cache."""
@@ -73,9 +66,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--ctranslate2", metavar="PYTHON", help="Python of one with ctranslate2, torch and transformers"
     )
-    parser.add_argument(
-        "--seqgen-before", metavar="FOLDER", type=Path, help="a, b, d, e: root of another checkout of seqgen"
-    )
+    parser.add_argument("--fairseq", metavar="PYTHON", help="b: Python of an environment with fairseq")
+    parser.add_argument("--against", metavar="COMMIT", help="a, b, d, e: also measure seqgen at this commit")
     parser.add_argument("--t5", metavar="PATH", help="c: a run or a Hugging Face folder")
     parser.add_argument("--prefix", default="", help="c: text that the T5 expects before each line")
     size = parser.add_mutually_exclusive_group()
@@ -92,7 +84,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def problem_of(options: argparse.Namespace) -> str | None:
     """What is wrong with the options as a sentence; ``None`` if nothing is."""
-    without = ("t5", "prefix") if options.kind != "c" else ("quick", "tiny", "inside", "seqgen_before", "plot")
+    without = ["t5", "prefix"] if options.kind != "c" else ["quick", "tiny", "inside", "against", "plot"]
+    without += ["huggingface", "ctranslate2"] if options.kind == "b" else ["fairseq"]
     if unused := [name for name in without if getattr(options, name)]:
         return f"benchmark {options.kind} does not use --{unused[0].replace('_', '-')}; leave it out"
     if options.formats[0] != "float32" or options.rounds < 1:
@@ -104,13 +97,34 @@ def problem_of(options: argparse.Namespace) -> str | None:
         )
     if options.json and not options.json.parent.is_dir():
         return f"--json: there is no folder {options.json.parent}"
-    if (before := options.seqgen_before) is None:
-        return None
-    if options.inside:
-        return "--seqgen-before compares two processes; leave out --inside"
-    if not (before / "benchmarks" / "decoding" / "seqgen_worker.py").is_file():
-        return f"--seqgen-before: {before} is not the root of a checkout with benchmarks/decoding/seqgen_worker.py"
+    if options.fairseq and options.tiny:
+        return "--fairseq is for the shapes that fairseq has; leave out --tiny"
+    if options.against and options.inside:
+        return "--against compares two processes; leave out --inside"
     return None
+
+
+@contextmanager
+def checkout(commit: str | None) -> Iterator[Path | None]:
+    """The files of a commit of this repository in a temporary folder; ``None`` without a commit.
+
+    Raises:
+        WorkerError: there is no such commit, or it has no such worker.
+    """
+    if commit is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit]
+        packed = subprocess.run(command, capture_output=True, check=False)
+        if packed.returncode:
+            raise WorkerError(f"--against {commit}: {packed.stderr.decode().strip().splitlines()[0]}")
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
+            files.extractall(folder, filter="data")
+        worker = "benchmarks/decoding/seqgen_worker.py"
+        if not (Path(folder) / worker).is_file():
+            raise WorkerError(f"--against {commit}: that commit has no {worker}")
+        yield Path(folder)
 
 
 def outcome(comparison: Comparison, rounds: int) -> Outcome:
@@ -138,7 +152,7 @@ def measure_a(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
 
 
 def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
-    """Measure the model shapes for which there are figures of fairseq."""
+    """Measure the shapes of fairseq."""
     ending, vocabulary = ("tiny", 200) if options.tiny else ("iwslt_de_en", 8000)
     # sentences and size of each batch
     sizes = (
@@ -150,14 +164,12 @@ def measure_b(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
         name = " + ".join(names)
         used = sizes if len(names) == 1 else sizes[1:2]
         workloads = [Workload(name, count, batch, 5, 0, length, "fairseq") for count, batch in used]
+        models = [f"{part}_{ending}" for part in names]
         with Workers(options) as workers:
-            toolkits = workers.seqgen([f"{part}_{ending}" for part in names], vocabulary)
-            measured, disagreements = outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
-        known = {} if options.tiny or options.quick else {load: FAIRSEQ.get((name, load.batch)) for load in workloads}
-        elsewhere = [
-            Measured(load, "fairseq, elsewhere", "float32", elsewhere=speed) for load, speed in known.items() if speed
-        ]
-        yield sorted([*measured, *elsewhere], key=lambda one: one.workload.batch), disagreements
+            if options.fairseq:
+                models = fairseq_checkpoints(options.fairseq, folder / name, models, vocabulary)
+            toolkits = [*workers.seqgen(models, vocabulary), *workers.fairseq(models)]
+            yield outcome(Comparison(workloads, toolkits, vocabulary), options.rounds)
 
 
 def measure_d(options: argparse.Namespace, folder: Path) -> Iterator[Outcome]:
@@ -221,7 +233,7 @@ def measure_workloads(options: argparse.Namespace, folder: Path) -> dict[str, An
     print(report.table(measured))
     if options.kind == "d":
         print("\n" + report.growth(measured))
-    if options.seqgen_before:
+    if options.against:
         print("\n" + report.now_to_before(measured))
     return {"rows": report.records(measured), "disagreements": [line for _, lines in outcomes for line in lines]}
 
@@ -232,10 +244,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     machine = report.machine(options.threads)
     speeds = ", ".join(f"{speed:.0f} GFLOP/s in {name}" for name, speed in machine["gflops"].items())
-    print(f"{machine['machine']}, {options.threads} threads, {speeds}; fairseq's machine: 315 in float32\n")
+    print(f"{machine['machine']}, {options.threads} threads, {speeds}\n")
     measure = measure_texts if options.kind == "c" else measure_workloads
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, checkout(options.against) as options.before:
             results = measure(options, Path(folder))
     except WorkerError as error:
         sys.exit(str(error))

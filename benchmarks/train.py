@@ -39,7 +39,6 @@ from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
 T5 = "t5_small"
-FAIRSEQ = {"fconv_iwslt_de_en": 4200, "transformer_iwslt_de_en": 800}
 OPTIONS = {"fconv_iwslt_de_en": ["optimizer=nag"], "transformer_iwslt_de_en": ["model.share_all_embeddings=true"]}
 KINDS = {
     "matrix products": ("mm", "addmm", "bmm", "baddbmm", "mkldnn", "convolution"),
@@ -150,7 +149,7 @@ def shares(run: TrainingRun, updates: int = 3) -> dict[str, float]:
 def main() -> None:
     """Measure, print a table and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=[*FAIRSEQ, T5])
+    parser.add_argument("--models", nargs="+", default=[*OPTIONS, T5])
     parser.add_argument("--seconds", type=float, default=40.0, help="how long to measure each model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16 autocast")
@@ -164,7 +163,7 @@ def main() -> None:
     print(f"matrix products: {gflops:.0f} GFLOP/s on {arguments.threads} threads")
     models = [model for model in arguments.models if model != T5]
     if models:
-        print(f"\n{'model':26} {'tokens/s':>9} {'fairseq':>8} {'ratio':>6} {'padding':>8} {'products':>9}")
+        print(f"\n{'model':26} {'tokens/s':>9} {'padding':>8} {'products':>9}")
     with tempfile.TemporaryDirectory() as root:
         cache = Path(root) / "cache"
         cache.mkdir()
@@ -172,10 +171,8 @@ def main() -> None:
             run = prepare(model, Path(root) / model, cache, arguments.bf16)
             row = measure(run, arguments.seconds)
             row["product_share"] = product_share(run, row["seconds_per_update"], gflops)
-            row["fairseq_tokens_per_second"] = FAIRSEQ.get(model, 0)
-            speed, fairseq = row["tokens_per_second"], row["fairseq_tokens_per_second"]
-            ratio = f"{speed / fairseq:6.2f}" if fairseq else f"{'':6}"
-            print(f"{model:26} {speed:9,.0f} {fairseq:8,} {ratio} {row['padding']:8.1%} {row['product_share']:9.1%}")
+            speed = row["tokens_per_second"]
+            print(f"{model:26} {speed:9,.0f} {row['padding']:8.1%} {row['product_share']:9.1%}")
             if arguments.profile:
                 row["shares"] = shares(run)
                 print("".join(f"    {share:6.1%}  {name}\n" for name, share in row["shares"].items()))

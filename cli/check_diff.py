@@ -66,8 +66,11 @@ def main(argv: Sequence[str]) -> NoReturn:
     """
     shared = [argument for argument in argv if argument.partition(".")[0] not in SIDES]
     own = {side: [a.removeprefix(f"{side}.") for a in argv if a.startswith(f"{side}.")] for side in SIDES}
-    overrides = [argument for argument in shared if "=" in argument]
-    run(DiffConfig, lambda cfg: diff(cfg, overrides, own), DESCRIPTION, shared, subcommand="diff")
+
+    def work(cfg: DiffConfig, overrides: list[str]) -> int:
+        return diff(cfg, overrides, own)
+
+    run(DiffConfig, work, DESCRIPTION, shared, subcommand="diff", pass_arguments=True)
 
 
 def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,17 +16,21 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
-from seqgen.arguments import text_list, text_values
+from seqgen.arguments import repeated, text_list, text_values
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
-from seqgen.cli.help import help_text
+from seqgen.cli.config_file import KEY as CONFIG_KEY
+from seqgen.cli.config_file import with_config_files
 from seqgen.compose import compose
 from seqgen.config import CommonConfig
 from seqgen.devices import find_device, present_devices
-from seqgen.errors import ConfigError, UserError
+from seqgen.errors import ConfigError, UserError, printable
 from seqgen.memory import keep_freed_memory, memory_errors
 from seqgen.user_files import import_user_dir
 
 C = TypeVar("C")
+
+INFORMING = ("-h", "--help", "--completion", "--version")
+"""Options that print information instead of doing the command's work."""
 
 RECORDED = "run"
 """The value of ``common.user_dir`` that means the files that the run has recorded."""
@@ -33,12 +38,13 @@ RECORDED = "run"
 
 def run(
     schema: type[C],
-    work: Callable[[C], int | None],
+    work: Callable[..., int | None],
     description: str,
     argv: Sequence[str] | None = None,
     sweep: Callable[[list[str]], int | None] | None = None,
     subcommand: str = "",
     complete: Callable[[list[str]], list[str]] = list,
+    pass_arguments: bool = False,
 ) -> NoReturn:
     """Run a command and exit: with the command's exit code, or with code 2 after an error of the user.
 
@@ -51,62 +57,129 @@ def run(
             if the command has no sweeps.
         subcommand: name of the sub-command, for help and messages; empty if there is none.
         complete: adds arguments that follow from the user's.
+        pass_arguments: whether ``work`` also takes the ``key=value`` arguments, with those of ``config=FILE``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
+    log_progress()
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
-            code = _dispatch(schema, work, description, arguments, sweep, program, complete)
+            code = _dispatch(
+                schema,
+                work if pass_arguments else lambda cfg, _: work(cfg),
+                description,
+                arguments,
+                sweep,
+                program,
+                complete,
+            )
         sys.exit(code or 0)
     except UserError as error:
-        _fail(f"{program}: {error}", 2)
+        _fail(program, str(error), 2)
     except BrokenPipeError:
         # the reader has closed the pipe; without this line, flushing at exit fails
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        _fail(f"{program}: interrupted", 130)
+        _fail(program, "interrupted", 130)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         advice = "; free some space and run the command again" if error.errno == errno.ENOSPC else ""
         if error.errno is None:
             raise
-        _fail(f"{program}: cannot read or write{where}: {error.strerror}{advice}", 2)
+        _fail(program, f"cannot read or write{where}: {error.strerror}{advice}", 2)
+
+
+def with_words(key: str, arguments: Sequence[str]) -> list[str]:
+    """Add the words among the arguments, such as folders, to those of a key.
+
+    With ``--help`` and other options that inform, words are topics instead.
+
+    Args:
+        key: the key, whose value is a list of strings.
+        arguments: the arguments of a command.
+
+    Returns:
+        The arguments, with ``key=[...]`` in place of the words and of the key.
+    """
+    words = [text for text in arguments if "=" not in text and not text.startswith("-")]
+    if not words or any(text in INFORMING for text in arguments):
+        return list(arguments)
+    same = [text for text in arguments if text.startswith(f"{key}=")]
+    named = [item for text in same for item in text_values([text], key)]
+    others = [text for text in arguments if text not in words and text not in same]
+    return [f"{key}={text_list([*words, *named])}", *others]
 
 
 def _dispatch(
     schema: type[C],
-    work: Callable[[C], int | None],
+    work: Callable[[C, list[str]], int | None],
     description: str,
     arguments: list[str],
     sweep: Callable[[list[str]], int | None] | None,
     program: str,
     complete: Callable[[list[str]], list[str]],
 ) -> int | None:
-    flags = [argument for argument in arguments if argument.startswith("-") and "=" not in argument]
-    overrides = [argument for argument in arguments if argument not in flags]
-    unknown = sorted({*flags} - {"-h", "--help", "--version", *(("-m", "--multirun") if sweep else ())})
-    if unknown:
-        raise ConfigError(
-            f"unknown option {unknown[0]!r}; arguments have the form key=value, and --help lists the keys"
-        )
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    unknown = {flag.partition("=")[0] for flag in flags} - {*INFORMING, *(("-m", "--multirun") if sweep else ())}
     if "--version" in flags:
         print(f"{program} {__version__}")
         return 0
-    overrides = import_plugins(overrides)
-    if "-h" in flags or "--help" in flags:
-        print(help_text(schema, program, description))
+    if unknown:
+        from seqgen.cli.foreign_options import unknown_option  # only for this message
+
+        raise ConfigError(
+            unknown_option(schema, arguments, next(flag for flag in flags if flag.split("=")[0] in unknown))
+        )
+    overrides = [argument for argument in arguments if argument not in flags]
+    notes = repeated(overrides)
+    words = [argument for argument in overrides if "=" not in argument]
+    informing = any(flag in INFORMING for flag in flags)
+    if informing:
+        overrides = [override for override in overrides if override not in words]
+        after = arguments[arguments.index(flags[0]) + 1 :]  # there KEY=VALUE is a topic, too
+        pairs = [argument.partition("=") for argument in after if argument in overrides]
+        words += [key for key, _, _ in pairs if key not in (CONFIG_KEY, "common.user_dir")]
+    read = with_config_files(schema, overrides)
+    overrides = import_plugins(read.overrides)
+    if informing:
+        print(_information(schema, program, description, flags, words))
         return 0
+    for message in [*notes, *read.messages]:
+        log(message)
     overrides = complete(overrides)
     if sweep and ("-m" in flags or "--multirun" in flags):
         return sweep(overrides)
-    return work(compose(schema, overrides))
+    try:
+        config = compose(schema, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{read.origin(str(error))}") from None
+    return work(config, overrides)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _information(schema: type, program: str, description: str, flags: list[str], words: list[str]) -> str:
+    """The text that ``--help``, ``--help TOPIC`` or ``--completion SHELL`` prints."""
+    if "--completion" in flags:
+        from seqgen.cli.completion import completion_script  # not for every start of a command
+
+        return completion_script(schema, program, words[0] if words else "")
+    from seqgen.cli.help import help_on, help_text
+
+    if words:
+        return "\n\n".join(help_on(schema, program, word) for word in words)
+    return help_text(schema, program, description)
+
+
+def _fail(program: str, message: str, code: int) -> NoReturn:
     sys.stdout.flush()
-    print(message, file=sys.stderr)
+    print(f"{_in_red(f'{program}:')} {printable(message)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _in_red(text: str) -> str:
+    """Text in red, if standard error is a terminal that shows colours and the user wants them (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb" or not sys.stderr.isatty()
+    return text if plain else f"\x1b[1;31m{text}\x1b[0m"
 
 
 def import_plugins(overrides: Sequence[str]) -> list[str]:
@@ -182,6 +255,23 @@ def set_up_device(cfg: CommonConfig) -> torch.device:
     return find_device(present_devices()[0] if cfg.device == "auto" else cfg.device, "common.device")
 
 
+class _ProgressHandler(logging.Handler):
+    """Prints what the engine logs, such as the progress of SentencePiece training."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message on standard error."""
+        log(record.getMessage())
+
+
+def log_progress() -> None:
+    """Print the progress messages of seqgen's packages, which are not shown if seqgen is used from Python."""
+    logger = logging.getLogger("seqgen")
+    if not any(isinstance(handler, _ProgressHandler) for handler in logger.handlers):
+        logger.addHandler(_ProgressHandler())
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
 def log(message: str) -> None:
     """Print a message on standard error."""
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message), file=sys.stderr, flush=True)

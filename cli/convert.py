@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seqgen.checkpoints.gathering import checkpoints_of, gather_run
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkpoint_loader_of, load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
+from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.checkpoint_arguments import model_arguments
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
@@ -28,7 +30,8 @@ from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 fairseq checkpoint or a Hugging Face folder. It also turns a T5, transformer or transformer_lm into a Hugging Face
-folder: path=RUN huggingface_dir=FOLDER. The command prints how to decode with the run and how to fine-tune it."""
+folder: path=RUN huggingface_dir=FOLDER. A run with sharded checkpoints becomes one with plain ones: path=RUN
+run_dir=NEW. The command prints how to decode with the run and how to fine-tune it."""
 
 
 @dataclass
@@ -89,6 +92,8 @@ def convert(cfg: ConvertConfig) -> int:
         check_output("huggingface_dir", cfg.huggingface_dir)
     path = local_path(cfg.path)
     if cfg.run_dir and path.exists() and checkpoint_loader_of(path) is None:
+        if any(map(is_sharded, checkpoints_of(path))):
+            return gather(path, folder)
         raise ConfigError(f"path={path} is not a checkpoint of a supported toolkit; runs of seqgen need no conversion")
     loaded = load_model(path, reading=cfg.reading)
     for note in loaded.notes:
@@ -103,6 +108,22 @@ def convert(cfg: ConvertConfig) -> int:
     print(f"decode:    seqgen-generate path={folder} input=FILE")
     if cfg.run_dir:
         print(f"fine-tune: {finetuning_command(config, folder)}")
+    return 0
+
+
+def gather(path: Path, folder: Path) -> int:
+    """Write a run with sharded checkpoints as a run with plain ones; return the exit code.
+
+    Args:
+        path: the run, or one of its checkpoints.
+        folder: the run folder to write.
+
+    Raises:
+        UserError: see ``gather_run``.
+    """
+    names = gather_run(path, folder)
+    print(f"{folder}: a copy of {path} with plain checkpoints: {', '.join(names)}")
+    print(f"decode:    seqgen-generate path={folder} input=FILE")
     return 0
 
 

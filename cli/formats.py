@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from seqgen.config import GenerateConfig
@@ -56,22 +56,29 @@ def json_writer(decoding: TextDecoding, references: Sequence[str] | None) -> Wri
     cfg = decoding.cfg
     how: dict[str, Any] = {"semantics": decoding.generator.setup.rules.name}
     how |= {"seed": cfg.seed} if takes_seed(cfg) else {}
+    return lambda translation: json_line(translation, how, len(decoding.members))
 
-    def write(translation: Translation) -> str:
-        record: dict[str, Any] = {
-            "id": translation.id,
-            "source": translation.source,
-            **how,
-            "hypotheses": [_hypothesis(item, len(decoding.members)) for item in translation.hypotheses],
-        }
-        for name in ("prefix", "constraints", "notes"):
-            if value := getattr(translation, name):
-                record[name] = value
-        # a JSON parser turns the escapes back into the characters
-        line = json.dumps(record, ensure_ascii=False)
-        return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
-    return write
+def json_line(translation: Translation, how: Mapping[str, Any], members: int) -> str:
+    """A translation as a line of JSON.
+
+    Args:
+        translation: the translation.
+        how: fields about the decode, the same in every line.
+        members: number of models.
+    """
+    record: dict[str, Any] = {
+        "id": translation.id,
+        "source": translation.source,
+        **how,
+        "hypotheses": [_hypothesis(item, members) for item in translation.hypotheses],
+    }
+    for name in ("prefix", "constraints", "notes"):
+        if value := getattr(translation, name):
+            record[name] = value
+    # a JSON parser turns the escapes back into the characters
+    line = json.dumps(record, ensure_ascii=False)
+    return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
 
 def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:

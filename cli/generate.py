@@ -5,24 +5,30 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from seqgen.arguments import given_values
-from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.formats import FORMATS, wanted_details
+from seqgen.cli.detokenizing import text_cleaner
+from seqgen.cli.formats import FORMATS
+from seqgen.cli.job import is_job, run_job
+from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
 from seqgen.cli.notes import summary
-from seqgen.cli.output import check_output, open_output
-from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.cli.output import check_output, open_output, score_lines
+from seqgen.cli.record import NoRecord, Record
+from seqgen.cli.terminal import TypedLines, decoding_bar
+from seqgen.cli.tracing import check_trace, replay, tracing
+from seqgen.config import GenerateConfig, GenerationConfig
 from seqgen.config_dicts import to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
 from seqgen.memory import memory_errors
 from seqgen.metrics import text_scores
 from seqgen.task import Task
-from seqgen.text.text_decoding import BUFFER_SIZE, TextDecoding
-from seqgen.text.translator import Translator
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import BUFFER_SIZE
 from seqgen.text.word_streaming import TextStreamer
 
 DESCRIPTION = "decodes a test split, a file or standard input with a trained model or an ensemble."
@@ -30,23 +36,28 @@ DESCRIPTION = "decodes a test split, a file or standard input with a trained mod
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
 
-    def work(cfg: GenerateConfig) -> int:
-        overrides = [argument for argument in arguments if "=" in argument]
+    def work(cfg: GenerateConfig, overrides: list[str]) -> int:
         debug = {f"debug.{key}": value for key, value in to_dict(cfg.debug).items()}
-        return generate(cfg, {**given_values(cfg, "generation", overrides), **debug})
+        given = {**given_values(cfg, "generation", overrides), **debug}
+        decoding_keys = {field.name for field in fields(GenerationConfig)}
+        given = {key: value for key, value in given.items() if key in decoding_keys or key in debug}
+        if is_job(cfg, overrides):
+            return run_job(cfg, given, overrides)
+        record = Record(cfg.record, sys.argv[1:] if argv is None else argv, overrides) if cfg.record else NoRecord()
+        return generate(cfg, given, record)
 
-    run(GenerateConfig, work, DESCRIPTION, arguments)
+    run(GenerateConfig, work, DESCRIPTION, argv, pass_arguments=True)
 
 
-def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
+def generate(cfg: GenerateConfig, given: Mapping[str, Any], record: Record | NoRecord | None = None) -> int:
     """Decode the input, write the output, and print scores and speed.
 
     Args:
         cfg: the whole configuration.
         given: the keys of its ``generation`` group that the user gave, and all keys of its ``debug`` group, as
             ``debug.KEY``. The models' own settings are used for the other keys.
+        record: what writes the record of the decode; ``None`` for no record.
 
     Returns:
         The exit code.
@@ -54,34 +65,74 @@ def generate(cfg: GenerateConfig, given: Mapping[str, Any]) -> int:
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
+    if cfg.replay:
+        return replay(cfg, given)
     _check_keys(cfg)
+    record = record or NoRecord()
+    typed = TypedLines(sys.stdin.buffer) if cfg.input == "-" and sys.stdin.isatty() else None
+    if typed is not None:
+        log(f"loading {', '.join(cfg.path)} ...")
     streamer = TextStreamer() if cfg.stream else None
-    decoding = _decoding(cfg, given, streamer)
+    loaded, decoding = prepare_decoding(cfg, given, set_up_device(cfg.common), log, streamer)
+    record.models(loaded)
     task = decoding.task
-    lines, references, prefixes = input_lines(cfg, task), reference_lines(cfg, task), prefix_lines(cfg)
-    if cfg.input not in ("", "-") and not is_pipe(Path(cfg.input)):  # a pipe can be read only once
-        check_input(cfg, references)
-    hypotheses: list[str] = []
-    notes: list[tuple[int, str]] = []
+    lines, references, prefixes = input_lines(cfg, task, typed), reference_lines(cfg, task), prefix_lines(cfg)
+    total = _count_lines(cfg, references)
+    if typed is not None:
+        log("ready; type a line and press Enter, or Ctrl-D to end")
+    clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
+    outputs = _Outputs(typed)
     start = time.perf_counter()
-    with open_output(cfg.output) as file, memory_errors(lambda: _less_memory(len(hypotheses))):
+    trace = tracing(cfg, decoding, references)
+    with (
+        open_output(cfg.output) as file,
+        trace,
+        memory_errors(lambda: _less_memory(len(outputs.hypotheses))),
+        decoding_bar(total, "-" if typed is not None else cfg.output) as decoding.on_line,
+    ):
+        file = record.output(file)
         if streamer is not None:
             streamer.file = file
         write = FORMATS[cfg.format](decoding, references)
-        for translation in decoding.translate(lines, prefixes, _buffer_size(cfg)):
-            hypotheses.append(translation.text)
-            if cfg.print_alignment and any(item.alignment is None for item in translation.hypotheses):
-                translation.notes.append("no alignment is written: the model returns no attention weights")
-            notes += [(translation.id + 1, note) for note in translation.notes]
+        for translation in decoding.translate(trace.lines(record.lines(lines)), prefixes, _buffer_size(cfg)):
+            translation = complete(translation, cfg, clean)
+            trace.add(translation)
+            outputs.add(translation)
             if streamer is None:
                 file.write(write(translation))
             if _buffer_size(cfg) == 1:
                 file.flush()
-    seconds = time.perf_counter() - start
-    _report(cfg, hypotheses, references, notes, seconds, decoding.tokens_written)
+    seconds = time.perf_counter() - start - (typed.waited if typed is not None else 0.0)
+    for note in trace.notes:
+        log(note)
+    record.write(decoding)
+    _report(cfg, outputs, references, seconds, decoding.tokens_written)
     if summary_of_search := decoding.generator.setup.search.summary():
         log(summary_of_search)
     return 0
+
+
+@dataclass
+class _Outputs:
+    """The outputs and notes of the lines decoded so far.
+
+    Attributes:
+        typed: shows notes at once if a user types the lines.
+        hypotheses: the text of each line.
+        notes: numbers of lines, from 1, with their notes that were not shown yet.
+    """
+
+    typed: TypedLines | None
+    hypotheses: list[str] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, translation: Translation) -> None:
+        """Add the next line."""
+        self.hypotheses.append(translation.text)
+        if self.typed is not None:
+            self.typed.show_notes(translation.id + 1, translation.notes)
+        else:
+            self.notes += [(translation.id + 1, note) for note in translation.notes]
 
 
 def _less_memory(written: int) -> str:
@@ -89,26 +140,6 @@ def _less_memory(written: int) -> str:
         f"after {written} lines, whose outputs were written; choose a smaller generation.beam, "
         "generation.batch_size or generation.max_tokens"
     )
-
-
-def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatasetConfig) -> None:
-    """Check that there are models to decode with, and only one text to decode.
-
-    Args:
-        path: the models.
-        lines: the text file to decode; empty for a split of the task.
-        dataset: which split.
-
-    Raises:
-        ConfigError: there is no model, or both a file and a split are given.
-    """
-    if not path:
-        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
-    if lines and dataset.gen_subset != type(dataset)().gen_subset:
-        raise ConfigError(
-            f"dataset.gen_subset={dataset.gen_subset} has no effect, because input={lines} is decoded instead; "
-            "remove one of the two keys"
-        )
 
 
 def _check_keys(cfg: GenerateConfig) -> None:
@@ -122,46 +153,35 @@ def _check_keys(cfg: GenerateConfig) -> None:
         raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
     if cfg.stream and cfg.format != "text":
         raise ConfigError(f"stream=true needs format=text, not format={cfg.format}; remove one of them")
+    if cfg.stream and (cfg.remove_bpe or cfg.detokenize):
+        raise ConfigError(
+            "stream=true writes tokens as they come, without remove_bpe and detokenize; remove one of them"
+        )
+    text_cleaner(cfg.remove_bpe, cfg.detokenize)  # whether its package is installed
     files = (cfg.input, cfg.reference, cfg.prefix, cfg.generation.prefix_trie, cfg.generation.shortlist)
     check_output("output", cfg.output, *files)
+    check_trace(cfg, *files)
+    if cfg.record == "-":
+        raise ConfigError("record=- is not possible, because outputs are written there; give record=FILE.json")
+    if cfg.record:
+        check_output("record", cfg.record, *files, other_outputs=[cfg.output, cfg.trace])
 
 
-def _decoding(cfg: GenerateConfig, given: Mapping[str, Any], streamer: TextStreamer | None) -> TextDecoding:
-    """Load the models, prepare decoding with the details that the output format needs, and print the notes of both."""
-    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
-    for note in (note for item in loaded for note in item.notes):
-        log(note)
-    translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
-    decoding = translator.prepare(wanted_details(cfg, translator), streamer)
-    for note in decoding.notes:
-        log(note)
-    if cfg.format == "text" and decoding.cfg.nbest > 1:
-        log(
-            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
-            "format=json and format=fairseq write all of them"
-        )
-    return decoding
+def input_lines(cfg: GenerateConfig, task: Task, typed: TypedLines | None = None) -> Iterator[str]:
+    """The lines to decode: those of ``input``, or of the split ``dataset.gen_subset`` of the models' task.
 
-
-def input_lines(cfg: GenerateConfig, task: Task) -> Iterator[str]:
-    """The lines to decode: those of ``input``, or of the split ``dataset.gen_subset`` of the models' task."""
+    Args:
+        cfg: the whole configuration.
+        task: the task of the first model.
+        typed: the lines of standard input if a user types them; ``None`` if not.
+    """
     task = _part(cfg, task)
     if not cfg.input:
         return task.source_lines(cfg.dataset.gen_subset)
     lines: Iterator[str] = read_lines(Path(cfg.input), pipes=True)
     if cfg.input == "-":
-        lines = stream_lines(sys.stdin.buffer, "standard input")
+        lines = stream_lines(typed or sys.stdin.buffer, "standard input")
     return (task.input_of(line) for line in lines) if cfg.dataset.gen_source else lines
-
-
-def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
-    """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
-
-    Args:
-        dataset: names the part, or none.
-        task: the task of the first model.
-    """
-    return task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
 
 
 def _part(cfg: GenerateConfig, task: Task) -> Task:
@@ -169,8 +189,15 @@ def _part(cfg: GenerateConfig, task: Task) -> Task:
     return task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
 
 
-def check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
-    """Read the input once before decoding, so that errors in it are reported before hours of work."""
+def _count_lines(cfg: GenerateConfig, references: list[str] | None) -> int | None:
+    """The number of lines to decode, with the checks of ``check_input``; ``None`` if it is not known in advance."""
+    if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):  # a pipe can be read only once
+        return None if references is None else len(references)
+    return check_input(cfg, references)
+
+
+def check_input(cfg: GenerateConfig, references: list[str] | None) -> int:
+    """Read the input once before decoding, so that errors in it are reported before hours of work; count its lines."""
     count = count_lines(Path(cfg.input))
     if references is not None and len(references) != count:
         raise DataError(
@@ -182,6 +209,7 @@ def check_input(cfg: GenerateConfig, references: list[str] | None) -> None:
             f"input={cfg.input} has {count} lines but prefix={cfg.prefix} has {prefixes}; line n of the prefix "
             "file must be the forced beginning of output n"
         )
+    return count
 
 
 def prefix_lines(cfg: GenerateConfig) -> Iterator[str] | None:
@@ -205,16 +233,10 @@ def _buffer_size(cfg: GenerateConfig) -> int:
     return 1 if cfg.input == "-" and (sys.stdin.isatty() or cfg.stream) else BUFFER_SIZE
 
 
-def _report(
-    cfg: GenerateConfig,
-    hypotheses: list[str],
-    references: list[str] | None,
-    notes: list[tuple[int, str]],
-    seconds: float,
-    tokens: int,
-) -> None:
+def _report(cfg: GenerateConfig, outputs: _Outputs, references: list[str] | None, seconds: float, tokens: int) -> None:
     """Print the notes about lines, the scores and the speed."""
-    for line in summary(notes):
+    hypotheses = outputs.hypotheses
+    for line in summary(outputs.notes):
         log(line)
     if not hypotheses:
         log("the input has no lines, so the output is empty")
@@ -226,8 +248,8 @@ def _report(
                 "written, but no scores were computed"
             )
         if references:
-            for name, score in text_scores(hypotheses, references).items():
-                print(f"{name} = {score.value:.2f}{f'  ({score.signature})' if score.signature else ''}", file=stream)
+            for line in score_lines(text_scores(hypotheses, references), hypotheses):
+                print(line, file=stream)
     speed = f"{len(hypotheses) / seconds:.1f} sentences/s, {tokens / seconds:.1f} tokens/s"
     print(f"{len(hypotheses)} sentences, {tokens} tokens in {seconds:.1f} s: {speed}", file=stream)
 

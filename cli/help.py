@@ -1,18 +1,24 @@
-"""The ``--help`` of a command: its component groups, their presets, and every key with default and one line of help."""
+"""``--help``: the whole help of a command, and the help of one group, component or key (``--help TOPIC``)."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Sequence
 
-from seqgen.component_keys import decodes
-from seqgen.config import SINGLE_COMPONENTS
-from seqgen.config_keys import known_keys
-from seqgen.registry import DECODING_COMPONENTS, GROUPS, Registry
+from seqgen.cli.examples import EXAMPLES
+from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of, shown_value
+from seqgen.config import TrainConfig
+from seqgen.config_values import describe
+from seqgen.errors import ConfigError, nearest
+from seqgen.key_hints import similar_keys
+
+WIDTH = 80
+COLUMN = 36
+"""Where the help of a key begins; a longer key has a line of its own."""
 
 
 def help_text(schema: type, program: str, description: str) -> str:
-    """The text that ``--help`` prints.
+    """The whole help of a command.
 
     Args:
         schema: the root dataclass of its configuration.
@@ -20,59 +26,129 @@ def help_text(schema: type, program: str, description: str) -> str:
         description: what it does.
 
     Returns:
-        The text.
+        The text, at most ``WIDTH`` columns wide.
     """
-    root = schema()
-    groups = [GROUPS[f.name] for f in dataclasses.fields(root) if f.name in GROUPS]
-    parts = [f"{program}: {description}", f"Usage: {program} [key=value ...]"]
-    decoding = list(DECODING_COMPONENTS.items()) if decodes(schema) else []
-    chosen = [_choices(registry, registry.group) for registry in groups]
-    chosen += [_choices(registry, f"generation.{chooser}") for _, (registry, chooser) in decoding]
-    if chosen:
-        parts.append("Components\n" + "\n".join(part for part in chosen if part))
-    parts.append("Keys\n" + _keys(root))
-    parts += [_component_keys(registry, registry.group) for registry in groups]
-    parts += [_component_keys(registry, f"generation.{chooser}", group) for group, (registry, chooser) in decoding]
+    every, keys = choosers(schema), keys_of(schema)
+    topics = [*sorted({key.name.partition(".")[0] for key in keys if "." in key.name}), *(one.group for one in every)]
+    if schema is TrainConfig:  # decoding matters less to it
+        every = [one for one in every if one not in decoding_choosers(schema)]
+        keys = [key for key in keys if not key.name.startswith("generation.")]
+    parts = [_filled(f"{program}: {description}"), _usage(program), _examples(program)]
+    parts.append(_section("Components", [_choices(one) for one in every]))
+    parts.append(_section("Keys", [_line(key) for key in keys]))
+    parts += [_component_sections(one) for one in every]
+    if schema is TrainConfig:
+        parts.append(_filled(f"{program} --help generation lists the keys for decoding the validation split."))
+    groups = f" {program} --help GROUP lists one group of keys. The groups: {', '.join(topics)}" if topics else ""
+    parts.append(_filled(f"{program} --help KEY explains one key.{groups}"))
     return "\n\n".join(part for part in parts if part)
 
 
-def _choices(registry: Registry, chooser: str) -> str:
+def help_on(schema: type, program: str, topic: str) -> str:
+    """The help on one topic.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        program: the command's name.
+        topic: a group (``dataset``, ``model``, ``search``), a component or preset (``transformer_tiny``), or a key or
+            its last part (``optimization.lr``, ``lr``).
+
+    Returns:
+        The text.
+
+    Raises:
+        ConfigError: there is no such topic.
+    """
+    every, topic = choosers(schema), topic.rstrip(".=")
+    keys = keys_of(schema)
+    found = [one for one in every if topic in (one.name, one.group)]
+    in_group = [key for key in keys if key.name.startswith(f"{topic}.")]
+    if found or in_group:
+        parts = [_section(f"{one.name}=NAME", [_choices(one)]) for one in found]
+        parts.append(_section(f"Keys of {topic}", [_line(key) for key in in_group]))
+        return "\n\n".join(part for part in [*parts, *(_component_sections(one) for one in found)] if part)
+    named = topic.rpartition("=")[2]
+    owners = [one for one in every if named in one.names() and topic in (named, f"{one.name}={named}")]
+    sections = [
+        _section(f"Keys with {one.name}={named}", map(_line, one.keys_of(named))) or f"{one.name}={named} has no keys"
+        for one in owners
+    ]
+    keys += [key for one in every for key in one.component_keys()]
+    exact = [
+        key for key in keys if topic == key.name or (topic == key.name.rpartition(".")[2] and key.owners != (topic,))
+    ]
+    if sections or exact:
+        return "\n\n".join([*sections, *map(_details, exact)])
+    hint = similar_keys(topic, [key.name for key in keys])
+    names = [key.name for key in keys] + [name for one in every for name in one.names()]
+    wanted = f" (did you mean {' or '.join(map(repr, hint))}?)" if hint else nearest(topic, names)
+    raise ConfigError(f"--help {topic}: there is no such group, component or key{wanted}; {program} --help lists all")
+
+
+def _usage(program: str) -> str:
+    uses = ("[key=value ...]", "config=FILE.yaml [key=value ...]", "--help [GROUP | COMPONENT | KEY]",
+            "--completion bash|zsh|fish", "--version")  # fmt: skip
+    return "\n".join(f"{'Usage: ' if use == uses[0] else '       '}{program} {use}" for use in uses)
+
+
+def _examples(program: str) -> str:
+    return _section("Examples", [f"  # {what}\n  {command}" for what, command in EXAMPLES.get(program, ())])
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    body = "\n".join(line for line in lines if line)
+    return f"{title}\n{body}" if body else ""
+
+
+def _choices(chooser: Chooser) -> str:
     lines = []
-    for entry in registry.entries():
-        presets = f" (presets: {', '.join(sorted(entry.presets))})" if entry.presets else ""
-        lines.append(f"  {chooser}={entry.name}{presets}")
+    for entry in chooser.entries():
+        notes = [f"presets: {', '.join(sorted(entry.presets))}"] if entry.presets else []
+        if chooser.default in entry.presets:
+            notes.append(f"default: {chooser.default}")
+        notes += ["default"] if chooser.default == entry.name else []
+        text = f"  {chooser.name}={entry.name}" + (f" ({'; '.join(notes)})" if notes else "")
+        lines.append(_filled(text, indent=6))
     return "\n".join(lines)
 
 
-def _component_keys(registry: Registry, chooser: str, group: str = "") -> str:
-    """The keys of each component of a registry; ``group`` is the prefix of decoding components' keys."""
-    parts = []
-    for entry in registry.entries():
-        prefix = f"{registry.group}." if not group or group in SINGLE_COMPONENTS else f"{group}.{entry.name}."
-        keys = _keys(entry.config(), prefix)
-        if keys:
-            parts.append(f"Keys with {chooser}={entry.name}\n{keys}")
+def _component_sections(chooser: Chooser) -> str:
+    """The keys of a chooser's components, each once, under the names of the components that have them."""
+    sections: dict[tuple[str, ...], list[Key]] = {}
+    for key in chooser.component_keys():
+        sections.setdefault(key.owners, []).append(key)
+    parts = [
+        _section(_filled(f"Keys with {chooser.name}={_owners(chooser, owners)}"), map(_line, keys))
+        for owners, keys in sections.items()
+    ]
     return "\n\n".join(parts)
 
 
-def _keys(config: Any, prefix: str = "") -> str:
-    lines = []
-    for key, field, value in known_keys(config):
-        if field.name in ("components", "user_files"):
-            continue  # set by the keys of components, and by training
-        choices = field.metadata.get("choices")
-        text = field.metadata.get("help", "") + (f" ({'|'.join(choices)})" if choices else "")
-        lines.append(f"  {f'{prefix}{key}={_show(value)}':<44} {text}")
-    return "\n".join(lines)
+def _owners(chooser: Chooser, owners: Sequence[str]) -> str:
+    return "NAME, for every name" if len(owners) == len(chooser.entries()) > 1 else ", ".join(owners)
 
 
-def _show(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(_show(item) for item in value)}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_show(item)}" for key, item in value.items()) + "}"
-    return str(value)
+def _line(key: Key) -> str:
+    """A key with its default, and its help beside or below it."""
+    start = f"  {key.name}={shown_value(key.default)}"
+    texts = textwrap.wrap(key.help, WIDTH - COLUMN, break_on_hyphens=False)
+    beside = len(start) < COLUMN and texts
+    first = f"{start:<{COLUMN}}{texts.pop(0)}" if beside else start
+    return "\n".join([first, *(" " * COLUMN + text for text in texts)])
+
+
+def _details(key: Key) -> str:
+    metadata = key.field.metadata
+    limits = {"at least": metadata.get("minimum"), "at most": metadata.get("maximum")}
+    takes = [describe(key.annotation), *(f"{words} {value}" for words, value in limits.items() if value is not None)]
+    lines = [key.help, f"value: {', '.join(takes)}", f"default: {shown_value(key.default) or 'empty'}"]
+    lines += [f"of: {', '.join(key.owners)}"] if key.owners else []
+    return "\n".join([key.name, *(_filled(f"  {line}", indent=4) for line in lines)])
+
+
+def _filled(text: str, indent: int = 0) -> str:
+    lead = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(
+        " ".join(text.split()), WIDTH, initial_indent=lead, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from seqgen.errors import ConfigError
+from seqgen.files import write_atomically
+from seqgen.metrics import TextScore
+
+BLEU_WORDS = 4
+"""Number of words in the longest sequences that BLEU counts."""
 
 
-def check_output(key: str, path: str, *inputs: str) -> None:
+def check_output(key: str, path: str, *inputs: str, other_outputs: Sequence[str] = ()) -> None:
     """Check before the work starts that the output can be written.
 
     Args:
         key: the key that names the output.
         path: the file or folder to write; ``-`` for standard output.
         inputs: input files, which must not be overwritten; empty names and ``-`` are ignored.
+        other_outputs: files that the command also writes, likewise.
 
     Raises:
-        ConfigError: the output is a folder or an input file, or its folder does not exist.
+        ConfigError: the output is a folder, an input file or another output, or its folder does not exist.
     """
     if path == "-":
         return
@@ -29,9 +36,30 @@ def check_output(key: str, path: str, *inputs: str) -> None:
         raise ConfigError(f"{key}={path}: the folder {place.parent} does not exist; create it or correct the path")
     if place.is_dir():
         raise ConfigError(f"{key}={path} is a folder; give a file name")
-    for name in inputs:
-        if name not in ("", "-") and Path(name).resolve() == place.resolve():
-            raise ConfigError(f"{key}={path} would overwrite the input {name}; give another file name")
+    for kind, names in (("input", inputs), ("output", other_outputs)):
+        for name in names:
+            if name not in ("", "-") and Path(name).resolve() == place.resolve():
+                raise ConfigError(f"{key}={path} would overwrite the {kind} {name}; give another file name")
+
+
+def score_lines(scores: Mapping[str, TextScore], hypotheses: Sequence[str]) -> list[str]:
+    """The lines that report scores of text.
+
+    BLEU counts sequences of four words. Where no output has so many, it is 0 also for perfect outputs, and a line says
+    so in its place.
+
+    Args:
+        scores: the scores by name.
+        hypotheses: the outputs.
+    """
+    lines = [f"{name} = {score.value:.2f}{f'  ({score.signature})' if score.signature else ''}"
+             for name, score in scores.items()]  # fmt: skip
+    if "bleu" in scores and not scores["bleu"].value and all(len(line.split()) < BLEU_WORDS for line in hypotheses):
+        reason = (
+            "bleu is not defined, because no output has four words; tokenize=char of seqgen-score counts characters"
+        )
+        lines = [reason if line.startswith("bleu = ") else line for line in lines]
+    return lines
 
 
 @contextmanager
@@ -52,3 +80,41 @@ def open_output(path: str) -> Iterator[IO[str]]:
     else:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             yield file
+
+
+def check_report(json_file: str, page: str, *inputs: str, other_outputs: Sequence[str] = ()) -> None:
+    """Check before the work starts that a report can be written.
+
+    Args:
+        json_file: file for its JSON form; ``-`` for standard output; empty for none.
+        page: file for its page; empty for none.
+        inputs: input files, which must not be overwritten.
+        other_outputs: files that the command also writes.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if json_file:
+        check_output("json", json_file, *inputs, other_outputs=other_outputs)
+    if page == "-":
+        raise ConfigError("page=-: a page is not written to standard output; give page=FILE.html")
+    if page:
+        check_output("page", page, *inputs, other_outputs=[json_file, *other_outputs])
+
+
+def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
+    """Print a report as text, and write its JSON form.
+
+    Args:
+        text: the text, without a newline at the end.
+        values: the JSON form.
+        json_file: file for the JSON form; ``-`` for standard output, in place of the text; empty for none.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    form = json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    with open_output("-") as file:
+        file.write(form if json_file == "-" else text + "\n")
+    if json_file not in ("", "-"):
+        write_atomically(Path(json_file), form.encode())

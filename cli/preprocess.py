@@ -8,6 +8,7 @@ from pathlib import Path
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import run
+from seqgen.cli.given import Command
 from seqgen.cli.run_folder import open_run
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError
@@ -18,14 +19,19 @@ It takes the same arguments as seqgen-train, which then skips these steps."""
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    run(TrainConfig, preprocess, DESCRIPTION, argv, complete=with_checkpoint)
+
+    def work(cfg: TrainConfig, overrides: list[str]) -> int:
+        return preprocess(cfg, Command.of(argv, overrides))
+
+    run(TrainConfig, work, DESCRIPTION, argv, complete=with_checkpoint, pass_arguments=True)
 
 
-def preprocess(cfg: TrainConfig) -> int:
+def preprocess(cfg: TrainConfig, command: Command | None = None) -> int:
     """Prepare the data of a run, and print its sizes.
 
     Args:
         cfg: the whole configuration.
+        command: the command that was given, for the run's record; ``None`` for no record.
 
     Returns:
         The exit code.
@@ -39,7 +45,7 @@ def preprocess(cfg: TrainConfig) -> int:
         )
     folder = Path(cfg.run_dir)
     with run_lock(folder):
-        task = open_run(cfg, folder)
+        task = open_run(cfg, folder, command)
         print(f"source vocabulary: {len(task.source_dictionary)}, target vocabulary: {len(task.target_dictionary)}")
         for split in task.splits():
             data = task.dataset(split)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,27 @@ from typing import Any
 import yaml
 
 from seqgen.checkpoints.loading import CONFIG_FILE, read_run_config
-from seqgen.checkpoints.resume import check_resumable
+from seqgen.checkpoints.resume import check_resumable, flatten
 from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
+from seqgen.cli.given import Command
 from seqgen.config import TrainConfig
 from seqgen.config_dicts import to_dict
+from seqgen.data.text import digest
 from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.registry import TASKS
+from seqgen.runs.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
 from seqgen.task import Task
 from seqgen.user_files import recorded_files
 
 
-def open_run(cfg: TrainConfig, folder: Path) -> Task:
+def open_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> Task:
     """Prepare a new run folder, or check that an existing run can be continued, and set up its task.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder; its lock is held.
+        command: the command that was given, for the record of where values come from; ``None`` for no record.
 
     Returns:
         The task.
@@ -44,22 +49,33 @@ def open_run(cfg: TrainConfig, folder: Path) -> Task:
         task: Task = TASKS.of(cfg.task).component.setup_task(cfg.task, folder)  # type: ignore[attr-defined]
     if begun:
         verify_task(folder, task)
-    write_config(folder, cfg)
+    values = dict(flatten(_plain(cfg)))
+    if command is None:  # also on the other ranks under torchrun
+        recorded = read_provenance(folder)
+        origins = {key: recorded_origin(recorded, key, value) for key, value in values.items()} if recorded else {}
+    else:
+        found = origins_of(values, command.given, command.components)
+        subsets = {cfg.dataset.train_subset, cfg.dataset.valid_subset} & {*task.splits()}
+        data = {split: digest(task.data_files(split)) for split in sorted(subsets) if task.data_files(split)}
+        origins = write_provenance(folder, values, found, command.argv, data)
+    write_config(folder, cfg, origins)
     write_run_checksums(folder, cfg, task)
     return task
 
 
-def write_config(folder: Path, cfg: TrainConfig) -> None:
+def write_config(folder: Path, cfg: TrainConfig, origins: Mapping[str, str] | None = None) -> None:
     """Write the ``config.yaml`` of a run.
 
     Args:
         folder: the run folder.
         cfg: the whole configuration.
+        origins: where the values come from, by key, for comments.
 
     Raises:
         UserError: the file cannot be written.
     """
     content = yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True)
+    content = with_origins(content, origins) if origins else content
     write_atomically(folder / CONFIG_FILE, content.encode())
 
 

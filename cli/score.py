@@ -12,23 +12,31 @@ from pathlib import Path
 
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.output import check_output, open_output
+from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
+from seqgen.cli.output import check_output, check_report, open_output, score_lines
+from seqgen.comparison.comparison import Options, compare
+from seqgen.comparison.significance import System, seed_of
 from seqgen.config import DecodingCommonConfig, ReadingConfig, option
+from seqgen.corpus_metrics import CORPUS_METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError, DataError
+from seqgen.errors import ConfigError
 from seqgen.language_model import LanguageModel
-from seqgen.metrics import text_scores
+from seqgen.metrics import METRICS
 from seqgen.structures import Hypothesis
 from seqgen.text.translator import Translator
 
-DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With path=RUN, source=FILE and
+DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With hypothesis=[A,B,C] it compares
+systems: scores with confidence intervals, and paired tests against the first one. With path=RUN, source=FILE and
 reference=FILE it writes the log-probability of each reference line under the model or ensemble; a language model
 needs no source."""
 
-OF_TEXT = ("lowercase", "tokenize")
+OF_TEXT = ("lowercase", "tokenize", "metrics", "comet_model", "json", "page", "compare")
 """Keys that have an effect only when text is scored."""
 
-OF_MODELS = ("source", "output", "tokens_per_sample", "context_window", "reading", "generation")
+OF_COMPARISONS = ["bleu", "chrf", "ter"]
+"""The metrics of comparisons, if none are given."""
+
+OF_MODELS = ("output", "tokens_per_sample", "context_window", "reading", "generation")
 """Keys that have an effect only when models score the references."""
 
 
@@ -51,17 +59,44 @@ class ScoringConfig:
 
 
 @dataclass
+class CompareConfig:
+    """How systems are compared."""
+
+    tests: str = option(
+        "both",
+        "sacreBLEU's paired tests against the first system; confidence intervals come from the bootstrap",
+        choices=("both", "bootstrap", "none"),
+    )
+    seed: int = option(0, "seed of the tests; 0 for that of SACREBLEU_SEED, or else 12345", minimum=0)
+    examples: int = option(10, "number of sentences to show that changed most", minimum=0)
+    frequencies: str = option(
+        "",
+        "with source: training text in the references' language, to count words in; empty for the references",
+    )
+
+
+@dataclass
 class ScoreConfig:
     """The configuration of ``seqgen-score``."""
 
-    hypothesis: str = option("", "text file to score, one sentence per line")
-    reference: str = option("", "text file with the references, one per line")
+    hypothesis: list[str] = option([], "text file to score, one sentence per line; [A,B,C] compares B and C with A")
+    reference: list[str] = option([], "text file with the references, one per line; [A,B] for several references")
     lowercase: bool = option(False, "ignore case")
     tokenize: str = option("13a", "sacreBLEU's tokenizer", choices=("13a", "intl", "char", "none", "zh"))
+    metrics: list[str] = option(
+        [],
+        f"metrics of text: {', '.join(CORPUS_METRICS)}; ter is an error rate, comet needs source=FILE; empty for "
+        f"{', '.join(METRICS)}, and for {', '.join(OF_COMPARISONS)} in comparisons",
+    )
+    comet_model: str = option(Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file")
     path: list[str] = option(
         [], "run folder or checkpoint of the model that scores the references; several for an ensemble"
     )
-    source: str = option("", "text file with the sources of the references; empty for the text of a language model")
+    source: str = option(
+        "",
+        "text file with the sources of the references, for models that score them, for comet, and for the breakdowns "
+        "of comparisons; empty for the text of a language model",
+    )
     tokens_per_sample: int = option(
         0,
         "language models: score the lines as one text, in blocks of so many tokens; 0 scores each line alone",
@@ -71,6 +106,9 @@ class ScoreConfig:
         0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
     )
     output: str = option("-", "output file for the log-probabilities, one JSON object per line; - for standard output")
+    json: str = option("", "file for the comparison as JSON; - for standard output, in place of the table")
+    page: str = option("", "file for the comparison as an HTML page")
+    compare: CompareConfig = dataclasses.field(default_factory=CompareConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)
     generation: ScoringConfig = dataclasses.field(default_factory=ScoringConfig)
@@ -103,19 +141,72 @@ def score(cfg: ScoreConfig) -> int:
     _check_keys(cfg)
     if cfg.path:
         return _score_by_model(cfg)
-    hypotheses, references = _parallel(cfg.hypothesis, cfg.reference)
-    if not hypotheses:
-        return 0
-    for name, value in text_scores(hypotheses, references, cfg.lowercase, cfg.tokenize).items():
-        print(f"{name} = {value.value:.2f}{f'  ({value.signature})' if value.signature else ''}")
+    if _compares(cfg):
+        return compare_systems(cfg)
+    texts, _ = read_texts(cfg)
+    if texts.hypotheses:
+        for line in score_lines(corpus_scores(cfg.metrics or METRICS, texts), texts.hypotheses):
+            print(line)
     return 0
 
 
+def read_texts(cfg: ScoreConfig) -> tuple[Texts, list[list[str]]]:
+    """Read all files: the texts of the first system, with references and sources, and the outputs of the others."""
+    files = [*cfg.hypothesis, *cfg.reference, *filter(None, [cfg.source])]
+    read = parallel_lines(files)
+    systems, others = read[: len(cfg.hypothesis)], read[len(cfg.hypothesis) :]
+    sources = others.pop() if cfg.source else []
+    references, *more = others
+    texts = Texts(systems[0], references, sources, cfg.lowercase, cfg.tokenize, cfg.comet_model, more)
+    return texts, systems[1:]
+
+
+def compare_systems(cfg: ScoreConfig) -> int:
+    """Compare the outputs of systems, and print and write the comparison.
+
+    Args:
+        cfg: the whole configuration.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: a key or file cannot be used.
+    """
+    keys = cfg.compare
+    if keys.frequencies and not cfg.source:
+        raise ConfigError("compare.frequencies is for the breakdowns, which need source=FILE; give both, or remove it")
+    inputs = [*cfg.hypothesis, *cfg.reference, cfg.source, keys.frequencies]
+    check_report(cfg.json, cfg.page, *inputs)
+    names = system_names(cfg.hypothesis)
+    metrics = cfg.metrics or OF_COMPARISONS
+    for name in metrics:
+        if corpus_metric(name).needs_sources and not cfg.source:
+            raise ConfigError(f"metric {name} reads the sources; give source=FILE")
+    seed = seed_of(keys.seed)
+    texts, others = read_texts(cfg)
+    if not texts.references:
+        return 2  # the user was told that there is nothing to score, so that nothing is written
+    training = list(read_lines(Path(keys.frequencies), pipes=True)) if keys.frequencies else None
+    tests, systems = keys.tests, [System(*pair) for pair in zip(names, [list(texts.hypotheses), *others], strict=True)]
+    options = Options(metrics, tests != "none", tests == "both", seed, keys.examples, training)
+    write_comparison(compare(systems, texts, options), cfg.json, cfg.page)
+    return 0
+
+
+def _compares(cfg: ScoreConfig) -> bool:
+    """Whether text is compared; one system with ``json`` or ``page`` gets intervals and breakdowns too."""
+    return len(cfg.hypothesis) > 1 or bool(cfg.json or cfg.page)
+
+
 def _score_by_model(cfg: ScoreConfig) -> int:
-    check_output("output", cfg.output, cfg.source, cfg.reference)
+    if len(cfg.reference) > 1:
+        raise ConfigError("a model scores one text of references; give reference=FILE")
+    (reference,) = cfg.reference
+    check_output("output", cfg.output, cfg.source, reference)
     if cfg.source and (cfg.tokens_per_sample or cfg.context_window):
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
-    sources, references = _parallel(cfg.source or cfg.reference, cfg.reference)
+    sources, references = parallel_lines([cfg.source or reference, reference])
     device = set_up_device(cfg.common)
     loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
@@ -183,22 +274,38 @@ def _perplexity(nats: float, count: int) -> float:
 def _check_keys(cfg: ScoreConfig) -> None:
     """Refuse keys that have no effect on the chosen way of scoring."""
     neutral = ScoreConfig()
-    for key in OF_TEXT if cfg.path else OF_MODELS:
-        if getattr(cfg, key) != getattr(neutral, key):
-            given, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
-            raise ConfigError(f"{key} is for scoring with {other}= and has no effect with {given}=; remove it")
+    given = [key for key in vars(neutral) if getattr(cfg, key) != getattr(neutral, key)]
+    unused = [key for key in given if key in (OF_TEXT if cfg.path else OF_MODELS)]
+    if unused:
+        this, other = ("path", "hypothesis") if cfg.path else ("hypothesis", "path")
+        raise ConfigError(f"{unused[0]} is for scoring with {other}= and has no effect with {this}=; remove it")
+    if not cfg.path:
+        _check_keys_of_text(cfg, given)
 
 
-def _parallel(first: str, second: str) -> tuple[list[str], list[str]]:
-    left, right = (list(read_lines(Path(path), pipes=True)) for path in (first, second))
-    if len(left) != len(right):
-        raise DataError(
-            f"{first} has {len(left)} lines but {second} has {len(right)}; line n of one must belong to line n of the "
-            "other"
+def _check_keys_of_text(cfg: ScoreConfig, given: Sequence[str]) -> None:
+    compares, tests = _compares(cfg), cfg.compare.tests != "none"
+    if "compare" in given and not compares:
+        raise ConfigError("compare.* needs several systems, hypothesis=[A,B], or json=FILE or page=FILE; remove it")
+    if cfg.compare.seed and not tests:
+        raise ConfigError("compare.seed has no effect with compare.tests=none; remove one of them")
+    if cfg.compare.examples != CompareConfig().examples and len(cfg.hypothesis) < 2:
+        raise ConfigError("compare.examples needs several systems, hypothesis=[A,B]; remove it")
+    names = cfg.metrics or (OF_COMPARISONS if compares else METRICS)
+    metrics = [corpus_metric(name) for name in names]
+    if cfg.source and not compares and not any(metric.needs_sources for metric in metrics):
+        raise ConfigError(
+            "source has no effect: it is for metric comet, for comparisons (hypothesis=[A,B], json=FILE or page=FILE) "
+            "and for path=RUN; remove it"
         )
-    if not left:
-        log(f"{first} and {second} have no lines; there is nothing to score")
-    return left, right
+    used = {setting for metric in metrics for setting in metric.settings}
+    if compares and cfg.source:
+        used |= {"lowercase", "tokenize"}  # of words in breakdowns
+    if len(cfg.hypothesis) > 1 and cfg.compare.examples:
+        used.add("lowercase")  # of the chrF that chooses examples
+    for key, setting in (("lowercase", "lowercase"), ("tokenize", "tokenize"), ("comet_model", "model")):
+        if key in given and setting not in used:
+            raise ConfigError(f"{key} has no effect on {', '.join(names)}; remove it, or choose other metrics")
 
 
 if __name__ == "__main__":

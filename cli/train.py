@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -14,7 +13,9 @@ import torch
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.checkpoint_arguments import with_checkpoint
 from seqgen.cli.command import log, run, set_up_device
+from seqgen.cli.given import Command
 from seqgen.cli.run_folder import open_run
+from seqgen.cli.sweep_table import sweep_table
 from seqgen.compose import chosen_components, compose
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
@@ -24,7 +25,7 @@ from seqgen.training.distributed import ProcessGroup, group_from_environment, jo
 from seqgen.training.train import train
 
 PREPARATION = timedelta(days=1)
-"""How long the other ranks under ``torchrun`` wait until rank 0 has encoded the text."""
+"""How long the other ranks wait until rank 0 has encoded the text."""
 DESCRIPTION = """trains a model; without arguments, it trains fconv_tiny on the built-in example (number_names).
 If the run folder contains a run, training resumes it. With -m, keys can have several values, such as
 model=a,b common.seed=1,2: one run is trained for each combination, each in a run folder of its own."""
@@ -32,13 +33,14 @@ model=a,b common.seed=1,2: one run is trained for each combination, each in a ru
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
 
-    def work(cfg: TrainConfig) -> int:
-        overrides = with_checkpoint([argument for argument in arguments if "=" in argument])
-        return train_run(cfg, Path(cfg.run_dir or default_folder(overrides)))
+    def work(cfg: TrainConfig, overrides: list[str]) -> int:
+        return train_run(cfg, Path(cfg.run_dir or default_folder(overrides)), Command.of(argv, overrides))
 
-    run(TrainConfig, work, DESCRIPTION, arguments, sweep=train_sweep, complete=with_checkpoint)
+    def sweep(overrides: list[str]) -> int:
+        return train_sweep(overrides, argv)
+
+    run(TrainConfig, work, DESCRIPTION, argv, sweep, complete=with_checkpoint, pass_arguments=True)
 
 
 def default_folder(overrides: Sequence[str]) -> Path:
@@ -51,11 +53,12 @@ def default_folder(overrides: Sequence[str]) -> Path:
     return Path("runs") / f"{chosen['task']}-{chosen['model']}"
 
 
-def train_sweep(overrides: list[str]) -> int:
+def train_sweep(overrides: list[str], argv: Sequence[str] | None = None) -> int:
     """Train one run after the other, for each combination of values.
 
     Args:
         overrides: the ``key=value`` arguments, with several values separated by commas.
+        argv: the arguments of the command; ``None`` for those of the process.
 
     Returns:
         The exit code: 0, or that of the first run that did not end as configured.
@@ -63,20 +66,25 @@ def train_sweep(overrides: list[str]) -> int:
     run_dir = [override.partition("=")[2] for override in overrides if override.startswith("run_dir=")]
     base = Path(run_dir[-1]) if run_dir else Path("runs") / "sweep"
     jobs = list(expand_sweep(TrainConfig, overrides))
+    metric = ""
     for number, (job, name) in enumerate(jobs, start=1):
         log(f"job {number} of {len(jobs)}: {name}")
-        code = train_run(compose(TrainConfig, job), base / name)
+        cfg = compose(TrainConfig, job)
+        metric = cfg.checkpoint.best_checkpoint_metric
+        code = train_run(cfg, base / name, Command.of(argv, job))
         if code:
             return code
+    print(sweep_table([(name, base / name) for _, name in jobs], metric))
     return 0
 
 
-def train_run(cfg: TrainConfig, folder: Path) -> int:
+def train_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> int:
     """Train a model into a run folder, or resume the run in it.
 
     Args:
         cfg: the whole configuration.
         folder: the run folder.
+        command: the command that was given, for the run's record; ``None`` for no record.
 
     Returns:
         The exit code: 0 if training ended as configured, else that of the signal that stopped it.
@@ -84,21 +92,23 @@ def train_run(cfg: TrainConfig, folder: Path) -> int:
     device = set_up_device(cfg.common)
     group = group_from_environment()
     if group.world_size > 1:
-        return _train_under_torchrun(cfg, folder, device, group)
+        return _train_as_rank(cfg, folder, command, device, group)
     with run_lock(folder) as lock:
-        return train(cfg, open_run(cfg, folder), folder, device, lock)
+        return train(cfg, open_run(cfg, folder, command), folder, device, lock)
 
 
-def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, group: ProcessGroup) -> int:
-    """Train as one rank of the process group that ``torchrun`` started; rank 0 prepares the run folder."""
+def _train_as_rank(
+    cfg: TrainConfig, folder: Path, command: Command | None, device: torch.device, group: ProcessGroup
+) -> int:
+    """Train as one rank of the process group that ``torchrun`` or ``srun`` started; rank 0 prepares the run folder."""
     end_with(os.getppid())
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     asked = cfg.distributed_training.distributed_world_size
     if asked not in (1, group.world_size):
         raise ConfigError(
-            f"distributed_training.distributed_world_size={asked}, but torchrun has started {group.world_size} "
+            f"distributed_training.distributed_world_size={asked}, but torchrun or srun has started {group.world_size} "
             "processes; remove the key"
         )
     cfg.distributed_training.distributed_world_size = group.world_size  # for config.yaml
@@ -108,12 +118,14 @@ def _train_under_torchrun(cfg: TrainConfig, folder: Path, device: torch.device, 
         if group.is_main:
             try:
                 held.enter_context(run_lock(folder))
-                task = open_run(cfg, folder)
+                task = open_run(cfg, folder, command)
             except UserError as error:
                 problem = str(error)
         problem = group.gather(problem, PREPARATION)[0]  # the other ranks wait here until the folder is ready
         if problem:
             leave()
+            if not group.is_main:
+                return 2  # rank 0 shows it
             raise UserError(problem)
         return train(cfg, task or open_run(cfg, folder), folder, device)
 

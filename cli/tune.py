@@ -19,7 +19,8 @@ from seqgen.arguments import given_values, split_argument
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.cli.generate import check_path_and_split, input_lines, prefix_lines, reference_lines, settings_of_part
+from seqgen.cli.generate import input_lines, prefix_lines, reference_lines
+from seqgen.cli.line_decoding import check_path_and_split, settings_of_part
 from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
 from seqgen.cli.tuning_trials import Metric, Trials
@@ -97,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     shared = [argument for argument in given if not argument.startswith(PREFIX)]
     tuned = [argument.removeprefix(PREFIX) for argument in given if argument.startswith(PREFIX)]
-    overrides = [argument for argument in shared if "=" in argument]
-    run(TuneConfig, lambda cfg: tune(cfg, overrides, tuned), DESCRIPTION, shared)
+    run(TuneConfig, lambda cfg, overrides: tune(cfg, overrides, tuned), DESCRIPTION, shared, pass_arguments=True)
 
 
 def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:

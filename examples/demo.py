@@ -5,11 +5,11 @@ It runs the seqgen commands and prints each of them; ``make demo`` or ``python -
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,15 +116,26 @@ def decode(name: str, path: str, output: Path, reference: Path) -> dict[str, str
     return {"name": name, **values, "speed": speed.group(1) if speed else "?"}
 
 
+def trained_seconds(folder: Path) -> float:
+    """How long a run has been trained, with what it was trained before an interruption.
+
+    Args:
+        folder: the run folder.
+    """
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return max(float(record["seconds"]) for record in records if record["event"] == "stop")
+
+
 def main() -> None:
     """Run the demo; exit with code 1 if a model does not reach ``GOAL``."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs/demo")
     reference = folder / "fconv_tiny" / "cache" / "number_names-test-en-de" / "test.de"
     rows, seconds = [], {}
+    if any(folder.glob("*/checkpoints/*/")):
+        print(f"{folder} has runs of an earlier demo, which are resumed; delete the folder to begin anew", flush=True)
     for model in OPTIONS:
-        start = time.perf_counter()
         run("seqgen-train", f"run_dir={folder / model}", f"model={model}", *RECIPE, *OPTIONS[model])
-        seconds[model] = time.perf_counter() - start
+        seconds[model] = trained_seconds(folder / model)
         rows.append(decode(model, str(folder / model), folder / f"{model}.txt", reference))
     members = ",".join(str(folder / model) for model in OPTIONS)
     rows.append(decode("ensemble of all", f"[{members}]", folder / "ensemble.txt", reference))
@@ -136,7 +147,7 @@ def main() -> None:
         name = row["name"]
         time_taken = f"{seconds[name]:.0f} s" if name in seconds else ""
         where = str(folder / name) if name in seconds else ""
-        table.add_row(name, time_taken, f"{row['exact_match']} %", row["bleu"], row["speed"], where)
+        table.add_row(name, time_taken, f"{row['exact_match']} %", row.get("bleu", "0.00"), row["speed"], where)
     Console(width=110).print(table)
     print(f"TensorBoard: tensorboard --logdir {folder}")
     if any(float(row["exact_match"]) < GOAL for row in rows):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.config_dicts import from_dict
-from seqgen.errors import CheckpointError, ConfigError, nearest
+from seqgen.errors import CheckpointError, ConfigError, nearest, shown
 from seqgen.models.fairseq_languages import MULTILINGUAL, FairseqLanguages, read_languages
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
@@ -263,8 +263,8 @@ def read_options(
     languages = read_languages(task, path) if name == MULTILINGUAL and family == "transformer" else None
     if name != wanted and languages is None and "task" not in ignore:
         raise CheckpointError(
-            f"{path} was trained for the task {name!r}; only {wanted!r} is supported. If {name!r} reads and writes "
-            "text in the same way, set reading.ignore=[task]"
+            f"{path} was trained for the task {shown(name)}; only {wanted!r} is supported. If {shown(name)} reads and "
+            "writes text in the same way, set reading.ignore=[task]"
         )
     if family == "transformer_lm":
         model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
@@ -313,8 +313,8 @@ def _architecture(name: str, path: Path) -> tuple[str, dict[str, Any]]:
             return family, architectures[name]
     known = [name for architectures in ARCHITECTURES.values() for name in architectures]
     raise CheckpointError(
-        f"{path} holds a model of the architecture {name!r}, which seqgen does not have{nearest(name, known)}; there "
-        f"are: {', '.join(known)}. If it is one of these with other sizes, set reading.architecture=NAME"
+        f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have{nearest(name, known)}; "
+        f"there are: {', '.join(known)}. If it is one of these with other sizes, set reading.architecture=NAME"
     )
 
 
@@ -331,7 +331,7 @@ def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | T
                 f"{path} is damaged: its option {key} is a number above {_LARGEST}, which no model has"
             )
         if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
-            raise CheckpointError(f"{path} was trained with {key}={value!r}, which seqgen does not support")
+            raise CheckpointError(f"{path} was trained with {key}={shown(value)}, which seqgen does not support")
     unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})
     if unknown:
         raise CheckpointError(

@@ -68,7 +68,8 @@ def _fuse_projections(weights: dict[str, Tensor]) -> None:
         prefix, _, kind = name.rpartition("k_proj.")
         whole, letters = ("kv_proj", "kv") if prefix.endswith("encoder_attn.") else ("in_proj", "qkv")
         parts = [f"{prefix}{letter}_proj.{kind}" for letter in letters]
-        if all(part in weights for part in parts):  # otherwise a later check reports what is missing
+        # otherwise a later check reports what is missing, or of another shape
+        if all(part in weights for part in parts) and len({weights[part].shape[1:] for part in parts}) == 1:
             weights[f"{prefix}{whole}.{kind}"] = torch.cat([weights.pop(part) for part in parts])
     for name in [name for name in weights if name.endswith((".in_proj_weight", ".in_proj_bias"))]:
         prefix, _, kind = name.rpartition("in_proj_")

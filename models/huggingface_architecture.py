@@ -179,7 +179,7 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in MODULES:
         named = config.values.get("architectures")
-        what = named[0] if isinstance(named, list) and named else kind or "unnamed"
+        what = str(named[0] if isinstance(named, list) and named else kind or "unnamed")[:100]
         if kind in _RELATIVES:
             raise CheckpointError(f"{config.path}: its architecture is {what}, {_RELATIVES[kind]}")
         raise CheckpointError(
@@ -245,7 +245,7 @@ def refuse(config: JSONConfig, keys: Collection[str], what: str) -> None:
     """
     for key in keys:
         if config.values.get(key):
-            raise CheckpointError(f"{config.path}: {key}={config.values[key]!r} is not supported for a {what}")
+            raise CheckpointError(f"{config.path}: {key}={shown(config.values[key])} is not supported for a {what}")
 
 
 def activation_of(config: JSONConfig, default: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
-from seqgen.checkpoints.model_size import MAX_BUFFERS
+from seqgen.checkpoints.model_size import MAX_BUFFERS, on_meta
 from seqgen.checkpoints.serialization import write_json
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
 from seqgen.config_dicts import to_dict
@@ -71,7 +71,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
         for key in given
     ]
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = task.build_model(cfg)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None

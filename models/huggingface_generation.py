@@ -14,7 +14,7 @@ from typing import Any
 from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface_config import LARGEST, JSONConfig
 
@@ -112,7 +112,7 @@ def read_generation(
     if has_file:
         for name, value in config.values.items():
             if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
-                reader.notes.append(f"{config.path}: {name}={value!r} is not supported and is ignored")
+                reader.notes.append(f"{config.path}: {name}={shown(value)} is not supported and is ignored")
     return values, reader.notes
 
 
@@ -163,7 +163,7 @@ class _Reader:
         """The search strategy and its values."""
         early = self.config.values.get("early_stopping") or False
         if early not in (True, False, "never"):
-            raise CheckpointError(f"{self.config.path}: early_stopping is {early!r}, not true, false or 'never'")
+            raise CheckpointError(f"{self.config.path}: early_stopping is {shown(early)}, not true, false or 'never'")
         values: dict[str, Any] = {"early_stopping": str(early).lower()}
         beams = self.config.integer("num_beams", 1)
         if self.config.boolean("do_sample", False):
@@ -189,7 +189,9 @@ class _Reader:
         """Add notes about values that give other outputs than in transformers."""
         cache = self.config.values.get("cache_implementation")
         if cache not in _EXACT_CACHES:
-            self.notes.append(f"{self.config.path}: cache_implementation={cache!r} is not supported and is ignored")
+            self.notes.append(
+                f"{self.config.path}: cache_implementation={shown(cache)} is not supported and is ignored"
+            )
         if (scale := self.config.number("guidance_scale", 1.0)) != 1:
             self.notes.append(
                 f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "
@@ -255,7 +257,7 @@ class _Reader:
         number = value[1] if isinstance(value, list) and len(value) == 2 else None
         if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) > sys.float_info.max):
             raise CheckpointError(
-                f"{self.config.path}: {name} has {value!r}, which should be a pair ending in a number"
+                f"{self.config.path}: {name} has {shown(value)}, which should be a pair ending in a number"
             )
         return value[0], float(number)
 
@@ -275,13 +277,15 @@ class _Reader:
         for ids in sequences:
             if not self._is_sequence(ids):
                 last = len(self.tokenizer.dictionary) - 1
-                raise CheckpointError(f"{self.config.path}: {name} has {ids!r}, which should be ids from 0 to {last}")
+                raise CheckpointError(
+                    f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {last}"
+                )
             if text := self._text(ids):
                 texts.append(text)
             else:
                 self.notes.append(
-                    f"{self.config.path}: the ids {ids} of {name} are ignored, because no text is encoded as exactly "
-                    "these ids"
+                    f"{self.config.path}: the ids {shown(ids)} of {name} are ignored, because no text is encoded as "
+                    "exactly these ids"
                 )
         return texts
 
@@ -297,14 +301,14 @@ class _Reader:
     def _list(self, name: str) -> list[Any]:
         value = self.config.values.get(name)
         if value is not None and not isinstance(value, list):
-            raise CheckpointError(f"{self.config.path}: {name} is {value!r}, not a list")
+            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not a list")
         return value or []
 
     def _ids(self, name: str) -> list[int]:
         value = self.config.values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
-            raise CheckpointError(f"{self.config.path}: {name} is {value!r}, not an id or a list of ids")
+            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not an id or a list of ids")
         return ids
 
     def _token(self, name: str, index: int) -> str:

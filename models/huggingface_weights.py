@@ -124,7 +124,7 @@ def _shards(index: Path) -> list[Path]:
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(f"{index} is damaged: it does not map weights to files")
     names = sorted(set(places.values()))
-    if any(Path(name).name != name for name in names):
+    if any(Path(name).name != name or not name for name in names):
         raise CheckpointError(f"{index} names files outside its folder, which is not allowed")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:

@@ -189,7 +189,7 @@ class T5Model(EncoderDecoderModel):
     decoder: T5Decoder
 
     def __init__(self, cfg: T5Config, padding_idx: int):
-        embed_tokens = nn.Embedding(cfg.vocab_size, cfg.d_model, _weight=torch.randn(cfg.vocab_size, cfg.d_model))
+        embed_tokens = nn.Embedding(cfg.vocab_size, cfg.d_model)
         super().__init__(T5Encoder(cfg, embed_tokens, padding_idx), T5Decoder(cfg, embed_tokens))
         self.cfg = cfg
         self.padding_idx = padding_idx

@@ -40,7 +40,7 @@ class T5Config:
     num_heads: int = option(8, "attention heads", minimum=1)
     relative_attention_num_buckets: int = option(32, "number of buckets of relative positions", minimum=4)
     relative_attention_max_distance: int = option(
-        128, "distance from which all relative positions share one bucket", minimum=3
+        128, "distance from which all relative positions share one bucket", minimum=3, maximum=1 << 20
     )
     per_layer_bias: bool = option(
         False, "every layer has its own relative position bias (umT5); if false, all share that of the first layer"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seqgen.checkpoints.loading import DecodingTask
 from seqgen.data.tokenizers.base import Tokenizer
-from seqgen.errors import CheckpointError
+from seqgen.errors import CheckpointError, shown
 from seqgen.models.huggingface_architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
 from seqgen.models.huggingface_config import JSONConfig, ModelSize
 from seqgen.models.huggingface_weights import Layout, Piece, stacked, weights_of
@@ -205,7 +205,7 @@ def _feed_forward(config: JSONConfig, default: str) -> str:
     result = _GATED.get(known, "") if gated else known
     if not result:
         given = [key for key in ("feed_forward_proj", "dense_act_fn", "is_gated_act") if key in config.values]
-        said = ", ".join(f"{key}={config.values[key]!r}" for key in given)
+        said = ", ".join(f"{key}={shown(config.values[key])}" for key in given)
         raise CheckpointError(
             f"{config.path}: {said}, that is the {'gated ' if gated else ''}activation {activation!r}, is not "
             f"supported; seqgen supports {', '.join(sorted(_ACTIVATIONS))}, and those besides gelu and gelu_python "

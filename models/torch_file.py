@@ -99,6 +99,8 @@ def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
             raise _code(path, wanted[1]) from None
         raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
     except OSError as error:
+        if error.filename is None:  # of a place in the file that does not exist
+            raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # a damaged file can raise any exception
         raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
@@ -168,11 +170,11 @@ def _names(path: Path) -> Iterator[str]:
                 if len(entries) != 1:
                     raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
                 with archive.open(entries[0]) as content:
-                    yield from _names_in_pickle(content, objects)
+                    yield from _names_in_pickle(content, path, objects)
         else:
             file.seek(0)
             for _ in range(_LEGACY_PICKLES):
-                yield from _names_in_pickle(file, objects)
+                yield from _names_in_pickle(file, path, objects)
 
 
 def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
@@ -188,12 +190,33 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
 
 
-def _names_in_pickle(file: IO[bytes], objects: Objects) -> Iterator[str]:
-    """Read the instructions of one pickle and yield the names that it imports."""
+class _Bounded:
+    """A file that refuses to read more than its size: a text in a pickle can claim to have four gigabytes."""
+
+    def __init__(self, file: IO[bytes], size: int):
+        self.file, self.size = file, size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        """The next bytes."""
+        if count > self.size:
+            raise EOFError(f"{count} bytes are to be read of {self.size}")
+        return self.file.read(count)
+
+
+def _names_in_pickle(file: IO[bytes], path: Path, objects: Objects) -> Iterator[str]:
+    """Read the instructions of one pickle and yield the names that it imports.
+
+    Args:
+        file: the pickle.
+        path: the whole file, for its size.
+        objects: follows the instructions.
+    """
     recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
     memo: list[str] = []
     objects.begin()
-    for opcode, argument, _ in pickletools.genops(file):
+    bounded: Any = _Bounded(file, path.stat().st_size)
+    for opcode, argument, _ in pickletools.genops(bounded):
         if opcode.name in ("GLOBAL", "INST"):
             yield _present_name(*str(argument).split(" ", 1))
         elif opcode.name == "STACK_GLOBAL":

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from seqgen.config import GenerationConfig
     from seqgen.text.translator import Translator
     from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
+    from seqgen.tracing.trace import Trace
 
 __all__ = [
     "GenerationConfig",
     "IteratorStreamer",
     "LoadedModel",
     "TextStreamer",
+    "Trace",
     "Translator",
     "load_model",
     "load_models",
@@ -40,6 +42,7 @@ _HOMES = {
     "IteratorStreamer": "seqgen.text.word_streaming",
     "LoadedModel": "seqgen.checkpoints.loading",
     "TextStreamer": "seqgen.text.word_streaming",
+    "Trace": "seqgen.tracing.trace",
     "Translator": "seqgen.text.translator",
     "load_model": "seqgen.checkpoints.loading",
     "load_models": "seqgen.checkpoints.loading",

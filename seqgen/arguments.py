@@ -27,6 +27,24 @@ def split_argument(override: str) -> tuple[str, str]:
     return key, value
 
 
+def repeated(overrides: Sequence[str]) -> list[str]:
+    """What the user should know about keys with two values; the last one counts.
+
+    Args:
+        overrides: the arguments that the user typed; words without ``=`` are not looked at.
+
+    Returns:
+        A sentence for each value that is not used.
+    """
+    found, given = [], dict[str, str]()
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if equals and given.get(key, value) != value:
+            found.append(f"{key}={given[key]} is not used, because {key}={value} comes later")
+        given[key] = value
+    return found
+
+
 def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The values of one group that the user gave, including values that equal the defaults.
 

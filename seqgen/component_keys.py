@@ -70,7 +70,7 @@ def is_component_key(schema: type, key: str) -> bool:
 def decodes(schema: type) -> bool:
     """Whether a command's configuration has the whole group ``generation``."""
     fields = {field.name for field in dataclasses.fields(schema)}
-    return "generation" in fields and typing.get_type_hints(schema)["generation"] is GenerationConfig
+    return "generation" in fields and issubclass(typing.get_type_hints(schema)["generation"], GenerationConfig)
 
 
 def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, str, str]:
@@ -159,6 +159,8 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
         )
     annotation = typing.get_type_hints(type(config))[field]
     value = parse_text(text, annotation) if is_text(annotation) else _parse_plain(key, text)
+    if typing.get_origin(annotation) is list and not isinstance(value, list) and fits([value], annotation):
+        value = [value]
     if not fits(value, annotation):
         raise ConfigError(f"{key}={text} should be {describe(annotation)}")
     metadata = next(item.metadata for item in dataclasses.fields(config) if item.name == field)

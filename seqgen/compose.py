@@ -23,7 +23,7 @@ from seqgen.arguments import split_argument
 from seqgen.component_keys import UnparsedText, is_component_key, may_come_from_a_model, parse_component_value
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config_keys import annotation_of, is_group, locate
-from seqgen.config_values import check_ranges, is_text, parse_text
+from seqgen.config_values import check_ranges, describe, fits, is_text, parse_text
 from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 from seqgen.renamed import former_names
@@ -31,6 +31,9 @@ from seqgen.renamed import former_names
 globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 R = TypeVar("R")
+
+_REFUSED = (HydraException, OmegaConfBaseException, ValueError, OverflowError)
+"""What Hydra and OmegaConf raise for a value that they cannot use."""
 
 _ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
 
@@ -55,13 +58,13 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
     values = [(key, value) for key, value in pairs if not is_group(schema, key) and (key, value) not in of_components]
     name = _store(schema, dict(pair for pair in pairs if is_group(schema, pair[0])))
     with initialize_config_module("seqgen.conf", version_base="1.3"):
-        defaults = _run_hydra(name, choices)
+        defaults = _compose_choices(name, choices)
         for key, _ in values:
             if typing.get_origin(annotation_of(defaults, key)) is dict:
                 raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
         literal = [(key, value) for key, value in values if is_text(annotation_of(defaults, key))]
-        typed = [f"{key}={value}" for key, value in values if (key, value) not in literal]
-        config = _run_hydra(name, [*choices, *typed])
+        typed = [(key, value) for key, value in values if not is_text(annotation_of(defaults, key))]
+        config = _compose_values(name, choices, typed, defaults)
     for key, value in literal:
         owner, field = locate(config, key)
         setattr(owner, field.name, parse_text(value, annotation_of(config, key)))
@@ -102,24 +105,60 @@ def _store(schema: type, choices: Mapping[str, str]) -> str:
     return name
 
 
-def _run_hydra(name: str, overrides: list[str]) -> Any:
+def _listed(value: str, annotation: Any) -> str:
+    """Turn one value of a key that takes a list into a list: ``1e-3`` is ``[1e-3]``."""
+    single = value and "," not in value and not value.startswith("[")
+    return f"[{value}]" if typing.get_origin(annotation) is list and single else value
+
+
+def _compose_choices(name: str, choices: list[str]) -> Any:
+    """Compose the configuration of the chosen components.
+
+    Raises:
+        ConfigError: a choice is not a name, such as a number.
+    """
     try:
-        return OmegaConf.to_object(hydra_compose(name, overrides=overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, overrides)) from None
+        return _run_hydra(name, choices)
+    except ValueError:
+        raise ConfigError(f"{' '.join(choices)!r} cannot be used: a component is chosen by its name") from None
 
 
-def explain(error: Exception, overrides: list[str]) -> str:
-    """Say in one sentence which override Hydra or OmegaConf refused, and why.
+def _compose_values(name: str, choices: list[str], values: Sequence[tuple[str, str]], defaults: Any) -> Any:
+    """Compose the configuration with values that are not text.
+
+    Raises:
+        ConfigError: a value does not fit; the message names its key and says what values the key takes.
+    """
+    overrides = [f"{key}={_listed(value, annotation_of(defaults, key))}" for key, value in values]
+    try:
+        config = _run_hydra(name, [*choices, *overrides])
+    except _REFUSED:
+        for (key, value), override in zip(values, overrides, strict=True):
+            try:
+                _run_hydra(name, [*choices, override])
+            except _REFUSED:
+                raise ConfigError(wrong_value(key, value, annotation_of(defaults, key))) from None
+        raise ConfigError(f"{' '.join(overrides)!r} cannot be used together") from None
+    for key, value in values:  # OmegaConf does not check the items of lists
+        owner, field = locate(config, key)
+        found, annotation = getattr(owner, field.name), annotation_of(defaults, key)
+        if isinstance(found, list) and not fits(found, annotation):
+            raise ConfigError(wrong_value(key, value, annotation))
+    return config
+
+
+def wrong_value(key: str, value: str, annotation: Any) -> str:
+    """Say that a value cannot be used, and what values its key takes.
 
     Args:
-        error: what Hydra or OmegaConf raised.
-        overrides: ``key=value`` arguments.
+        key: the key.
+        value: what the user typed.
+        annotation: the type of the key's field.
     """
-    cause = error.__cause__ or error
-    key = getattr(cause, "full_key", None)
-    culprit = getattr(error, "override", None) or next((o for o in overrides if key and o.startswith(key)), None)
-    reason = str(cause).strip().splitlines()[0]
-    if culprit is None:
-        culprit = next((o for o in overrides if o in str(error)), " ".join(overrides))
-    return f"{culprit!r} cannot be used: {reason[:1].lower()}{reason[1:]}"
+    several = "," in value and not value.startswith(("[", "{"))
+    sweep = "; several values in one command are for seqgen-train -m" if several else ""
+    return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}{sweep}"
+
+
+def _run_hydra(name: str, overrides: list[str]) -> Any:
+    return OmegaConf.to_object(hydra_compose(name, overrides=overrides))

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from seqgen.errors import ConfigError, nearest
+from seqgen.errors import ConfigError
 from seqgen.registry import GROUPS
 
 
@@ -51,11 +51,17 @@ def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
         owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
     fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
     if last not in fields:
-        known = [name for name, _, _ in known_keys(config)]
-        raise ConfigError(f"unknown key {key!r}{nearest(key, known)}; --help lists the keys")
+        raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
     if dataclasses.is_dataclass(getattr(owner, last)):
         raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
     return owner, fields[last]
+
+
+def _hint(config: Any, key: str) -> str:
+    from seqgen.key_hints import did_you_mean  # only for this message
+
+    groups = [field.name for field in dataclasses.fields(config) if is_group(type(config), field.name)]
+    return did_you_mean(key, [*groups, *(name for name, field, _ in known_keys(config) if field.name != "components")])
 
 
 def annotation_of(config: Any, key: str) -> Any:

@@ -19,6 +19,14 @@ _ITEM = re.compile(  # of a list of strings: in quotes as a whole, or up to the 
     r"""\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>(?:\\.|[^'\\])*)')\s*(?:,|\Z)|(?P<bare>[^,]*)(?:,|\Z)""",
     re.DOTALL,
 )
+_WORDS: dict[Any, tuple[str, str, str]] = {
+    int: ("a whole number", "whole numbers", "1,2"),
+    float: ("a number", "numbers", "0.1,0.2"),
+    bool: ("true or false", "true or false", "true,false"),
+    str: ("text", "texts", "a,b"),
+    type(None): ("null", "null", "null"),
+}
+"""The values of a type in words: one value, several values, and an example of several."""
 _ESCAPES = {"n": "\n", "t": "\t"}
 
 
@@ -117,5 +125,13 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """The name of a type, for messages."""
-    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
+    """What values a type has, in words for messages: ``list[int] | None`` is "a list of whole numbers, or null"."""
+    parts = typing.get_args(annotation)
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return ", or ".join(describe(part) for part in parts)
+    if typing.get_origin(annotation) is list:
+        _, plural, example = _WORDS.get(parts[0], ("", "values", "a,b"))
+        return f"a list of {plural}, such as [{example}]"
+    if typing.get_origin(annotation) is dict:
+        return "keys and values, such as {a:1}"
+    return _WORDS[annotation][0] if annotation in _WORDS else str(getattr(annotation, "__name__", annotation))

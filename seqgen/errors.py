@@ -40,18 +40,19 @@ class ResourceError(UserError):
     """A failure of the machine: memory ran out, or a training process ended or does not respond."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is most similar to ``name``.
+def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
+    """Suggest the known names that are most similar to ``name``.
 
     Args:
         name: the name that the user gave.
         known: the names that exist.
+        count: maximum number of names to suggest.
 
     Returns:
         A phrase such as ``" (did you mean 'optimization.max_update'?)"``; empty if no name is similar.
     """
-    matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    matches = difflib.get_close_matches(name[:100], list(known), n=count, cutoff=0.6)
+    return f" (did you mean {' or '.join(map(repr, matches))}?)" if matches else ""
 
 
 def shown(value: Any) -> str:
@@ -67,3 +68,18 @@ def shown(value: Any) -> str:
         return _SHORT.repr(value)
     except ValueError:  # Python does not print numbers of thousands of digits
         return f"a {type(value).__name__} that is too long to be shown"
+
+
+def printable(message: str) -> str:
+    """Escape what a terminal could take for a command.
+
+    Args:
+        message: a message, which may show text of a malicious file.
+
+    Returns:
+        The message with control characters and the like as ``\\x1b``; line breaks and tabs are kept.
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in message
+    )

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import portalocker
 
@@ -81,6 +82,24 @@ def disk_errors(what: Path | str) -> Iterator[None]:
         raise UserError(f"cannot write {what}: {error.strerror or error}{advice}") from error
 
 
+def open_own(path: Path) -> IO[str]:
+    """Open a file of a run folder to read it and append to it; it is created if it does not exist.
+
+    In a folder that somebody else made, it could be a symbolic link to a file of the user, which would be changed.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The open file.
+
+    Raises:
+        OSError: it is a symbolic link, or cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    return open(os.open(path, flags, 0o666), "a+", encoding="utf-8")
+
+
 def sync(path: Path) -> None:
     """Sync a file, or the entries of a folder, to disk.
 
@@ -109,22 +128,41 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         UserError: the file cannot be written, or may not be created (see ``frozen``).
     """
+    with new_file(path) as file, disk_errors(path):
+        file.write(content)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file under a temporary name, and rename it when the block ends without an error.
+
+    Args:
+        path: the file; its folder is created if it does not exist.
+
+    Yields:
+        The temporary file, to write into.
+
+    Raises:
+        UserError: the file cannot be created or renamed, or may not be created (see ``frozen``).
+    """
     check_not_frozen(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            _hold(descriptor)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+    try:
+        _hold(descriptor)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            with disk_errors(path):
                 file.flush()
                 os.fsync(file.fileno())
+        with disk_errors(path):
             os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
             sync(path.parent)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,10 +14,12 @@ class TextScore:
     Attributes:
         value: the score, from 0 to 100; larger is better.
         signature: sacreBLEU's signature, which names the metric's settings; empty for other metrics.
+        sentences: the values of the sentences, for a score that is their mean; empty for other scores.
     """
 
     value: float
     signature: str = ""
+    sentences: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
 
 METRICS = ("bleu", "chrf", "exact_match")

@@ -125,6 +125,14 @@ def parse_yaml(content: bytes) -> Any:
         return loader.construct_document(root)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"there is an error{where}") from None
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"it has the character U+{error.character:04X}, which YAML does not allow") from None
     except Exception as error:  # a value that does not fit its tag, such as !!int "", can raise any error
         raise ValueError(" ".join(str(error).split())[:300] or "it has a value that does not fit its tag") from None
 

@@ -21,6 +21,9 @@ from seqgen.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=type)
 
+LISTED = 12
+"""Maximum number of names that the message about an unknown name lists."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -160,11 +163,19 @@ class Registry:
         """The error message for a name that is not registered."""
         if file := self._recorded.get(name):
             return (
-                f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; give "
-                f"common.user_dir={file} or common.user_dir=run, or import that file in Python"
+                f"there is no {self.kind} {name!r}; it was registered in {file} when the run was made; to run that "
+                f"file's code, if you trust it, give common.user_dir={file} or common.user_dir=run, or import it in "
+                "Python"
             )
-        names = f"choose one of: {', '.join(known)}" if known else "none is registered; give common.user_dir=FILE"
-        return f"there is no {self.kind} {name!r}{nearest(name, known)}; {names}"
+        hint = nearest(name, known, count=3)
+        if not known:
+            names = "none is registered; give common.user_dir=FILE"
+        elif len(known) <= LISTED:
+            names = f"choose one of: {', '.join(known)}"
+        else:
+            own = "" if hint else f"choose one of: {', '.join(sorted(self._entries))}; "
+            names = f"{own}--help {self.group} lists all {len(known)}"
+        return f"there is no {self.kind} {name!r}{hint}; {names}"
 
     def names(self) -> list[str]:
         """All names and presets, sorted; imports every declared module."""

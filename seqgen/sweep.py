@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from seqgen.arguments import split_argument
-from seqgen.compose import compose, explain
+from seqgen.compose import compose, wrong_value
 from seqgen.config_keys import annotation_of, is_group, locate
 from seqgen.config_values import is_text
 from seqgen.errors import ConfigError
@@ -41,19 +41,20 @@ def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[
         elif is_text(annotation_of(defaults, key)):
             alternatives.append([f"{key}={value}"])
         else:
-            alternatives.append(_sweep_values(f"{key}={value}"))
+            alternatives.append(_sweep_values(key, value, annotation_of(defaults, key)))
     swept = [len(options) > 1 for options in alternatives]
     for job in itertools.product(*alternatives):
         label = ",".join(override for override, varies in zip(job, swept, strict=True) if varies)
         yield list(job), label.replace("/", "_") or "job"
 
 
-def _sweep_values(override: str) -> list[str]:
+def _sweep_values(key: str, value: str, annotation: Any) -> list[str]:
     """The overrides of one value each that an override with several values stands for."""
+    override = f"{key}={value}"
     try:
         parsed = OverridesParser.create().parse_override(override)
         if not parsed.is_sweep_override():
             return [override]
         return [f"{parsed.key_or_group}={item}" for item in parsed.sweep_string_iterator()]
-    except HydraException as error:
-        raise ConfigError(explain(error, [override])) from None
+    except HydraException:
+        raise ConfigError(wrong_value(key, value, annotation)) from None

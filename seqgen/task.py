@@ -89,6 +89,17 @@ class Task:
         """The splits for which there are data."""
         return ["train", "valid", "test"]
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files of a split, whose hash is recorded with a run; empty if the task reads no files.
+
+        Args:
+            split: one of ``splits``.
+
+        Raises:
+            UserError: a file does not exist.
+        """
+        return []
+
     def source_lines(self, split: str) -> Iterator[str]:
         """The raw source text of a split, line by line.
 

@@ -68,6 +68,10 @@ class DenoisingTask(RenamedMembers, RawTextTask):
         """The splits whose keys are set."""
         return [split for split in SPLITS if getattr(self.cfg, split)]
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files of a split; see ``Task.data_files``."""
+        return _files(self.cfg, split)
+
     def load_dataset(self, split: str) -> NoisyTextDataset:
         """Load a split and encode it; see ``Task.load_dataset``."""
         files = _files(self.cfg, split)

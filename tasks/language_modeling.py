@@ -56,6 +56,10 @@ class LanguageModelingTask(PromptTask, RawTextTask):
         """The splits that text is given for."""
         return [split for split in SPLITS if getattr(self.cfg, split)]
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files of a split; see ``Task.data_files``."""
+        return _files(self.cfg, split)
+
     def load_dataset(self, split: str) -> BlockDataset:
         """Read a split and encode it, once; see ``Task.load_dataset``."""
         files = _files(self.cfg, split)

@@ -118,6 +118,11 @@ class MultilingualTranslationTask(ParallelTextTask):
         """The splits whose keys are set."""
         return [split for split in SPLITS if getattr(self.cfg, split)]
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files of all pairs, each once; see ``Task.data_files``."""
+        pairs = [_files(self.cfg, pair, split) for pair in self.pairs]
+        return list(dict.fromkeys(path for files in pairs for path in [*files.source, *(files.target or ())]))
+
     def part(self, name: str) -> Self:
         """The task restricted to one pair; see ``Task.part``."""
         names = [pair.name for pair in self.pairs]

@@ -94,6 +94,11 @@ class TextToTextTask(RawTextTask):
         """The splits that at least one source has."""
         return [split for split in SPLITS if any(source.has(split) for source in self.sources)]
 
+    def data_files(self, split: str) -> list[Path]:
+        """The files of all sources, each once; see ``Task.data_files``."""
+        records = chain.from_iterable(source.records(split) for source in _with(self.sources, split))
+        return list(dict.fromkeys(path for part in records for path in part.files))
+
     def part(self, name: str) -> Self:
         """The task restricted to one source; see ``Task.part``."""
         names = [source.name for source in self.sources]

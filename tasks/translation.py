@@ -107,6 +107,11 @@ class ParallelTextTask(Task):
         """The files of a split; see ``find_files``."""
         return self.find_files(self.cfg, self.folder, split)
 
+    def data_files(self, split: str) -> list[Path]:
+        """The source files and the target files; see ``Task.data_files``."""
+        files = self.files(split)
+        return [*files.source, *(files.target or ())]
+
     def source_lines(self, split: str) -> Iterator[str]:
         """The raw source text of a split, line by line."""
         return read_lines(self.files(split).source)

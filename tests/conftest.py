@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.browser import browser  # noqa: F401  # a fixture of all tests
+
 # The tensors of the tests are so small that a second thread makes them slower, above all on a busy machine.
 torch.set_num_threads(1)
 

@@ -159,3 +159,8 @@ def write(
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     dictionary().save(folder / "dict.txt")
     return path
+
+
+def write_random(folder: Path, config: Any) -> Path:
+    """Write a checkpoint of a random model with the options of ``config``."""
+    return write(folder, random_model(config), in_args(options_of(config)))

@@ -163,3 +163,14 @@ def copy_of(folder: Path, where: Path) -> Path:
     shutil.rmtree(where, ignore_errors=True)
     shutil.copytree(folder, where)
     return where
+
+
+def damage_file(path: Path, damage: str) -> None:
+    """Truncate a file by a byte, flip a bit of it, or delete it."""
+    content = path.read_bytes()
+    if damage == "truncate":
+        path.write_bytes(content[:-1])
+    elif damage == "flip":
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    else:
+        path.unlink()

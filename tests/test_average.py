@@ -71,7 +71,9 @@ def test_the_mean_of_the_weights(place: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_moved_and_decodes(place: Path, tmp_path: Path) -> None:
     assert average(place, "a,b", f"run_dir={tmp_path}/new").code == 0
     content = {path.name for path in (tmp_path / "new").iterdir()}
-    assert content == {"config.yaml", "checksums.json", "tokenizer", "checkpoints"}, "no log of training"
+    assert content == {"config.yaml", "provenance.json", "checksums.json", "tokenizer", "checkpoints"}, (
+        "no log of training"
+    )
     (tmp_path / "new").rename(tmp_path / "moved")
     assert average(place, "a,b").code == 0
     assert outputs(place, tmp_path / "moved") == outputs(place, place / "a" / "checkpoints" / "average")

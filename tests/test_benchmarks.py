@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import ensembles
-from benchmarks.decode import main
+from benchmarks.decode import checkout, main
 from benchmarks.decoding import report
 from benchmarks.decoding.command import Command, compare_commands
 from benchmarks.decoding.matrix_worker import MatrixProducts
@@ -300,11 +300,13 @@ def test_every_other_round_runs_in_reverse() -> None:
         (["a", "--formats", "int8"], "--formats must begin with float32"),
         (["a", "--plot", "x"], "--plot needs --json"),
         (["c", "--plot", "x"], "benchmark c does not use --plot"),
-        (["c", "--seqgen-before", "."], "benchmark c does not use --seqgen-before"),
+        (["c", "--against", "HEAD"], "benchmark c does not use --against"),
+        (["a", "--fairseq", "python"], "benchmark a does not use --fairseq"),
+        (["b", "--huggingface", "python"], "benchmark b does not use --huggingface"),
+        (["b", "--fairseq", "python", "--tiny"], "leave out --tiny"),
         (["a", "--t5", "x"], "benchmark a does not use --t5"),
         (["a", "--quick", "--tiny"], "not allowed with argument --quick"),
-        (["b", "--seqgen-before", ".", "--inside"], "leave out --inside"),
-        (["b", "--seqgen-before", "/no/checkout"], "/no/checkout is not the root of a checkout"),
+        (["b", "--against", "HEAD", "--inside"], "leave out --inside"),
         (["a", "--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
     ],
 )
@@ -312,3 +314,19 @@ def test_wrong_options(options: list[str], message: str, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(options)
     assert message in capsys.readouterr().err
+
+
+def test_a_commit_that_does_not_exist() -> None:
+    with pytest.raises(WorkerError, match="--against no-such-commit: fatal: "), checkout("no-such-commit"):
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_another_commit_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a repository")
+    main(["b", "--tiny", "--rounds", "1", "--against", "HEAD", "--json", str(tmp_path / "b.json")])
+    assert "speed now / before" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert {row["toolkit"] for row in rows} == {"seqgen", "seqgen (before)"}
+    assert all(row["same"] == 1 for row in rows)

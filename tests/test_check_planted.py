@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from examples import lstm
 from seqgen.incremental_state import StateKey
-from seqgen.laws.catalog import PASSES, STEPPING, WEIGHTS, check_one
+from seqgen.laws.catalog import PASSES, STEPPING, WEIGHTS
+from seqgen.laws.checking import check_all
 from seqgen.laws.diagnosis import Cause, diagnose
 from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
@@ -405,7 +406,7 @@ def outcomes_of(build: Callable[[], EncoderDecoderModel]) -> tuple[Subject, list
     words = tiny_dictionary()
     model = randomize_(build().double())
     subject = Subject.of(model, words, len(words), build=lambda: build().double())
-    return subject, [check_one(name, law, subject) for name, law in (PASSES | STEPPING | WEIGHTS).items()]
+    return subject, list(check_all(PASSES | STEPPING | WEIGHTS, subject))
 
 
 FAST = [name for name, planted in BUGS.items() if planted.model == "lstm"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import shutil
@@ -229,6 +230,12 @@ def test_sweep_trains_the_product(data: Path, tmp_path: Path) -> None:
     outcome = command("train", "-m", *base, "common.seed=1,2")
     assert outcome.code == 0, outcome.err
     assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["common.seed=1", "common.seed=2"]
+    head, *rows = outcome.out.splitlines()
+    assert head.split() == ["best", "loss", "update", "seconds", "run"]
+    assert sorted(row.split()[-1] for row in rows) == ["common.seed=1", "common.seed=2"]
+    losses = [float(row.split()[0]) for row in rows]
+    assert losses == sorted(losses)
+    assert {row.split()[1] for row in rows} == {"1"}
 
 
 def test_no_folder_but_the_run_appears(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +253,11 @@ def test_help_lists_every_key(name: str) -> None:
     if name == "train":
         for words in ("model=fconv (presets: fconv_iwslt_de_en", "optimization.max_update=null", "model.dropout="):
             assert words in outcome.out
-    for line in outcome.out.partition("Keys")[2].splitlines():
-        if line.startswith("  ") and line.split()[0].count("="):
-            assert len(line.split(None, 1)) > 1, f"no help text: {line}"
+    lines = outcome.out.partition("Keys")[2].splitlines()
+    for line, following in itertools.pairwise([*lines, ""]):
+        assert len(line) <= 80, line
+        if line.startswith("  ") and not line.startswith("   "):
+            assert len(line.split(None, 1)) > 1 or following.startswith(" " * 30), f"no help text: {line}"
 
 
 def test_a_plugin_is_trained_decoded_and_listed(tmp_path: Path) -> None:

@@ -62,22 +62,24 @@ def test_equal_decodes_and_all_optimizations(runs: Path) -> None:
         assert "without optimizations" in outcome.err
 
 
+KEYS = [
+    (["other.generation.lenpen=2.0"], "generation.lenpen", "score of the finished hypothesis"),
+    (["other.generation.beam=3"], "generation.beam", "outcome"),
+    (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
+    (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
+    (["other.generation.no_repeat_ngram_size=2"], "generation.no_repeat_ngram_size", "token"),
+    (
+        ["other.generation.temperature=1.5", "other.generation.lenpen=2"],
+        "generation.temperature",
+        "cumulative score",
+    ),
+    (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
+    (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "named", "what"),
-    [
-        (["other.generation.lenpen=2.0"], "generation.lenpen", "score of the finished hypothesis"),
-        (["other.generation.beam=3"], "generation.beam", "outcome"),
-        (["first.generation.beam=2", "generation.beam=3"], "generation.beam", "outcome"),
-        (["other.generation.semantics=huggingface"], "generation.semantics", "token"),
-        (["other.generation.no_repeat_ngram_size=2"], "generation.no_repeat_ngram_size", "token"),
-        (
-            ["other.generation.temperature=1.5", "other.generation.lenpen=2"],
-            "generation.temperature",
-            "cumulative score",
-        ),
-        (["other.generation.search=diverse_siblings", "other.search.rate=2.0"], "generation.search, search.rate", ""),
-        (["generation.search=diverse_siblings", "first.search.rate=0.5", "other.search.rate=1.5"], "search.rate", ""),
-    ],
+    ("arguments", "named", "what"), [KEYS[0], *(pytest.param(*row, marks=pytest.mark.slow) for row in KEYS[1:])]
 )
 def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str) -> None:
     outcome = diff(runs, *arguments)
@@ -85,6 +87,7 @@ def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str)
     assert what in place(outcome)[3]
 
 
+@pytest.mark.slow
 def test_what_both_had_there(runs: Path) -> None:
     outcome = diff(runs, "other.generation.beam=3", "other.generation.no_repeat_ngram_size=2")
     assert place(outcome) == (1, 0, 4, "outcome")
@@ -96,6 +99,7 @@ def test_what_both_had_there(runs: Path) -> None:
     assert re.search(r"^other: \S+ after beam \d is forbidden by NoRepeatNgram$", forbidden, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
     """Before the step the candidates are equal, which an independent decode with a maximum length shows."""
     arguments = ("other.generation.no_repeat_ngram_size=2",)
@@ -116,6 +120,7 @@ def test_the_place_is_that_of_the_shown_lists(runs: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.slow
 def test_other_models(runs: Path) -> None:
     outcome = diff(runs, f"other={runs}/b")
     assert cause(outcome) == "the models, whose log-probabilities differ"
@@ -128,6 +133,7 @@ def test_other_models(runs: Path) -> None:
     assert "different numbers of models" in outcome.out
 
 
+@pytest.mark.slow
 def test_a_strategy_without_steps(runs: Path) -> None:
     arguments = ("generation.beam=1", "generation.max_len=3", "other.generation.search=exact")
     outcome = diff(runs, *arguments)
@@ -152,6 +158,7 @@ def test_broken_reordering(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cause(diff(runs, "first.debug.beam_table=on", "other.debug.use_cache=false")) == "debug.use_cache"
 
 
+@pytest.mark.slow
 def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     working = seqgen.generation.session.log_sum_exp
     monkeypatch.setattr(seqgen.generation.session, "log_sum_exp", lambda logits: working(logits) + 0.01)
@@ -162,6 +169,7 @@ def test_a_broken_log_sum_exp(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert diff(runs, "tolerance=0.5", "generation.max_len_b=2").code == 0
 
 
+@pytest.mark.slow
 def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     working = RollingSession.merge
 
@@ -181,7 +189,7 @@ def test_broken_continuous_batching(runs: Path, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "the check is missing; give model=NAME, path=RUN or one of: diff"),
+        ([], "the check is missing; give model=NAME, path=RUN, criterion=NAME"),
         (["dif"], "did you mean 'diff'"),
         (["diff"], "path is missing"),
         (["diff", "path=x"], "input is missing"),
@@ -202,6 +210,7 @@ def test_misuse_is_one_sentence(arguments: list[str], words: str) -> None:
     assert len(outcome.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_misuse_of_files(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "short").write_text("der\n")
     (tmp_path / "long").write_text("der\n" * 5)

@@ -99,7 +99,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
     [
         (["common.threads=1"], "give either model=NAME"),
         (["model=fconv_tiny", "path=runs/a"], "give either model=NAME"),
-        (["model=fconv_tinny"], "did you mean 'fconv_tiny'?"),
+        (["model=fconv_tinny"], "did you mean 'fconv_tiny' or"),
         (["model=fconv_tiny", "model.dropuot=0"], "did you mean 'model.dropout'?"),
         (["model=fconv_tiny", "tolerance=-1"], "tolerance"),
         (["model=fconv_tiny", "input=x"], "input"),
@@ -109,7 +109,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
         (["model=fconv_tiny", "model.decoder_attention=[False] * 3"], "at least one decoder layer"),
         (["path=missing"], "missing"),
         (["+model=fconv_tiny"], "neither added nor deleted"),
-        (["models"], "give model=NAME, path=RUN or one of: diff, languages"),
+        (["models"], "give model=NAME, path=RUN, criterion=NAME,"),
     ],
 )
 def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,8 @@ def test_a_split_beside_an_input(run: Path) -> None:
 def test_keys_of_the_other_way_to_score(run: Path, data: Path) -> None:
     text = (f"hypothesis={data}/test.de", f"reference={data}/test.de")
     model = (f"path={run}", f"source={data}/test.en", f"reference={data}/test.de")
-    for argument in (f"source={data}/test.en", "output=out", "generation.unnormalized=true", "reading.dictionary=x"):
+    refused(command("score", *text, f"source={data}/test.en"), "source has no effect: it is for metric comet")
+    for argument in ("output=out", "generation.unnormalized=true", "reading.dictionary=x"):
         key = argument.split("=")[0].split(".")[0]
         refused(command("score", *text, argument), f"{key} is for scoring with path=")
     for argument in ("lowercase=true", "tokenize=char"):

@@ -27,6 +27,11 @@ def test_values_reach_their_fields() -> None:
     assert cfg.optimization.lr == [1e-3, 2e-3]
 
 
+def test_one_value_is_a_list_of_one() -> None:
+    cfg = compose(TrainConfig, ["optimization.lr=1e-3", "optimization.update_freq=4"])
+    assert (cfg.optimization.lr, cfg.optimization.update_freq) == ([1e-3], [4])
+
+
 def test_the_order_of_choice_and_value_does_not_matter() -> None:
     for overrides in (["model.dropout=0.4", "model=fconv_tiny"], ["model=fconv_tiny", "model.dropout=0.4"]):
         assert compose(TrainConfig, overrides).model.dropout == 0.4
@@ -66,7 +71,8 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
     [
         ("optimization.max_updates=3", ["optimization.max_updates", "did you mean 'optimization.max_update'"]),
         ("generation.beem=3", ["generation.beem", "did you mean 'generation.beam'"]),
-        ("model=fconv_tinny", ["fconv_tinny", "did you mean 'fconv_tiny'", "transformer_tiny"]),
+        ("model=fconv_tinny", ["fconv_tinny", "did you mean 'fconv_tiny'", "--help model lists all"]),
+        ("model=xyz", ["choose one of: ", "fconv", "t5", "transformer_lm"]),
         ("model.no_such=1", ["model.no_such"]),
         ("task=numbernames", ["numbernames", "did you mean 'number_names'"]),
         ("generation.beam=five", ["generation.beam=five"]),
@@ -75,7 +81,19 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("generation.temperature=nan", ["generation.temperature=nan", "finite"]),
         ("optimization.clip_norm=inf", ["optimization.clip_norm=inf", "finite"]),
         ("optimization.lr=[1e-3,nan]", ["optimization.lr=nan", "finite"]),
-        ("optimization.lr=3", ["optimization.lr=3"]),
+        ("optimization.lr=[1e-3", ["optimization.lr=[1e-3", "a list of numbers, such as"]),
+        ("optimization.lr={a:1}", ["optimization.lr={a:1}", "a list of numbers, such as"]),
+        ("optimization.lr=1e-3,2e-3", ["a list of numbers", "seqgen-train -m"]),
+        ("optimization.update_freq=abc", ["update_freq=abc", "a list of whole numbers"]),
+        ("dataset.max_tokens=abc", ["a whole number, or null"]),
+        ("dataset.pack=maybe", ["true or false"]),
+        ("lr=0.1", ["did you mean 'optimization.lr'"]),
+        ("beam=4", ["did you mean 'generation.beam'"]),
+        ("batch_size=4", ["'dataset.batch_size' or 'generation.batch_size'"]),
+        ("arch=x", ["did you mean 'model'"]),
+        ("save_dir=x", ["did you mean 'run_dir'"]),
+        ("num_beams=2", ["did you mean 'generation.beam'"]),
+        ("warmup_update=2", ["did you mean 'lr_scheduler.warmup_updates'"]),
         ("common.device=gpu", ["common.device=gpu", "cpu, cuda"]),
         ("+common.seed=3", ["+common.seed"]),
         ("++common.seed=3", ["++common.seed"]),
@@ -93,6 +111,8 @@ def test_what_is_refused(override: str, words: list[str]) -> None:
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+    for of_a_library in ("ListConfig", "converted to", "viable", "Ambiguous", "mismatched", "of type", "Error"):
+        assert of_a_library not in str(caught.value)
 
 
 def test_sweep_is_a_product() -> None:

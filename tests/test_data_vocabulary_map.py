@@ -162,5 +162,6 @@ def test_what_the_command_refuses(run: Path, tmp_path: Path) -> None:
         ((f"output={run.parent}/DATA/train.en",), "would overwrite the input"),
     ):
         code, _, err = made(run, tmp_path / "map", *further)
-        assert (code, len(err.splitlines())) == (2, 1), err
-        assert words in err
+        *notes, error = err.splitlines()  # a note names the key that is given twice
+        assert (code, len(notes) <= 2) == (2, True), err
+        assert words in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo import trained_seconds
 from seqgen.checkpoints.run_checkpoints import resolve
 from tests.training_runs import everything, records
 
@@ -83,6 +85,13 @@ def test_a_command_that_fails_ends_the_demo_without_a_traceback(tmp_path: Path) 
     )
     assert process.returncode == 1
     assert process.stderr == "a sentence\ndemo: seqgen-train ended with exit code 1\n"
+
+
+def test_the_time_of_a_resumed_training_is_that_of_all_its_parts(tmp_path: Path) -> None:
+    stops = ((3.5, "interrupted"), (9.0, "max_update=1 reached"), (9.1, "max_update=1 reached"))
+    lines = [{"event": "train", "seconds": 99}] + [{"event": "stop", "seconds": s, "reason": r} for s, r in stops]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert trained_seconds(tmp_path) == 9.1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
+COMMANDS = ("seqgen-", "python -m examples.", "python -m benchmarks.scaling", "torchrun --standalone")
 QUICK = [
     "optimization.max_update=3",
     "checkpoint.save_interval_updates=1",
@@ -31,12 +33,12 @@ QUICK = [
 
 
 def shown_commands(page: str) -> list[str]:
-    """The ``seqgen-…`` and ``python -m examples.…`` lines of a page's code blocks, continued lines joined."""
+    """The lines of a page's code blocks that are commands of seqgen, continued lines joined."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     fenced = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"^    seqgen-.*$", text, flags=re.MULTILINE)
     lines = [line for block in fenced for line in block.splitlines()] + indented
-    return [line.strip() for line in lines if line.strip().startswith(("seqgen-", "python -m examples."))]
+    return [line.strip() for line in lines if line.strip().startswith(COMMANDS)]
 
 
 def run(line: str) -> None:
@@ -46,9 +48,15 @@ def run(line: str) -> None:
     if "<" in words:
         stdin = Path(words[words.index("<") + 1]).read_bytes()
         words = words[: words.index("<")]
-    if words[0] == "python":
+    if ">" in words:  # the commands of a test write to standard output
+        words = words[: words.index(">")]
+    if words[0] in ("python", "torchrun"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        python = [sys.executable, *words[1:]]
+        python = [sys.executable, *(["-m", "torch.distributed.run"] if words[0] == "torchrun" else []), *words[1:]]
+        if "seqgen.cli.train" in words:
+            python += [*QUICK, "task.train_size=200"]
+        if "measure" in words:
+            python += ["--rounds", "1", "--updates", "2", "--examples", "300"]
         shown = subprocess.run(python, check=False, capture_output=True, env=environment, input=stdin)
         assert shown.returncode == 0, f"{line}\n{shown.stderr.decode()}"
         return
@@ -56,7 +64,7 @@ def run(line: str) -> None:
     if name in ("train", "preprocess"):
         translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
         arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
-        if not any(argument.startswith("task=") for argument in arguments):
+        if not any(argument.startswith(("task=", "config=", "--")) for argument in arguments):
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
     allowed = (0, 1) if name == "check" else (0,)  # seqgen-check exits with 1 if it finds a difference
@@ -77,6 +85,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
+    (folder / "decoding.yaml").write_text("generation: {beam: 3}\n")
     (folder / "prompts.de").write_text("der Hund\n\nder Mann sieht einen\n", encoding="utf-8")
     (yaml,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/text-to-text.md").read_text(), re.MULTILINE | re.DOTALL)
     (folder / "mixture.yaml").write_text(yaml)
@@ -94,8 +103,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FIRST = ["README.md", *(f"docs/{name}.md" for name in ("training", "generation", "ensembles", "extending"))]
-"""The pages that a new user reads first; the others are run by the slow tests."""
+COMPONENT = re.compile(r"^seqgen-check .*\b(search|processor|combination|stopping|observer|task|criterion)=")
+"""The check of a component, which takes some seconds; a test of its own runs these commands."""
+
+FIRST = ["README.md"]
+"""The page that a new user reads first; the others are run by the slow tests."""
 
 SHOWN = [
     page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES if shown_commands(page)
@@ -107,7 +119,9 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for path in workplace.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    commands = shown_commands(page)
+    commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
+    if importlib.util.find_spec("ray") is None:  # the extra seqgen[ray] is not installed
+        commands = [line for line in commands if "engine=ray" not in line]
     if any(line.startswith("seqgen-export") for line in commands):
         pytest.importorskip("onnxruntime", reason="the extra seqgen[export] is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
@@ -126,6 +140,19 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
         run(line)
     if hub is not None:
         hub.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_shown_checks_of_components_pass(
+    page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DATA").symlink_to(workplace / "DATA")
+    for line in filter(COMPONENT.match, shown_commands(page)):
+        words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"))
+        outcome = command("check", *words[1:], "common.threads=1")
+        assert outcome.code == 0, f"{line}\n{outcome.out}{outcome.err}"
 
 
 def test_shown_python_runs(
@@ -164,8 +191,24 @@ def test_links_lead_somewhere() -> None:
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
 
 
+def test_every_picture_is_shown_or_linked() -> None:
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    pictures = [path.name for pattern in ("*.svg", "plots/*.png") for path in (ROOT / "docs").glob(pattern)]
+    assert [name for name in pictures if name not in text] == []
+
+
 def test_the_targets_of_make_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     for page in PAGES:
         named = re.findall(r"^ *make ([\w-]+)", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
         assert set(named) <= targets, page
+
+
+@pytest.mark.slow
+def test_shown_python_of_traces_runs(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_files = (f"path={workplace}/runs/a", f"input={workplace}/test.en")
+    assert command("generate", *of_files, "trace=trace.jsonl.gz", "output=o.txt").code == 0
+    text = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/trace.md", "exec"), {})

@@ -40,11 +40,12 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(t5_from_scratch, "command", in_process)
 
 
+@pytest.mark.slow
 def test_it_runs_on_parallel_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = corpus(tmp_path / "data")
     t5_from_scratch.main([str(tmp_path / "runs"), f"--data={data}", "--test=test", *SMALL])
     out = capsys.readouterr().out
-    rows = re.findall(r"from (pretrained|scratch)\s+│\s+\d+ s │ to (German|English)\s+│\s+[\d.]+ │", out)
+    rows = re.findall(r"from (pretrained|scratch)\s+│\s+\d+ s │ to (German|English)\s+│\s+[\d.?]+ │", out)
     assert rows == [("pretrained", "German"), ("pretrained", "English"), ("scratch", "German"), ("scratch", "English")]
     for name in ("from_pretrained.de", "from_pretrained.en", "from_scratch.de", "from_scratch.en"):
         assert len((tmp_path / "runs" / name).read_text().splitlines()) == 4

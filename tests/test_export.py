@@ -183,6 +183,7 @@ def _refused(outcome: Outcome, *words: str) -> None:
         assert word in outcome.err.strip().splitlines()[-1], outcome.err
 
 
+@pytest.mark.slow
 def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, output = f"path={tmp_path / 'none'}", f"output={tmp_path / 'out'}"
     (tmp_path / "there").mkdir()

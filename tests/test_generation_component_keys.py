@@ -152,7 +152,7 @@ def test_what_is_built_in_is_registered() -> None:
     [
         ({"search": "diverse_beam", "search.grups": 2}, "unknown key 'grups'.*did you mean 'groups'"),
         ({"search": "diverse_beam", "search.groups": 0}, "groups=0 is below its minimum"),
-        ({"search": "diverse_beam", "search.groups": "two"}, "groups='two' should be int"),
+        ({"search": "diverse_beam", "search.groups": "two"}, "groups='two' should be a whole number"),
         ({"search.groups": 2}, "does not name its search strategy|unknown key 'groups'"),
         ({"processor.top_k.k": 3}, r"has no effect.*set generation\.processors=\[top_k\]"),
         ({"serach.groups": 2}, "unknown key 'serach.groups'.*did you mean 'search'"),

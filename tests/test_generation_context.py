@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
+from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, BatchInfo
 from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Fusion
+from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.tokens import Forbid
 from seqgen.generation.search.beam import Greedy
 from seqgen.generation.speculative.drafters import PromptLookup
 from seqgen.generation.speculative.verification import SpeculativeSearch
@@ -70,6 +73,35 @@ def test_what_is_declared_is_computed(needs: tuple[str, ...], members: int) -> N
     )
     generator.generate(batch_of(SOURCES))
     assert bool(processor.seen) == bool(needs)
+
+
+class Members(Observer):
+    """Collects what the members computed."""
+
+    needs = frozenset({MEMBER_LOGITS, MEMBER_LPROBS})
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def observe(self, record: StepRecord) -> None:
+        outputs = record.context.outputs
+        assert outputs.member_logits is not None
+        assert outputs.member_lprobs is not None
+        self.seen += [*(logits.log_softmax(-1) for logits in outputs.member_logits), *outputs.member_lprobs]
+
+
+def test_processors_do_not_change_what_the_members_computed() -> None:
+    """With weight 0, fusion returns the first member's own log-probabilities, which ``Forbid`` changes in place."""
+    rules, observer = [random_rule(9, 0), random_rule(9, 1)], Members()
+    generator = make_generator(
+        *([ScriptedModel(rule) for rule in rules], dictionary(5)),
+        **{"beam_size": 1, "max_len_a": 0, "max_len_b": 0, "combination": Fusion(0.0)},
+        **{"processors": [Forbid([4, 5])], "observers": [observer]},
+    )
+    generator.generate(batch_of([(4, 2)]))
+    expected = [rule((4, 2), ()).log_softmax(-1) for rule in rules]
+    for found, wanted in zip(observer.seen, [*expected, *expected], strict=True):
+        close(found[0], wanted)
 
 
 def test_features_that_cannot_be_had_are_refused() -> None:

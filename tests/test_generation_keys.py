@@ -106,6 +106,7 @@ SPEED = ("max_tokens", "batch_size", "buffer_size")
 
 ELSEWHERE = {
     "semantics": "it is in every case here",
+    "bit_exact": "changes last bits only (test_bit_exact.py)",
     "search": "it is what the strategies here are chosen by",
     "stopping_rules": "names of the user's own classes (test_generation_stopping.py)",
     "processors": "names of the user's own classes (test_generation_processors_setup.py)",

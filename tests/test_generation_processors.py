@@ -328,6 +328,7 @@ def test_trie_by_hand() -> None:
         (3,): {EOS},
         (5,): set(),
         (3, 3): set(),
+        (12,): set(),  # beyond the tokens of the trie: not token 12 - 7 of the node after
     }
     for history, wanted in histories.items():
         tokens = torch.tensor([history], dtype=torch.int64).view(1, -1)
@@ -435,3 +436,12 @@ def test_a_prefix_overrules_what_the_others_say() -> None:
     assert got[1, EOS] == -torch.inf
     assert got[1, 5] == -torch.inf
     assert got[1, 4] == given[1, 4]
+
+
+def test_the_minimum_length_counts_the_tokens_of_each_sentence() -> None:
+    """At step 4, sentences that joined at steps 0, 2 and 3 have 4, 2 and 1 tokens; the last one ends at step 4."""
+    offsets, limits = torch.tensor([0, 2, 3, 3]), torch.tensor([9, 9, 9, 4])
+    ctx = step_context(4, torch.zeros(4, 4, dtype=torch.int64), limits, start_offsets=offsets)
+    allowed = MinimumLength(2)(torch.zeros(4, 7), ctx)[:, 2].isfinite()
+    assert allowed.tolist() == [True, True, False, True]
+    assert MinimumLength(2, yields=False)(torch.zeros(4, 7), ctx)[3, 2] == -torch.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import pytest
@@ -13,7 +14,9 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.ensemble.combinations import Combination
+from seqgen.generation.scorer import SequenceScorer
 from seqgen.text.translator import Translator
+from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, text_model
 
 
@@ -80,3 +83,32 @@ def test_forced_scores_are_those_of_beam_search(members: int, needs: frozenset[s
                 torch.testing.assert_close(scored.positional_scores, item.positional_scores, atol=1e-6, rtol=0)
                 compared += 1
     assert compared > 8
+
+
+class Limits(Combination):
+    """Collects the last step of each target, and adds the members' scores."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        assert context is not None
+        self.seen.append(context.max_lengths.tolist())
+        return torch.stack(list(lprobs)).sum(0)
+
+
+class OtherStart(ScriptedModel):
+    def start_token(self, task_eos: int) -> int:
+        return 0
+
+
+def test_targets_have_their_own_last_steps_and_stay_as_they_are() -> None:
+    """The last token of a target of three tokens is generated at step 2; a member's start token is its own."""
+    rule, limits = random_rule(9, 0), Limits()
+    target = torch.tensor([[4, 5, 2], [6, 2, 1]])
+    previous = torch.tensor([[2, 4, 5], [2, 6, 2]])
+    batch = replace(batch_of([(4, 2), (5, 2)]), target=target, prev_output_tokens=previous.clone())
+    scorer = SequenceScorer([ScriptedModel(rule), OtherStart(rule)], 1, 2, combination=limits)
+    scorer.score(batch)
+    assert limits.seen == [[2, 1]] * 3
+    assert torch.equal(batch.prev_output_tokens, previous)  # type: ignore[arg-type]

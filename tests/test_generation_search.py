@@ -61,6 +61,7 @@ def test_hand_written_table() -> None:
         Settings(beam=4, normalize=False, unkpen=-1.0),
         Settings(beam=3, unkpen=2.0, temperature=1.7),
         Settings(beam=3, min_len=4, max_len=5),
+        Settings(beam=3, min_len=4, max_len=2),
         Settings(beam=3, min_len=0),
         Settings(beam=4, no_repeat_ngram=1, max_len=9),
         Settings(beam=4, no_repeat_ngram=2, max_len=9),
@@ -192,6 +193,25 @@ def test_members_read_their_own_sources_from_their_own_start() -> None:
         assert_same_pairs(as_pairs(two), as_pairs(one))
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_each_member_reads_its_own_start_token_at_every_step(use_cache: bool) -> None:
+    class OtherStart(ScriptedModel):
+        def start_token(self, task_eos: int) -> int:
+            return 0
+
+    rule = random_rule(vocab=9, seed=4)
+    models = [ScriptedModel(rule), OtherStart(rule)]
+    starts: list[set[int]] = [set(), set()]
+    for model, own in zip(models, starts, strict=True):
+        model.decoder.register_forward_pre_hook(lambda _, given, own=own: own.update(given[0][:, 0].tolist()))
+    generator(models, 5, beam_size=3, max_len_b=3, max_len_a=0, use_cache=use_cache).generate(batch_of(SOURCES))
+    if use_cache:  # later steps read the newest token alone
+        assert 0 in starts[1]
+        assert 0 not in starts[0]
+    else:
+        assert starts == [{EOS}, {0}]
+
+
 def test_scorer_gives_the_generators_scores() -> None:
     model = ScriptedModel(random_rule(vocab=9, seed=6))
     batch = batch_of(SOURCES)
@@ -232,9 +252,12 @@ def test_outputs_fit_the_model() -> None:
         assert [h.tokens.tolist() for h in hypotheses] == [[A, A, A, A, EOS]]
 
 
-def test_attention_follows_the_hypothesis() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_attention_follows_the_hypothesis(scale: float) -> None:
+    """With guidance it is the attention over the source, not that of the members that read an empty one."""
     model = ScriptedModel(random_rule(vocab=7, seed=2))
-    for hypotheses in generator([model], 3, beam_size=3, need_attention=True, max_len_b=5).generate(batch_of(SOURCES)):
+    options = {"need_attention": True, "max_len_b": 5, "guidance_scale": scale}
+    for hypotheses in generator([model], 3, beam_size=3, **options).generate(batch_of(SOURCES)):
         for h in hypotheses:
             assert h.attention is not None
             assert h.alignment is not None

@@ -25,7 +25,7 @@ from seqgen.structures import Batch, Hypothesis
 from seqgen.text.translator import Translator
 from tests.exhaustive import ranked_outputs
 from tests.hypotheses import as_pairs, assert_same, assert_same_pairs
-from tests.model_zoo import VOCAB, ZOO, sharp
+from tests.model_zoo import VOCAB, ZOO, build, sharp
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule
 from tests.text_models import TEXTS, task_of, text_model
 from tests.waiting_sentences import queue, sources
@@ -323,6 +323,14 @@ def test_the_key_reads_the_file_and_members_with_other_vocabularies_are_refused(
     both = Translator([one, text_model(task=task_of(words=dictionary(25)))])
     with pytest.raises(ConfigError, match=r"generation.shortlist=.* is not possible with members that have different"):
         both.translate(TEXTS, shortlist=str(file))
+
+
+@pytest.mark.parametrize("name", SUPPORTS)
+def test_columns_of_an_output_layer(name: str) -> None:
+    decoder, ids = build(name).eval().decoder, torch.tensor([7, 4, 20, 5])
+    with torch.inference_mode():
+        features = torch.randn(3, decoder.embed_tokens.embedding_dim, dtype=torch.float64)
+        torch.testing.assert_close(decoder.output_columns(ids)(features), decoder.output_layer(features)[:, ids])
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])

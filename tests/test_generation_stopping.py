@@ -209,3 +209,16 @@ def test_generator_ends_where_the_rules_say() -> None:
     assert generate([EndTokens([5])]) == [[4, 5]] * 2
     assert generate([StopStrings(["w1 w1"], text)]) == [[4, 5, 5]] * 2
     assert generate([TimeLimit(-1.0)]) == [[4]] * 2
+
+
+@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+def test_each_end_token_ends_an_output(semantics: str) -> None:
+    def generate(end_tokens: list[int]) -> list[int]:
+        models = [ScriptedModel(table_rule(TABLE, 6))]
+        generator = make_generator(
+            models, dictionary(2), beam_size=1, max_len_b=6, end_tokens=end_tokens, semantics=semantics
+        )
+        return generator.generate(batch_of([(4, EOS)]))[0][0].tokens.tolist()
+
+    assert generate([EOS]) == [4, 5, 5, EOS]
+    assert generate([EOS, 5]) == generate([EOS, 0, 5]) == generate([EOS, 5, 0]) == [4, 5]

@@ -14,17 +14,27 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed"},
-    {"registry", "config", "devices", "conf", "memory"},
-    {"compose", "sweep", "arguments", "component_keys", "config_dicts", "config_keys", "config_values", "user_files"},
+    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed", "signals"},
+    {"registry", "config", "devices", "conf", "memory", "corpus_metrics", "bit_exact"},
+    {
+        "compose",
+        "sweep",
+        "arguments",
+        "component_keys",
+        "config_dicts",
+        "config_keys",
+        "config_values",
+        "key_hints",
+        "user_files",
+    },
     {"data"},
     {"incremental_state", "encoder", "decoder", "model"},
     {"modules", "language_model"},
     {"generation"},
     {"task"},
     {"checkpoints"},
-    {"text", "inspection", "export", "laws"},
-    {"training"},
+    {"text", "inspection", "export", "laws", "tracing", "microscope", "pages", "comparison"},
+    {"training", "runs", "jobs"},
     {"models", "tasks"},
     {"cli"},
 ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from seqgen.laws import catalog
-from seqgen.laws.subject import TOLERANCE, NotApplicableError
+from seqgen.laws.checking import NotApplicableError
+from seqgen.laws.subject import TOLERANCE
 from tests.model_zoo import ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))

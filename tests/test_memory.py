@@ -166,6 +166,7 @@ def page_faults(keep: bool) -> int:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+@pytest.mark.slow
 def test_freed_memory_is_kept() -> None:
     kept, returned = page_faults(True), page_faults(False)
     assert returned > 50_000

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -46,6 +50,30 @@ def test_ties_and_frozen_weights_are_kept() -> None:
     assert not model.first.bias.requires_grad
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float64}
     model.load_state_dict(Tied().state_dict())
+
+
+COMPILER = ["torch._dynamo", "sympy"]
+
+
+@pytest.mark.slow
+def test_the_compiler_is_not_imported_to_build_models_without_memory() -> None:
+    """Its import takes a second, which a user waits for at each start."""
+    code = f"""
+import sys
+import torch
+from seqgen.checkpoints.model_size import on_meta
+from tests.model_zoo import ZOO
+with on_meta():
+    for name in {[name for name in ZOO if "lstm" not in name]}:
+        ZOO[name].build()
+print([name for name in {COMPILER} if name in sys.modules])
+with torch.device("meta"):
+    torch.nn.Embedding(1, 1)
+print([name for name in {COMPILER} if name in sys.modules])
+"""
+    root = Path(__file__).parent.parent
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n")[:2] == ["[]", str(COMPILER)], "torch would import it"
 
 
 @pytest.mark.parametrize("module", [Unsaved, PlainTensor])

@@ -51,6 +51,18 @@ def test_multi_step_attention_by_hand() -> None:
 
 
 @torch.no_grad()
+def test_attention_is_the_mean_over_the_layers_that_attend() -> None:
+    model, maps = build("fconv_uneven"), list[torch.Tensor]()
+    for layer in model.decoder.attention:
+        if layer is not None:
+            layer.on_weights = maps.append
+    batch = inputs("fconv_uneven", [5, 3], target_length=4)
+    out = model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens, need_attention=True)
+    assert len(maps) == 2
+    torch.testing.assert_close(out.attention, (maps[0] + maps[1]).squeeze(1) / 2)
+
+
+@torch.no_grad()
 def test_values_carry_the_embedding_and_the_length() -> None:
     model = build("fconv_tiny")
     batch = inputs("fconv_tiny", [4, 9], target_length=1)

@@ -47,6 +47,14 @@ def test_a_convolution_by_hand() -> None:
     assert conv(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist() == [210.5, 321.5, 32.5]
 
 
+def test_an_even_convolution_by_hand() -> None:
+    conv = ConvTBC(1, 1, 2)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([1.0, 10.0]).view(2, 1, 1))
+    # each output is the current one and ten times the next
+    assert conv(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist() == [21.0, 32.0, 3.0]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kernel_width", [1, 2, 3, 5])
 @pytest.mark.parametrize("chunks", [[1] * 8, [3, 1, 4], [8], [2, 6]])

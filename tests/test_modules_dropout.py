@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.gradient import scale_gradient
 from seqgen.modules.layer_drop import LayerDropList
+from seqgen.modules.transformer_layer import TransformerEncoderLayer, TransformerLayerOptions
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
@@ -93,3 +95,13 @@ def test_layer_drop() -> None:
     assert sum(counts) / len(counts) == pytest.approx(6, abs=0.12)
     assert {len(list(layers.eval().active())) for _ in range(5)} == {8}
     assert list(layers.active()) == list(enumerate(layers))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_feed_forward_network_drops_features_after_the_activation(training: bool) -> None:
+    options = TransformerLayerOptions(8, 500, 2, activation_dropout=0.4, activation_fn="tanh")
+    layer = TransformerEncoderLayer(options).train(training)
+    read: list[Tensor] = []
+    layer.fc2.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    layer(torch.randn(2, 5, 8))
+    assert float((read[0] == 0).double().mean()) == pytest.approx(0.4 if training else 0.0, abs=0.05)

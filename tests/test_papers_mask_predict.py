@@ -22,6 +22,7 @@ from examples.papers.mask_predict_model import (
 )
 from seqgen.errors import ConfigError
 from seqgen.generation.processors.repetition import NoRepeatNgram
+from seqgen.generation.search.randomness import uniform
 from seqgen.text.translator import ModelInMemory, Translator
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.generators import make_generator
@@ -177,7 +178,7 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
     criterion = MaskPredictCriterion(MaskPredictCriterionConfig(label_smoothing=0.0, length_weight=0.7), task)
     found, again = criterion(model, batch), criterion(model, batch)
     assert found.loss == again.loss  # in evaluation mode
-    hidden = choose_hidden(torch.tensor([3, 1, 0]), 4, torch.Generator().manual_seed(1))
+    hidden = choose_hidden(torch.tensor([3, 1, 0]), uniform(1, torch.arange(3).unsqueeze(1), torch.arange(5)))
     wanted = 0.0
     for row, (source, target) in enumerate(pairs):
         tokens, encoder_out = list(target[:-1]), model.encoder(torch.tensor([source]), torch.tensor([len(source)]))
@@ -193,7 +194,7 @@ def test_the_loss_is_that_of_hidden_tokens_and_lengths() -> None:
 
 def test_each_number_of_hidden_tokens_is_equally_frequent() -> None:
     lengths = torch.tensor([3, 1, 0, 2] * 3000)
-    hidden = choose_hidden(lengths, 5, torch.Generator().manual_seed(0))
+    hidden = choose_hidden(lengths, torch.rand(len(lengths), 6, generator=torch.Generator().manual_seed(0)))
     assert not (hidden & (torch.arange(5) >= lengths.unsqueeze(1))).any()
     counts = hidden.sum(1)
     assert counts[lengths == 1].unique().tolist() == [1]

@@ -178,7 +178,7 @@ def changed(data: Path, **values: Any) -> dict[str, Any]:
         ({"target_lang": ""}, r"sources\.de: parallel text needs both"),
         ({"columns": ["a"]}, r"sources\.de: columns are for TSV"),
         ({"of": "count", "columns": ["a", "a"]}, r"two columns have the same name"),
-        ({"input": 5}, r"sources\.de: input=5 should be str"),
+        ({"input": 5}, r"sources\.de: input=5 should be text"),
         ({"train": "nowhere"}, r"sources\.de\.train=nowhere: there is neither nowhere\.en"),
         ({"of": "count", "train": "nowhere.tsv"}, r"sources\.count\.train=nowhere\.tsv: there is no such file"),
         ({"train": ""}, r"no source has the split 'train'"),
@@ -289,6 +289,7 @@ TRAINING = [
 ]
 
 
+@pytest.mark.slow
 def test_training_on_several_tasks_at_once(data: Path, tmp_path: Path) -> None:
     """Scores for each source; a run that was stopped ends like one that was not; decoding by the commands."""
     path = mixture(tmp_path, sources(data))

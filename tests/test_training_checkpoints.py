@@ -33,6 +33,7 @@ from seqgen.checkpoints.run_checkpoints import (
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
 from seqgen.files import write_atomically
+from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------
 
@@ -270,13 +271,7 @@ def test_a_library_error_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
 def test_damaged_files_are_refused(name: str, damage: str, tmp_path: Path) -> None:
     save(tmp_path, ["last"], 1)
     path = tmp_path / "checkpoints" / "last" / name
-    content = path.read_bytes()
-    if damage == "truncate":
-        path.write_bytes(content[:-1])
-    elif damage == "flip":
-        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    else:
-        path.unlink()
+    damage_file(path, damage)
     with pytest.raises(CheckpointError, match=f"{name}.*(damaged or truncated|missing)"):
         value_of(path.parent)
 

@@ -16,6 +16,7 @@ from seqgen.training.criteria import (
     CrossEntropyCriterion,
     LabelSmoothedCrossEntropyConfig,
     LabelSmoothedCrossEntropyCriterion,
+    TargetPositions,
     cross_entropy,
     target_logits,
 )
@@ -180,6 +181,15 @@ def test_padding_is_left_out_before_the_projection(name: str) -> None:
     real = batch().target != 1
     assert torch.equal(target, batch().target[real])
     torch.testing.assert_close(logits, whole[real], rtol=1e-12, atol=1e-12)
+
+
+def test_lengths_say_which_tokens_are_padding() -> None:
+    """With the lengths of the targets, the id of padding is a token like any other."""
+    rows = torch.tensor([[5, 1, 1], [1, 6, 7]])
+    known = Batch(torch.arange(2), batch().source, rows, rows, target_lengths=torch.tensor([2, 3]))
+    kept = TargetPositions(known, pad=1)
+    assert kept.target.tolist() == [5, 1, 1, 6, 7]
+    assert kept.kept.tolist() == [0, 1, 3, 4, 5]
 
 
 def test_a_model_with_a_forward_of_its_own_is_called() -> None:

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.errors import UserError
-from seqgen.training.distributed import ProcessGroup
+from seqgen.training.distributed import ProcessGroup, group_from_environment
+from seqgen.training.launch import _free_port
 from seqgen.user_files import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
@@ -119,6 +121,14 @@ def test_sums_over_one_process() -> None:
     assert ProcessGroup().gather("x") == ["x"]
 
 
+def test_sums_over_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(self: ProcessGroup, value: dict[str, float]) -> list[dict[str, float]]:
+        return [value, {"a": 2.0, "b": 5.0}, {"a": 4.0}]
+
+    monkeypatch.setattr(ProcessGroup, "gather", gather)
+    assert ProcessGroup(0, 3).sum({"a": 1.0}) == {"a": 7.0, "b": 5.0}
+
+
 def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
@@ -134,15 +144,53 @@ def test_classes_of_a_user_are_imported_from_their_file(tmp_path: Path, monkeypa
         monkeypatch.delitem(sys.modules, name)
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+
+
+def starts(how: str) -> list[tuple[list[str], dict[str, str]]]:
+    """The commands, each with its variables, that start two processes of training."""
+    port = str(_free_port())
+    if how == "torchrun":
+        return [([*TORCHRUN, "2", "--standalone", "-m"], {})]
+    if how == "torchrun on two nodes":
+        rendezvous = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", port]
+        return [([*TORCHRUN, "1", *rendezvous, "--node-rank", str(rank), "-m"], {}) for rank in range(2)]
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}
+    return [
+        ([sys.executable, "-m"], {**slurm, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)
+    ]
+
+
+@mock.patch.dict(os.environ)
+def test_variables_of_slurm() -> None:
+    step = {"STEP_NUM_TASKS": "8", "PROCID": "5", "LOCALID": "1", "JOB_ID": "70012", "STEP_ID": "3"}
+    for nodes, first in [
+        ("gpu[07-09,12],login", "gpu07"),
+        ("gpu3,gpu5", "gpu3"),
+        ("one.example.org", "one.example.org"),
+        ("rack[1,3]-node", "rack1-node"),
+    ]:
+        os.environ.update({f"SLURM_{name}": value for name, value in {**step, "STEP_NODELIST": nodes}.items()})
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+        assert group_from_environment() == ProcessGroup(5, 8)
+        assert os.environ["MASTER_ADDR"] == first
+        assert (os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"]) == ("1", "20015")
+
+
 @pytest.mark.slow
-def test_torchrun_trains_the_run_of_one_process(tmp_path: Path) -> None:
-    """Two processes under torchrun write one run, with the weights of one process that accumulates two batches."""
+@pytest.mark.parametrize("how", ["torchrun", "torchrun on two nodes", "srun"])
+def test_other_programs_start_the_run_of_one_process(tmp_path: Path, how: str) -> None:
+    """Two processes write one run, with the weights of one process that accumulates two batches."""
     data = corpus(tmp_path / "data")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     options = [*SMALL_FCONV, "optimization.max_update=4"]
     together = [*training_arguments(data, tmp_path / "together"), *options]
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run([*program, "-m", "seqgen.cli.train", *together], check=True, cwd=ROOT, env=environment)
+    commands = [
+        subprocess.Popen([*program, "seqgen.cli.train", *together], cwd=ROOT, env={**environment, **variables})
+        for program, variables in starts(how)
+    ]
+    assert [command.wait(120) for command in commands] == [0] * len(commands)
     alone = [*training_arguments(data, tmp_path / "alone"), *options, "optimization.update_freq=[2]"]
     subprocess.run([sys.executable, "-m", "seqgen.cli.train", *alone], check=True, cwd=ROOT, env=environment)
     one, two = (read_weights(resolve(tmp_path / name)) for name in ("alone", "together"))

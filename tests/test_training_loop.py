@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.checkpoints.run_checkpoints import read_weights, resolve
+from seqgen.checkpoints.run_checkpoints import Checkpoints, read_weights, resolve
 from seqgen.errors import CheckpointError, ConfigError
 from seqgen.metrics import text_scores
 from seqgen.training import training_loop
@@ -22,6 +22,7 @@ from seqgen.training.scores_file import ScoresFile
 from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import NonFiniteError, Trainer, UpdateResult
 from seqgen.training.training_loop import TrainingRun
+from seqgen.training.validation import ValidationResult
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
 __all__ = ["lab"]
@@ -98,6 +99,36 @@ def test_train_validate_train_again(lab: Lab, model: str, decay: float) -> None:
     fresh = training_run(lab, f"{model}-3", *options)
     fresh.trainer.load_state_dict(one.trainer.weights(), one.trainer.state_dict(), "memory")
     assert fresh.validator.validate().scores == scores
+
+
+def test_the_loss_of_a_mixture_is_that_of_all_parts(lab: Lab) -> None:
+    run = training_run(lab, "mixture")
+    validator, model = run.validator, run.trainer.model.eval()
+    parts = {"a": validator.iterators[""], "b": validator._iterator(run.iterator.dataset)}
+    sums = [validator._sums(model, iterator) for iterator in parts.values()]
+    validator.iterators = parts
+    scores = validator._loss(model)
+    losses, sizes = ([one[name] for one in sums] for name in ("loss", "sample_size"))
+    assert scores["loss"] == pytest.approx(sum(losses) / sum(sizes), rel=1e-12)
+    assert [scores["a.loss"], scores["b.loss"]] == [loss / size for loss, size in zip(losses, sizes, strict=True)]
+
+
+class SecondOfTwo(ProcessGroup):
+    """Rank 1 of two; the other rank's outputs are ``?``."""
+
+    def gather(self, value: Any, patience: Any = None) -> list[Any]:
+        return [["?"] * (5 - len(value)), value]
+
+
+def test_each_rank_decodes_its_share_of_the_validation_sentences(lab: Lab) -> None:
+    """Random weights give outputs that differ in their length alone, which is that of the source."""
+    short = ["generation.match_source_len=true", "generation.beam=1"]
+    run = training_run(lab, "shares", "dataset.validate_decode=5", *short)
+    alone = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
+    run.trainer.group = SecondOfTwo(1, 2)
+    shared = [sample.hypothesis for sample in run.validator._decode_part(run.trainer.model, "")]
+    assert alone[0] != alone[1] != alone[3]
+    assert shared == ["?", alone[1], "?", alone[3], "?"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -183,10 +214,42 @@ def test_reasons_to_stop(lab: Lab, overrides: list[str], reason: str, request: p
     run = lab.train(f"stop-{reason[:8]}", *overrides)
     stop = records(run, "stop")[-1]
     assert stop["reason"] == reason
+    if "patience" in reason:
+        assert len(records(run, "valid")) == 3  # the best one and two that are not better
     assert {"best", "last"} <= names(run)
     update = stop["update"]
     lab.train(f"stop-{reason[:8]}", *overrides)  # again: it knows that it has ended
     assert records(run, "stop")[-1]["update"] == update
+
+
+def test_a_postponed_validation_belongs_to_the_epoch_of_its_update(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the update ended its epoch, the iterator is already in the next one."""
+    run = training_run(lab, "postponed")
+    places: list[tuple[int, bool]] = []
+    monkeypatch.setattr(run, "_after_update", lambda *place: places.append(place) or "")
+    for ended in (True, False):
+        run.iterator.epoch, run.pending = 4, ended
+        run._catch_up()
+    assert places == [(3, True), (4, False)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "told", "best"),
+    [
+        ("accuracy", [-50.0, -40.0, -60.0], [True, False, True, False]),
+        ("loss", [50.0, 40.0, 60.0], [True, True, False, False]),
+    ],
+)
+def test_schedules_and_the_best_checkpoint_know_the_direction_of_a_metric(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, metric: str, told: list[float], best: list[bool]
+) -> None:
+    run = training_run(lab, metric, f"checkpoint.best_checkpoint_metric={metric}")
+    values, scores = iter([50.0, 40.0, 60.0, math.nan]), list[float]()
+    monkeypatch.setattr(run.trainer.scheduler, "on_validation", scores.append)
+    monkeypatch.setattr(run, "_log_validation", lambda *_: None)
+    monkeypatch.setattr(run.validator, "validate", lambda: ValidationResult({metric: next(values)}))
+    assert [run._validate(1) for _ in range(4)] == best
+    assert scores[:3] == told
 
 
 def test_what_is_saved_when(lab: Lab) -> None:
@@ -270,10 +333,9 @@ def test_a_metric_that_is_not_computed_is_noticed_before_training(lab: Lab) -> N
 
 def test_finetune_begins_anew_from_weights(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     source = lab.train("source", "optimization.max_update=3")
-    run = lab.train(
-        "finetuned", f"checkpoint.finetune_from={source}", "optimization.max_update=1", "lr_scheduler.warmup_updates=9"
-    )
-    # the first update of a warm-up has a learning rate of zero, so the weights are still those of the source
+    start = [f"checkpoint.finetune_from={source}", "lr_scheduler.warmup_updates=9", "optimization.ema_decay=0.99"]
+    run = lab.train("finetuned", "optimization.max_update=1", *start)
+    # the first update of a warm-up has a learning rate of zero, so weights and average are still those of the source
     assert_identical(read_weights(resolve(run)), read_weights(resolve(source)))
     assert everything(run)["state"]["update"] == 1
     with pytest.raises(CheckpointError, match=r"finetune_from: .*no such file"):
@@ -296,7 +358,21 @@ def test_tensorboard_has_scalars_and_samples(lab: Lab) -> None:
     }
     assert {"valid/loss", "valid/bleu"} <= {*events.Tags()["scalars"]}
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
-    assert "valid/samples/text_summary" in events.Tags()["tensors"]
+    assert {"valid/samples/text_summary", "config/text_summary"} <= {*events.Tags()["tensors"]}
+    assert not [tag for tag in events.Tags()["scalars"] if tag.startswith(("start/", "resume/", "stop/"))]
+    layers = [tag for tag in events.Tags()["scalars"] if tag.startswith("train_gradients/")]
+    assert len(layers) > 3
+    squares = sum(events.Scalars(tag)[0].value ** 2 for tag in layers)  # clipped to a norm of 1
+    assert squares == pytest.approx(min(1.0, events.Scalars("train/gnorm")[0].value) ** 2, rel=0.3)
+    assert "valid/attention 0" in events.Tags()["images"]
+    assert {"valid/length_ratio"} <= {*events.Tags()["scalars"]}
+    assert "valid/characters" in events.Tags()["histograms"]
+    assert events.summary_metadata["_hparams_/experiment"].plugin_data.plugin_name == "hparams"
+    (table,) = (run / "tensorboard").glob("00008/*/tensors.tsv")
+    weight = next(value for name, value in read_weights(resolve(run)).items() if name.endswith("embed_tokens.weight"))
+    rows = [[float(number) for number in line.split("\t")] for line in table.read_text().splitlines()]
+    assert torch.equal(torch.tensor(rows), weight)
+    assert len(table.with_name("metadata.tsv").read_text().splitlines()) == len(rows)
 
 
 # -- resuming -------------------------------------------------------------------------------------------------------
@@ -358,7 +434,7 @@ class Killed(BaseException):
 def test_resuming_after_a_kill_is_exact(
     lab: Lab, uninterrupted: Path, moment: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = {"train_update": Trainer, "validate": training_loop.Validator, "save": training_loop.Checkpoints}[moment]
+    owner = {"train_update": Trainer, "validate": training_loop.Validator, "save": Checkpoints}[moment]
     calls = []
 
     def kill(*_: Any) -> Any:
@@ -422,9 +498,23 @@ def test_every_optimizer_resumes_exactly(lab: Lab, optimizer: str, precision: st
     assert_identical(everything(twice)["state"]["optimizer"], everything(once)["state"]["optimizer"])
 
 
-def test_a_damaged_checkpoint_is_not_resumed(lab: Lab) -> None:
-    run = lab.train("damaged", "optimization.max_update=2")
-    path = run / "checkpoints" / "last" / "training_state.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match=r"damaged or truncated.* the run continues from an older checkpoint"):
-        lab.train("damaged", "optimization.max_update=4")
+def test_the_checkpoint_before_a_damaged_one_is_resumed(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """One update is made again, with the same result; without any readable checkpoint, training stops."""
+    options = ["checkpoint.save_interval_updates=1", "checkpoint.keep_interval_updates=-1", "common.log_format=lines"]
+    once = lab.train("undamaged", *options, "optimization.max_update=4")
+    run = lab.train("damaged", *options, "optimization.max_update=3")
+    capsys.readouterr()
+    for name in ("last", "best", "epoch_1", "update_3"):
+        path = run / "checkpoints" / name / "training_state.safetensors"
+        if path.exists():
+            path.write_bytes(path.read_bytes()[:-10])
+    lab.train("damaged", *options, "optimization.max_update=4")
+    said = capsys.readouterr().err
+    assert "last/training_state.safetensors: its checksum differs" in said
+    assert "an older checkpoint is used in its place" in said
+    assert f"resuming from {run / 'checkpoints' / 'update_2'} at update 2" in said
+    assert_identical(everything(run), everything(once))
+    for path in run.glob("checkpoints/*/SHA256SUMS"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run can be read: .*SHA256SUMS is missing"):
+        lab.train("damaged", *options, "optimization.max_update=5")

@@ -190,7 +190,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """``seqgen-train`` with two processes, in a process group of its own; ``torchrun`` starts them if it shall."""
 
-    def __init__(self, data: Path, folder: Path, *overrides: str, torchrun: bool = False):
+    def __init__(self, data: Path, folder: Path, *overrides: str, torchrun: bool = False, restarts: int = 0):
         self.folder = folder
         self.arguments = [*training_arguments(data, folder), *SMALL_FCONV, "common.tensorboard=false"]
         self.arguments += ["common.log_interval=1", *overrides]
@@ -198,7 +198,8 @@ class Run:
         program = [sys.executable, "-m"]
         if torchrun:
             self.mark = b"seqgen.cli.train"
-            program += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+            program += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            program += ["--max-restarts", str(restarts), "-m"]
         else:
             self.arguments += ["distributed_training.distributed_world_size=2"]
         program += ["seqgen.cli.train", *self.arguments, "optimization.max_update=100000"]
@@ -237,8 +238,8 @@ class Run:
 def start(data: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(*overrides: str, torchrun: bool = False) -> Run:
-        runs.append(Run(data, tmp_path / "run", *overrides, torchrun=torchrun))
+    def begin(*overrides: str, **how: Any) -> Run:
+        runs.append(Run(data, tmp_path / "run", *overrides, **how))
         return runs[-1]
 
     yield begin
@@ -281,6 +282,84 @@ def test_a_worker_that_hangs_ends_the_run_with_a_sentence(start: Callable[..., R
     code, said = run.end()
     assert code == 2
     assert f"seqgen-train: training process {rank} of 2 did not answer" in said.splitlines()[-1]
+
+
+FAILING = """
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from seqgen.errors import UserError
+from seqgen.registry import register_criterion
+from seqgen.training.criteria import CrossEntropyConfig, CrossEntropyCriterion
+
+@dataclass
+class FailingConfig(CrossEntropyConfig):
+    pass
+
+@register_criterion("failing", config=FailingConfig)
+class Failing(CrossEntropyCriterion):
+    calls = 0
+
+    def __call__(self, model, batch):
+        Failing.calls += 1
+        if Failing.calls == 6 and torch.distributed.get_rank() == 1:
+            Path(__file__).with_name("failed").touch()
+            raise UserError("the sixth batch is bad")
+        return super().__call__(model, batch)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_an_error_of_one_rank_is_shown_once_and_ends_all(
+    start: Callable[..., Run], tmp_path: Path, torchrun: bool
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    run = start(f"common.user_dir={tmp_path / 'failing.py'}", "criterion=failing", torchrun=torchrun)
+    wait_until((tmp_path / "failed").exists)
+    begin = time.monotonic()
+    _, said = run.launcher.communicate(timeout=60)
+    assert time.monotonic() - begin < 10
+    assert not run.workers()
+    assert run.launcher.returncode != 0
+    assert said.count("seqgen-train: ") == said.count("seqgen-train: the sixth batch is bad") == 1, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], rank: int, torchrun: bool) -> None:
+    run = start(torchrun=torchrun)
+    workers = run.wait_for_updates()
+    os.kill(workers[rank], signal.SIGKILL)
+    begin = time.monotonic()
+    _, said = run.launcher.communicate(timeout=60)
+    assert time.monotonic() - begin < 10
+    assert not any(map(alive, workers))
+    assert "SIGKILL" in said
+    assert "cannot continue without the others" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run], sharding: str) -> None:
+    """Each rank is killed once; the run continues by itself."""
+    saving = "checkpoint.save_interval_updates=2"
+    run = start(saving, f"distributed_training.sharding={sharding}", torchrun=True, restarts=2)
+    last = run.folder / "checkpoints" / "last"
+    for kills in (1, 2):
+        wait_until(last.exists)
+        workers = run.workers()
+        os.kill(workers[kills - 1], signal.SIGKILL)
+        wait_until(lambda number=kills: len(records(run.folder, "resume")) == number)
+        resumed = records(run.folder, "resume")[-1]["update"]
+        assert resumed > 0
+        wait_until(lambda update=resumed: records(run.folder) and records(run.folder)[-1]["update"] > update + 3)
+        assert not any(map(alive, workers))
+    os.killpg(run.launcher.pid, signal.SIGTERM)
+    run.launcher.communicate(timeout=60)
+    assert records(run.folder, "stop")[-1]["reason"] == "interrupted"
+    assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
 
 
 @pytest.mark.slow

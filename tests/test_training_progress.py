@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from seqgen.training.meters import Meter
-from seqgen.training.progress import Bar, Lines, Silence, describe, make_display
+from seqgen.training.progress import Bar, Lines, Silence, describe, describe_parts, make_display
 from seqgen.training.records import Records
 from seqgen.training.scores import lower_is_better, mean_scores, pick
 from seqgen.training.seeding import seed_everything, seed_of
@@ -22,7 +23,7 @@ RECORD = {"tokens_per_second": 1234.5, "loss": 2.5, "nll_loss": 2.0, "own": 7.0,
 
 
 def test_a_record_in_words() -> None:
-    assert describe(RECORD) == "loss 2.5 | lr 0.001 | own 7 | 1,234 tokens/s"
+    assert describe(RECORD) == "loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s"
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +32,10 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
     lines.update(2, 1, RECORD, True, 3661.2)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == "update 2/80 | epoch 1 | loss 2.5 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
+    assert (
+        printed.err
+        == "update 2/80 | epoch 1 | loss 2.5 | nll_loss 2 | lr 0.001 | own 7 | 1,234 tokens/s | 1:01:01 left\n"
+    )
 
 
 def test_bar() -> None:
@@ -63,6 +67,8 @@ def test_scores_from_sums() -> None:
         {"loss": 3.0, "nll_loss": 2.0, "ppl": math.e**2, "accuracy": 40.0, "gates": 0.5}
     )
     assert mean_scores({"loss": 1e6, "sample_size": 1.0})["ppl"] == math.inf
+    by_sentence = mean_scores({"loss": 6.0, "nll_loss": 6.0, "sample_size": 2.0, "ntokens": 3.0})
+    assert (by_sentence["loss"], by_sentence["nll_loss"], by_sentence["ppl"]) == (3.0, 2.0, math.exp(2.0))
 
 
 def test_directions_of_metrics() -> None:
@@ -121,3 +127,31 @@ def test_randomness_is_a_function_of_its_place() -> None:
     assert draws[0] == draws[1]
     assert len({value for draw in draws[1:] for value in draw}) == 9
     assert 0 <= seed_of(0) < 2**63
+
+
+def test_scores_of_a_mixture_have_a_line_for_each_part() -> None:
+    scores = {
+        "loss": 2.0,
+        "nll_loss": 1.5,
+        "ppl": 4.5,
+        "de.loss": 1.0,
+        "de.nll_loss": 1.0,
+        "fr.loss": 3.0,
+        "fr.bleu": 9,
+    }
+    assert describe_parts(scores) == (
+        "loss 2 | nll_loss 1.5 | ppl 4.5",
+        ["  de: loss 1", "  fr: loss 3 | bleu 9"],
+    )
+
+
+def test_wide_messages_are_broken_between_values() -> None:
+    out = io.StringIO()
+    bar = Bar(10, Console(file=out, width=40, force_terminal=True))
+    bar.message("valid at update 100 | epoch 3 | loss 1.234 | ppl 5.678 | accuracy 91.2\n  de: loss 1")
+    bar.close()
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    lines = [line for line in shown if "loss" in line or "accuracy" in line]
+    assert all(len(line) <= 40 for line in lines)
+    assert lines == ["    loss 1.234 | ppl 5.678", "    accuracy 91.2", "  de: loss 1"]
+    assert "  de: loss 1" in lines

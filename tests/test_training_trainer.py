@@ -13,7 +13,8 @@ from seqgen.structures import Batch
 from seqgen.training.criteria import CriterionOut
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.ema import EMA
-from seqgen.training.trainer import Trainer
+from seqgen.training.trainer import Trainer, UpdateResult
+from seqgen.training.triggers import Triggers
 from tests.training_runs import Lab, lab
 
 __all__ = ["lab"]
@@ -34,10 +35,21 @@ def test_moving_average_equals_the_plain_computation(decay: float) -> None:
         assert ema.model.weight.item() == pytest.approx(wanted, rel=1e-12), f"after update {before + 1}"
 
 
+def test_buffers_are_averaged_and_integers_copied() -> None:
+    model = nn.BatchNorm1d(2)
+    ema = EMA(model, 0.5)
+    model.running_mean.fill_(4.0)  # type: ignore[union-attr]
+    model.num_batches_tracked.fill_(7)  # type: ignore[union-attr]
+    ema.update(model, 100)
+    assert ema.model.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+    assert int(ema.model.num_batches_tracked) == 7  # type: ignore[arg-type]
+
+
 def trainer(lab: Lab, group: ProcessGroup, *overrides: str) -> Trainer:
     cfg = lab.config(*overrides)
     task = lab.task(cfg, lab.root / "trainer")
-    return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
+    with mock.patch("seqgen.training.trainer.parallel", lambda module, *_: module):  # no other rank is there
+        return Trainer(cfg, task, task.build_model(cfg.model), torch.device("cpu"), group)
 
 
 def test_the_first_update_is_number_one_for_the_average(lab: Lab) -> None:
@@ -94,3 +106,26 @@ def test_dropout_changes_with_the_update_and_the_seed(lab: Lab) -> None:
     assert random_numbers(other, range(1)) != first
     one.update = 1
     assert random_numbers(one, range(1)) != first
+
+
+def test_a_parameter_group_can_scale_its_learning_rate(lab: Lab) -> None:
+    one = trainer(lab, ProcessGroup(), "lr_scheduler=fixed", "lr_scheduler.warmup_updates=0", "optimization.lr=[0.5]")
+    one.optimizer.param_groups[0]["lr_scale"] = 0.25
+    one._step(UpdateResult(lr=0.5))
+    assert one.optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_remaining_time_at_the_mean_speed(lab: Lab) -> None:
+    triggers = Triggers(lab.config())
+    assert triggers.seconds_left(30, 120, 60.0) == 180.0
+    assert triggers.seconds_left(30, None, 60.0) is None
+    assert Triggers(lab.config("optimization.stop_time_hours=0.05")).seconds_left(30, 120, 60.0) == 120.0
+
+
+def test_each_update_has_its_own_gradient(lab: Lab) -> None:
+    """With a learning rate of zero and no dropout, the same batch gives the same gradient in every update."""
+    one = trainer(lab, ProcessGroup(), "optimization.lr=[0.0]", "model.dropout=0.0")
+    data = one.task.dataset("train")
+    batch = one.task.collate([data.example(i, epoch=1, seed=1) for i in range(4)], one.model)
+    first, second = (one.train_update([batch], 1).gnorm for _ in range(2))
+    assert first == pytest.approx(second, rel=1e-6)

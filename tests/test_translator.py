@@ -149,7 +149,7 @@ def test_prefixes_that_do_not_fit() -> None:
     ("settings", "message"),
     [
         ({"beem": 3}, "did you mean 'beam'"),
-        ({"beam": "five"}, "beam='five' should be int"),
+        ({"beam": "five"}, "beam='five' should be a whole number"),
         ({"beam": 0}, "below its minimum"),
         ({"nbest": 7, "beam": 2}, "nbest"),
         ({"semantics": "opus"}, "none of"),

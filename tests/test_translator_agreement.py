@@ -292,6 +292,7 @@ def test_a_tokenizer_without_bytes_is_refused(members: list[Any]) -> None:
         Translator([members[0], other]).prepare()
 
 
+@pytest.mark.slow
 def test_the_command_decodes_runs_with_different_vocabularies(tmp_path: Path) -> None:
     data = corpus(tmp_path / "data")
     for name, model, size in (("a", SMALL_FCONV, 44), ("b", SMALL_TRANSFORMER, 40)):

@@ -324,7 +324,7 @@ class TestRefused:
             (("tune.generation.lenpen=high",), ["tune.generation.lenpen", "'high' is not a number"]),
             (("tune.generation.lenpen=[1]",), ["tune.generation.lenpen", "not a list"]),
             (("tune.generation.beam=0,1",), ["tune.generation: beam=0", "minimum"]),
-            (("tune.generation.beam=1.5",), ["tune.generation: beam=1.5 should be int"]),
+            (("tune.generation.beam=1.5",), ["tune.generation: beam=1.5 should be a whole number"]),
             (("tune.combination.weights=-1,1",), ["combination.weights=-1", "minimum"]),
             (("tune.search.delta=1",), ["search.delta", "no effect"]),
             (("tune.generation.lenpen=1", "tune.generation.lenpen=2"), ["given twice"]),

@@ -107,7 +107,9 @@ def test_a_run_records_the_files_as_they_were_given(trained: tuple[Path, Path]) 
 def test_decoding_uses_the_record_only_where_it_is_asked_to(trained: tuple[Path, Path]) -> None:
     run, nets = trained
     missing = decode(run)
-    refused(missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; give")
+    refused(
+        missing, f"there is no model 'own_net'; it was registered in {nets / 'net.py'} when the run was made; to run"
+    )
     refused(missing, f"common.user_dir={nets / 'net.py'} or common.user_dir=run")
     half = decode(run, f"common.user_dir={nets}")
     refused(half, f"there is no search strategy 'pruning'; it was registered in {COMPONENTS} when the run was made")

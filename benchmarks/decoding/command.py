@@ -34,7 +34,6 @@ class Command:
         peak_bytes: peak memory of the process, for each round.
         same: fraction of the outputs that equal those of the first command with this model.
         bleu: BLEU of the outputs.
-        elsewhere: sentences per second measured on another machine, without start-up; ``None`` for figures of this run.
     """
 
     model: str
@@ -47,7 +46,6 @@ class Command:
     peak_bytes: list[int] = field(default_factory=list)
     same: float | None = None
     bleu: float | None = None
-    elsewhere: float | None = None
 
     def run(self, source: Path, output: Path, threads: int) -> tuple[float, float, int]:
         """Decode a file.
@@ -110,8 +108,6 @@ class Command:
         Returns:
             The speed; ``None`` if it was not measured, or if the command takes no longer than its start-up.
         """
-        if self.elsewhere is not None:
-            return None if whole else self.elsewhere
         seconds = statistics.median(self.seconds) - (0 if whole else statistics.median(self.start_up))
         return sentences / seconds if seconds > 0 else None
 
@@ -119,7 +115,7 @@ class Command:
         """All figures, for JSON."""
         names = ("model", "name", "format", "seconds", "start_up", "processor_seconds", "peak_bytes", "same", "bleu")
         speeds = {"whole": self.speed(sentences, True), "without_start_up": self.speed(sentences, False)}
-        return {**{name: getattr(self, name) for name in names}, "elsewhere": self.elsewhere, **speeds}
+        return {**{name: getattr(self, name) for name in names}, **speeds}
 
 
 def compare_commands(

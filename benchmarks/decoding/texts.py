@@ -15,8 +15,8 @@ from benchmarks.decoding.models import multi30k, shared_folder
 from benchmarks.decoding.workload import SEQGEN
 from seqgen.cli.convert import ConvertConfig, convert
 
-FAIRSEQ_TEXTS = {"fconv": 263.0, "transformer": 186.0, "fconv:transformer": 95.0}
-"""Sentences per second of fairseq on another machine: the best of several runs, without start-up."""
+CHECKPOINTS = ("fconv", "transformer", "fconv:transformer")
+"""The checkpoints of fairseq in the shared folder that are decoded."""
 
 
 def commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
@@ -36,11 +36,10 @@ def commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
         if options.huggingface:
             yield from huggingface_commands(options, huggingface_folder(options.t5, folder))
     checkpoints = shared_folder() / "oracles" / "fairseq"
-    for names, speed in FAIRSEQ_TEXTS.items() if checkpoints.exists() else ():
+    for names in CHECKPOINTS if checkpoints.exists() else ():
         path = ":".join(str(checkpoints / f"{name}.pt") for name in names.split(":"))
         for name in options.formats:
             yield replace(seqgen(path, name), model=names)
-        yield Command(names, "fairseq, elsewhere", "float32", lambda *_: [], elsewhere=speed)
 
 
 def huggingface_commands(options: argparse.Namespace, folder: Path) -> Iterator[Command]:
@@ -73,8 +72,8 @@ def measure_texts(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     measured, disagreements = list(commands(options, folder)), []
     for model in dict.fromkeys(command.model for command in measured):
         texts = [f"{options.prefix}{line}" for line in lines] if model == "t5" else lines
-        here = [command for command in measured if command.model == model and command.elsewhere is None]
+        here = [command for command in measured if command.model == model]
         disagreements += compare_commands(here, texts, references, folder, options.rounds, options.threads)
-    measured = [command for command in measured if command.seconds or command.elsewhere is not None]
+    measured = [command for command in measured if command.seconds]
     print(table(measured, len(lines)))
     return {"rows": [command.record(len(lines)) for command in measured], "disagreements": disagreements}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,12 +13,45 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.decoding.matrix_worker import MatrixProducts
-from benchmarks.decoding.process import ROOT, InProcessWorker, WorkerError, WorkerHandle, WorkerProcess
+from benchmarks.decoding.process import (
+    ROOT,
+    InProcessWorker,
+    WorkerError,
+    WorkerHandle,
+    WorkerProcess,
+    environment,
+)
 from benchmarks.decoding.seqgen_worker import Seqgen
 from benchmarks.decoding.worker import Worker, parser
 from benchmarks.decoding.workload import BEFORE, SEQGEN, Toolkit
 
 OTHER_TOOLKITS = {"huggingface": "huggingface_worker", "ctranslate2": "ctranslate2_worker"}
+
+
+def fairseq_checkpoints(python: str, folder: Path, architectures: Sequence[str], vocabulary: int) -> list[str]:
+    """Let fairseq write a checkpoint with random weights of each architecture.
+
+    Args:
+        python: the Python of its environment.
+        folder: where to write.
+        architectures: fairseq's names; one can occur twice.
+        vocabulary: vocabulary size.
+
+    Returns:
+        The files.
+
+    Raises:
+        WorkerError: it did not write them.
+    """
+    command = [python, "-m", "benchmarks.decoding.fairseq_models", str(folder), *architectures]
+    command += ["--vocabulary", str(vocabulary)]
+    try:
+        done = subprocess.run(command, env=environment(1), capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise WorkerError(f"cannot run {python}: {error.strerror or error}") from None
+    if done.returncode:
+        raise WorkerError(f"fairseq wrote no models: {done.stderr.strip().splitlines()[-1]}")
+    return [str(folder / f"{name}.{seed}" / "model.pt") for seed, name in enumerate(architectures, start=1)]
 
 
 INSIDE: dict[str, Callable[[argparse.Namespace], Worker]] = {"seqgen_worker": Seqgen, "matrix_worker": MatrixProducts}
@@ -74,13 +108,13 @@ class Workers:
         return worker
 
     def seqgen(self, models: Sequence[str], vocabulary: int = 0) -> list[Toolkit]:
-        """seqgen in each dtype that it supports here, then the checkout of ``--seqgen-before`` in the same dtypes."""
+        """seqgen in each dtype that it supports here, then the commit of ``--against`` in the same dtypes."""
         start = partial(self.start, sys.executable, "seqgen_worker", models, vocabulary=vocabulary)
         toolkits = [
             Toolkit(SEQGEN, "float32", start("float32")),
             *self.attempt(SEQGEN, start, self.options.formats[1:]),
         ]
-        if (root := self.options.seqgen_before) is not None:
+        if (root := self.options.before) is not None:
             toolkits += [Toolkit(BEFORE, kit.format, start(kit.format, root=root)) for kit in toolkits]
         return toolkits
 
@@ -92,6 +126,12 @@ class Workers:
                 start = partial(self.start, python, module, [str(folder)])
                 toolkits += self.attempt(name, start, self.options.formats)
         return toolkits
+
+    def fairseq(self, files: Sequence[str]) -> list[Toolkit]:
+        """fairseq with checkpoints, if the options name it."""
+        if not (python := self.options.fairseq):
+            return []
+        return self.attempt("fairseq", partial(self.start, python, "fairseq_worker", files), ["float32"])
 
     def limits(self, folder: Path) -> list[Toolkit]:
         """The matrix products alone, once without and once with those of attention."""

@@ -85,7 +85,6 @@ class Measured:
         same: fraction of sentences whose best output equals that of seqgen in float32.
         drift: mean log-probability per token of the reference outputs (seqgen in float32), minus that of these
             outputs; seqgen computes both in float32.
-        elsewhere: tokens per second measured on another machine; ``None`` for figures of this run.
     """
 
     workload: Workload
@@ -97,7 +96,6 @@ class Measured:
     used_bytes: list[int] = field(default_factory=list)
     same: float | None = None
     drift: float | None = None
-    elsewhere: float | None = None
 
     def add(self, answer: Answer) -> None:
         """Add the figures of a round."""
@@ -107,8 +105,6 @@ class Measured:
     @property
     def tokens_per_second(self) -> float:
         """Tokens of the best hypotheses per second; the median over the rounds."""
-        if self.elsewhere is not None:
-            return self.elsewhere
         return self.workload.sentences * self.workload.length / statistics.median(map(sum, self.seconds))
 
     @property

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
+from seqgen.generation.search.randomness import uniform
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
@@ -131,7 +132,8 @@ class MaskPredictCriterion(Criterion):
             raise ConfigError("criterion=mask_predict needs targets, and model=mask_predict")
         target = target.masked_fill(target == words.eos(), words.pad())
         lengths = (target != words.pad()).sum(1)
-        hidden = choose_hidden(lengths, target.size(1), None if model.training else torch.Generator().manual_seed(1))
+        numbers = uniform(1, batch.ids.unsqueeze(1), torch.arange(1 + target.size(1), device=target.device))
+        hidden = choose_hidden(lengths, torch.rand_like(numbers) if model.training else numbers)
         encoder_out = model.encoder(batch.source.src_tokens, batch.source.src_lengths)
         features, _ = model.decoder.extract_features(target.masked_fill(hidden, words.bos()), encoder_out)
         logits, size = model.decoder.output_layer(features[hidden]), int(hidden.sum())  # (M, V)
@@ -141,10 +143,9 @@ class MaskPredictCriterion(Criterion):
         return CriterionOut(loss + self.cfg.length_weight * length_loss, size, logging)
 
 
-def choose_hidden(lengths: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
-    """Choose the hidden tokens of targets of ``lengths`` ``(N,)``: ``(N, width)`` bool; one to all, uniformly."""
-    uniforms = torch.rand(len(lengths), width + 1, generator=generator).to(lengths.device)
-    counts = 1 + (uniforms[:, 0] * lengths).long()
-    inside = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
+def choose_hidden(lengths: Tensor, uniforms: Tensor) -> Tensor:
+    """Hide one to all tokens: ``lengths`` ``(N,)``, ``uniforms`` ``(N, 1 + T)``; ``(N, T)`` bool."""
+    most = (uniforms[:, :1] * lengths.unsqueeze(1)).long()  # the number of hidden tokens, less one
+    inside = torch.arange(uniforms.size(1) - 1, device=lengths.device) < lengths.unsqueeze(1)
     order = uniforms[:, 1:].masked_fill(~inside, 2.0).argsort(dim=1)  # first a random order of 0, ..., length - 1
-    return inside & (order < counts.unsqueeze(1))
+    return inside & (order <= most)

@@ -84,6 +84,8 @@ class DecodingTask(Task):
         target_tokenizer: that of the target, or one with a ``target_side``.
     """
 
+    can_be_chosen = False  # it has no data to train on, so help and completion leave it out
+
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
 

@@ -8,12 +8,14 @@ the checkpoint, they are allocated, on the device and in the dtype in which they
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.errors import CheckpointError, UserError
@@ -25,6 +27,38 @@ MAX_BUFFERS = 1 << 32
 
 
 M = TypeVar("M", bound=nn.Module)
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Build models on the ``meta`` device, without computing initial values, since tensors have no values there."""
+    with torch.device("meta"), _WithoutValues():
+        yield
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips the functions that compute initial weights.
+
+    On the ``meta`` device PyTorch would import its compiler for them, which takes more than a second.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in _initializers():
+            return args[0] if args else given["tensor"]
+        if function is torch.norm_except_dim:  # the norms by which weight normalization divides
+            weight, _, dim = args
+            return weight.new_empty([size if axis == dim else 1 for axis, size in enumerate(weight.shape)])
+        return function(*args, **given)
+
+
+@functools.cache
+def _initializers() -> frozenset[Callable[..., Any]]:
+    """The functions that fill a tensor in place with an initialization."""
+    named = [function for name, function in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")]
+    return frozenset([*named, Tensor.normal_, Tensor.uniform_])
 
 
 def check_size(
@@ -47,7 +81,7 @@ def check_size(
         CheckpointError: the model has other weights, or too large buffers.
     """
     try:
-        with torch.device("meta"), _at_most(4 * len(weights) + 1000, where):
+        with on_meta(), _at_most(4 * len(weights) + 1000, where):
             model = build()
             upgraded = dict(weights)
             upgrade = getattr(model, "upgrade_state_dict", None)
@@ -56,7 +90,7 @@ def check_size(
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
-        if without_memory:
+        if without_memory or "overflow" in str(error).lower():  # the sizes of a tensor, on any device
             raise _impossible(error, where) from error
         return None
     fit(model, upgraded, where)
@@ -132,7 +166,7 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     """
     try:
         made = {
-            parameter: nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            parameter: nn.Parameter(_empty(parameter, device), parameter.requires_grad)
             for parameter in model.parameters()
         }
     except (RuntimeError, MemoryError):
@@ -144,9 +178,13 @@ def materialize(model: nn.Module, device: torch.device) -> None:
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, made[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
+            setattr(module, name, _empty(buffer, device) if buffer.is_meta else buffer.to(device))
         if hasattr(module, "reset_buffers"):
             module.reset_buffers()  # type: ignore[operator]
+
+
+def _empty(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def _impossible(error: BaseException, where: str) -> CheckpointError:

@@ -28,7 +28,10 @@ MAY_CHANGE = frozenset(
         "common.threads",
         "common.user_dir",
         "distributed_training.distributed_backend",
+        "distributed_training.sharding",
         "distributed_training.timeout",
+        "optimization.checkpoint_activations",
+        "optimization.out_of_memory",
         _WORLD_SIZE,
         # logging, validation and saving
         "common.log_interval",

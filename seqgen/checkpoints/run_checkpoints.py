@@ -7,6 +7,9 @@
                     epoch_3/     training_state.json          ... and plain values
                     update_500/  SHA256SUMS                   a checksum of each file
 
+A run of several processes with ``distributed_training.sharding=fsdp`` writes sharded ones instead; see ``sharded``. All
+functions read both.
+
 A checkpoint is written under a hidden name, synced and renamed, so that after a kill at any time either the old or the
 new one is complete. Replacing a folder takes two renames. After a kill between them, the earlier checkpoint is
 named ``.NAME.old``; loading finds it there, and the next training run renames it back.
@@ -36,13 +39,13 @@ from seqgen.checkpoints.serialization import (
     write_json,
     write_tensors,
 )
+from seqgen.checkpoints.sharded import STATE, WEIGHTS, is_sharded, read_shards, shard_shapes
 from seqgen.errors import CheckpointError, UserError
 from seqgen.files import disk_errors, sync
 from seqgen.reading import open_regular
 
 MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
-STATE = "training_state.json"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
 _UPGRADE = "upgrade_state_dict"
@@ -87,11 +90,23 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written, for example because the disk is full; earlier checkpoints are intact.
         """
-        temporary = {name: self.folder / f".{name}.tmp" for name in names}
+        self.write(names, lambda folder: _write(folder, weights, state))
+
+    def write(self, names: Sequence[str], fill: Callable[[Path], None]) -> None:
+        """Write one checkpoint by a function; see ``save``.
+
+        Args:
+            names: folder names; they are replaced in this order.
+            fill: writes the files and their checksums into the temporary folder that it is given; it makes the folder.
+
+        Raises:
+            CheckpointError: as in ``save``.
+        """
+        temporary = {name: temporary_folder(self.folder, name) for name in names}
         first, *others = temporary.values()
         try:
             with disk_errors(f"checkpoint {self.folder / names[0]}"):
-                _write(first, weights, state)
+                fill(first)
                 for other in others:
                     _link(first, other)
                 for name, path in temporary.items():
@@ -120,11 +135,26 @@ class Checkpoints:
         return numbered(self.folder, kind)
 
     def newest(self) -> Path | None:
-        """The checkpoint to resume from: ``last``, else the one with the most updates; ``None`` if there is none."""
-        if (self.folder / "last" / STATE).is_file():
-            return self.folder / "last"
-        rest = [path for path in self.folder.iterdir() if (path / STATE).is_file()]
-        return max(rest, key=update_of, default=None)
+        """The checkpoint to resume from: the first of ``resumable``; ``None`` if there is none."""
+        return next(iter(self.resumable()), None)
+
+    def resumable(self) -> list[Path]:
+        """The checkpoints to resume from: ``last``, then the others, those with more updates first."""
+        found = [path for path in self.folder.iterdir() if (path / STATE).is_file() and not path.name.startswith(".")]
+        return sorted(found, key=lambda path: (path.name == "last", _update_or_less(path), path.name), reverse=True)
+
+
+def temporary_folder(folder: Path, name: str) -> Path:
+    """Where the checkpoint ``name`` of a ``checkpoints`` folder is written before it is renamed."""
+    return folder / f".{name}.tmp"
+
+
+def _update_or_less(checkpoint: Path) -> int:
+    """The number of updates of a checkpoint; -2 if it is damaged."""
+    try:
+        return update_of(checkpoint)
+    except CheckpointError:
+        return -2
 
 
 def numbered(folder: Path, kind: str) -> list[Path]:
@@ -184,6 +214,8 @@ def resolve(path: str | Path) -> Path:
         for place in (candidate, candidate.with_name(f".{candidate.name}.old")):  # left by a kill between two renames
             if (place / MODEL).is_file():
                 return _checked(place)
+            if is_sharded(place):
+                return place
     if not given.exists():
         raise CheckpointError(f"{given}: there is no such file or folder{_advice(given)}")
     if (given / FOLDER).is_dir():
@@ -192,11 +224,21 @@ def resolve(path: str | Path) -> Path:
             f"{given}: a run folder without checkpoints best and last"
             + (f"; it has: {names}" if names else "; perhaps its training has not saved one yet")
         )
+    inside = sorted(p.name for p in given.iterdir() if _is_checkpoint(p)) if given.is_dir() else []
+    if given.absolute().name == FOLDER and inside:
+        raise CheckpointError(
+            f"{given}: this folder has the checkpoints of a run; give the run, {given.parent}, for its best "
+            f"checkpoint, or one of: {', '.join(str(given / name) for name in inside)}"
+        )
     codes = sorted(p.name for p in given.iterdir() if p.suffix in _CODE_SUFFIXES) if given.is_dir() else []
     hint = f"; {codes[0]} can contain code and is never loaded" if codes else ""
     if given.is_dir() and any(given.glob("*.safetensors")):
         hint += f"; a Hugging Face folder must also have a {_HUGGINGFACE}"
     raise CheckpointError(f"{given}: neither a run folder nor a checkpoint: no {MODEL} in it{hint}")
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / MODEL).is_file() or is_sharded(folder)
 
 
 def _checked(folder: Path) -> Path:
@@ -228,15 +270,22 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is missing, damaged or truncated.
     """
-    return _unchanged(checkpoint, lambda: read_tensors(checkpoint / MODEL))
+    if is_sharded(checkpoint):
+        weights: dict[str, Tensor] = _unchanged(checkpoint, lambda: read_shards(checkpoint, only_weights=True))[WEIGHTS]
+        return weights
+    return _unchanged(checkpoint, lambda: _verified_tensors(checkpoint))
+
+
+def _verified_tensors(checkpoint: Path) -> dict[str, Tensor]:
+    verify_checksums(checkpoint, [MODEL])
+    return read_tensors(checkpoint / MODEL)
 
 
 def _unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
-    """Verify the checksum of a checkpoint's weights and read them, again if they are replaced meanwhile."""
+    """Read a checkpoint, again if it is replaced meanwhile."""
     for attempt in (1, 2, 3):
         before = _identity(checkpoint)
         try:
-            verify_checksums(checkpoint, [MODEL])
             found = read()
         except CheckpointError:
             # A running training process may have replaced the checkpoint while it was being read.
@@ -261,7 +310,7 @@ def weight_shapes(checkpoint: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing, damaged or truncated.
     """
     try:
-        return read_tensors(checkpoint / MODEL, values=False)
+        return shard_shapes(checkpoint) if is_sharded(checkpoint) else read_tensors(checkpoint / MODEL, values=False)
     except CheckpointError:
         # reports what is wrong with the file, or reads the newer checkpoint that has replaced it
         return read_weights(checkpoint)
@@ -279,10 +328,14 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing, damaged or truncated.
     """
+    if is_sharded(checkpoint):
+        state: dict[str, Any] = read_shards(checkpoint)
+        del state[WEIGHTS]
+        return state
     verify_checksums(checkpoint, [STATE, STATE_TENSORS])
     plain, tensors = read_json(checkpoint / STATE), read_tensors(checkpoint / STATE_TENSORS)
     try:
-        state: dict[str, Any] = unpack(plain, tensors)
+        state = unpack(plain, tensors)
     except (KeyError, TypeError):
         raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
     return state
@@ -291,7 +344,8 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
 
-    A model that converts older weights (``upgrade_state_dict``) gets all of them at once.
+    A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
+    sharded checkpoint.
 
     Args:
         model: a model of the architecture that the checkpoint was trained with.
@@ -300,14 +354,16 @@ def load_weights(model: nn.Module, checkpoint: Path) -> None:
     Raises:
         CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
     """
-    if _upgrades(model):
+    if _upgrades(model) or is_sharded(checkpoint):
         weights = read_weights(checkpoint)
-        model.upgrade_state_dict(weights)  # type: ignore[operator]
+        if _upgrades(model):
+            model.upgrade_state_dict(weights)  # type: ignore[operator]
         fit(model, weights, str(checkpoint))
         model.load_state_dict(weights)
         return
 
     def stream() -> None:
+        verify_checksums(checkpoint, [MODEL])
         fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
         for chunk in tensor_chunks(checkpoint / MODEL):
             model.load_state_dict(chunk, strict=False)

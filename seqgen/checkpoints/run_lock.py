@@ -11,7 +11,7 @@ from typing import Any
 import portalocker
 
 from seqgen.errors import CheckpointError
-from seqgen.files import disk_errors
+from seqgen.files import disk_errors, open_own
 
 LOCK = ".lock"
 
@@ -46,14 +46,15 @@ def _inherited(duplicate: Any) -> RunLock:
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[RunLock]:
-    """Lock a run folder for this process, and for child processes that get the lock object.
+def run_lock(folder: Path, key: str = "run_dir") -> Iterator[RunLock]:
+    """Lock a run folder, or the folder of a job, for this process, and for child processes that get the lock object.
 
     The operating system releases the lock when the last process that holds it ends, so the lock file of a killed
     process does not block a new one.
 
     Args:
         folder: the run folder; created if it does not exist.
+        key: the configuration key that names the folder, for the message.
 
     Yields:
         The lock.
@@ -64,8 +65,8 @@ def run_lock(folder: Path) -> Iterator[RunLock]:
     """
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK).touch()
-    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+        file = open_own(folder / LOCK)
+    with file:
         try:
             portalocker.lock(file, portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING)
         except portalocker.LockException:
@@ -73,7 +74,7 @@ def run_lock(folder: Path) -> Iterator[RunLock]:
             holder = file.read().strip()
             raise CheckpointError(
                 f"{folder}: in use by another process{f' ({holder})' if holder else ''}; wait for it, or choose "
-                "another run_dir"
+                f"another {key}"
             ) from None
         lock = RunLock(file.fileno())
         lock.sign()

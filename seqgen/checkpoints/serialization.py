@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,9 +113,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         safetensors.torch.save_file(unique, path, metadata)
         _sort_metadata(path)
     except safetensors.SafetensorError as error:
-        # the library gives the operating system's error only as text
-        full = "No space left" in str(error) or "StorageFull" in str(error)
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+        # the library gives the operating system's error only as text: "... (os error 28)" or "Os { code: 28, ..."
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
     path.chmod(mode)  # the library makes the file readable by its owner only
     sync(path)
 
@@ -223,9 +226,16 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); it may be truncated") from None
 
 
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder."""
-    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
+def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write the checksums of all files of a folder into its ``SHA256SUMS``, and sync the folder.
+
+    Args:
+        folder: the folder.
+        known: checksums, by the file's name, that need not be computed.
+    """
+    known = known or {}
+    files = [path for path in sorted(folder.iterdir()) if path.name != CHECKSUMS]
+    lines = [f"{known.get(path.name) or digest(path)}  {path.name}\n" for path in files]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     sync(folder / CHECKSUMS)
     sync(folder)

@@ -237,18 +237,25 @@ class Dictionary:
     def _load_json(cls, path: Path) -> Self:
         try:
             content = parse_json(read_bytes(path))
-            symbols, counts = content["symbols"], content["counts"]
             specials = {name: content[name] for name in ("pad", "eos", "unk", "bos")}
+            symbols, counts = content["symbols"], content["counts"]
+            if not isinstance(symbols, list) or not isinstance(counts, list):
+                raise TypeError("the tokens or the counts are not a list")
             if not all(isinstance(token, str) for token in symbols):
                 raise TypeError("a token is not a string")
-            if not all(value is None or type(value) is int for value in (*counts, *specials.values())):
+            bos = [] if specials["bos"] is None else [specials["bos"]]
+            if not all(
+                type(value) is int for value in (*counts, *bos, specials["pad"], specials["eos"], specials["unk"])
+            ):
                 raise TypeError("a count or id is not a whole number")
             return cls(symbols, counts, **specials)
         except FileNotFoundError:
             raise DataError(f"there is no file {path}") from None
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, DataError) as error:
+        except KeyError as error:
+            raise DataError(f"{path} is not a vocabulary, or is damaged: it lacks {error}") from None
+        except (ValueError, TypeError, DataError) as error:
             raise DataError(f"{path} is not a vocabulary, or is damaged: {error}") from None
 
     def save(self, path: Path | str) -> None:

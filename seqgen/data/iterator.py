@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,7 +78,7 @@ class EpochIterator:
         self.epoch = 1
         self.first = 0
         self.consumed = 0
-        self._made: tuple[int, Batches] | None = None
+        self._made: tuple[int, Batches, int] | None = None
 
     def _all_batches(self) -> Batches:
         """The current epoch's batches, of all ranks."""
@@ -85,8 +86,13 @@ class EpochIterator:
             rng = generator(self.seed, self.epoch) if self.shuffle else None
             lengths = self.dataset.lengths(self.epoch, self.seed)
             batches = make_batches(lengths, max_tokens=self.max_tokens, batch_size=self.batch_size, rng=rng)
-            self._made = self.epoch, batches
+            self._made = self.epoch, batches, zlib.crc32(lengths.tobytes())
         return self._made[1]
+
+    def _lengths_checksum(self) -> int:
+        """A checksum of the lengths of all examples in the current epoch, which differs for most other data."""
+        self._all_batches()
+        return self._made[2] if self._made is not None else 0
 
     @property
     def batches(self) -> Batches:
@@ -113,6 +119,11 @@ class EpochIterator:
             yield batch
         if self.epoch == epoch:
             self.epoch, self.first, self.consumed = epoch + 1, 0, 0
+
+    def spare(self) -> Batch:
+        """One example of the current epoch, for a rank that has no batch left but computes along with the others."""
+        position = int(self._all_batches()[0][0])
+        return self.collate([self.dataset.example(position, epoch=self.epoch, seed=self.seed)])
 
     def _prepare(self, batches: Batches, index: int, epoch: int) -> Batch:
         positions = batches[index].tolist()
@@ -145,9 +156,10 @@ class EpochIterator:
             "consumed": self.first + self.consumed * self.world_size,
             "batches": len(self._all_batches()),
             "examples": len(self.dataset),
+            "lengths": self._lengths_checksum(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> str:
         """Continue from a position that ``state_dict`` returned.
 
         Args:
@@ -156,11 +168,20 @@ class EpochIterator:
 
         Raises:
             DataError: the data or the batch limits have changed, so the position is not valid.
+
+        Returns:
+            A message on data that has changed at the beginning of an epoch; empty if the lengths of all examples are
+            the same.
         """
         self.epoch = int(state["epoch"])
         self.first, self.consumed = int(state["consumed"]), 0
-        if self.first == 0:
-            return  # at the beginning of an epoch, the position is valid for any data and limits
+        same_lengths = state.get("lengths") in (None, self._lengths_checksum())  # older checkpoints have no checksum
+        if self.first == 0:  # the position is valid for any data and limits
+            return (
+                ""
+                if same_lengths
+                else f"the training data has changed; the new data is used from epoch {self.epoch} on"
+            )
         found = {"batches": len(self._all_batches()), "examples": len(self.dataset)}
         if any(found[name] != state[name] for name in found):
             raise DataError(
@@ -168,3 +189,9 @@ class EpochIterator:
                 f"examples, but now there are {found['batches']} with {found['examples']}; continue with the same data "
                 "and batch limits, or start a new run with checkpoint.finetune_from"
             )
+        if not same_lengths:
+            raise DataError(
+                "the checkpoint was saved within an epoch, and since then the examples of the training data have other "
+                "lengths; continue with the same data, or start a new run with checkpoint.finetune_from"
+            )
+        return ""

@@ -31,10 +31,14 @@ def check_growth(pipeline: dict[str, Any], origin: str) -> None:
         origin: the file, for messages.
 
     Raises:
-        DataError: they can.
+        DataError: they can, or a table in them is damaged.
     """
-    encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
-    if max(encoding, _growth(pipeline.get("decoder"))) > MAX_GROWTH:
+    try:
+        encoding = _growth(pipeline.get("normalizer")) * _growth(pipeline.get("pre_tokenizer"))
+        decoding = _growth(pipeline.get("decoder"))
+    except ValueError as error:
+        raise DataError(f"{origin} is damaged: {error}; copy it again") from None
+    if max(encoding, decoding) > MAX_GROWTH:
         raise DataError(
             f"{origin} has steps (such as Replace) that can make a text more than {MAX_GROWTH} times longer; "
             "use the tokenizer as its authors published it"
@@ -45,7 +49,7 @@ def _growth(step: Any) -> float:
     """Maximum factor by which a step, including its inner steps, lets a text grow."""
     if not isinstance(step, dict):
         return 1.0
-    kind = step.get("type")
+    kind = str(step.get("type"))
     if kind == "Sequence":
         total = 1.0
         for key in _NESTED:
@@ -57,8 +61,8 @@ def _growth(step: Any) -> float:
     if kind == "Prepend":
         return 1.0 + len(str(step.get("prepend", "")))
     if kind == "Precompiled":
-        return _longest_in_charsmap(str(step.get("precompiled_charsmap") or ""))
-    return 1.0 if kind in _SHRINKING else _GROWTH.get(str(kind), 2.0)
+        return _longest_in_charsmap(step.get("precompiled_charsmap"))
+    return 1.0 if kind in _SHRINKING else _GROWTH.get(kind, 2.0)
 
 
 def _growth_of_replacing(pattern: Any, length: int) -> float:
@@ -68,14 +72,21 @@ def _growth_of_replacing(pattern: Any, length: int) -> float:
     return 1.0 + length  # a regular expression may match the empty text, between any two characters
 
 
-def _longest_in_charsmap(encoded: str) -> float:
-    """Length of the longest replacement in SentencePiece's table: size of the index, index, null-terminated texts."""
+def _longest_in_charsmap(encoded: Any) -> float:
+    """Length of the longest replacement in SentencePiece's table: size of the index, index, null-terminated texts.
+
+    Raises:
+        ValueError: it is no such table; the library would panic, and print that.
+    """
     try:
-        table = base64.b64decode(encoded)
-    except ValueError:
-        return 1.0  # the library refuses it
-    texts = table[4 + int.from_bytes(table[:4], "little") :]
-    return float(max(1, *(len(text.decode(errors="replace")) for text in texts.split(b"\0"))))
+        table = base64.b64decode(encoded, validate=True)
+        size = int.from_bytes(table[:4], "little")
+        table[4 + size :].decode()
+        if size < 4 or size % 4 or len(table) < 4 + size:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ValueError("a precompiled_charsmap is not one of SentencePiece") from None
+    return float(max(1, *(len(text.decode()) for text in table[4 + size :].split(b"\0"))))
 
 
 @contextlib.contextmanager

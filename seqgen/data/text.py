@@ -10,10 +10,10 @@ import glob
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from seqgen.errors import DataError, nearest
 from seqgen.reading import open_regular
@@ -22,6 +22,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 CHUNK_BYTES = 1 << 20
 """Approximate number of bytes of text that are read at a time."""
+MAX_LINE_BYTES = 1 << 26
+"""Maximum bytes of a line; a small ``.gz`` file can contain a line of many gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -102,22 +104,46 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
         The chunks, in order.
 
     Raises:
-        DataError: the file is missing, cannot be read, or is a damaged gzip file.
+        DataError: the file is missing, cannot be read, is a damaged gzip file, or has a line that is too long.
     """
     number = 1
     try:
         with _open(path, pipes) as file:
-            while lines := file.readlines(chunk_bytes):
+            while lines := _read_lines(file, chunk_bytes):
                 if number == 1:
                     lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-                yield LineChunk(path, number, [line.removesuffix(b"\n") for line in lines])
                 number += len(lines)
+                _check_length(lines[-1], path, number - 1)
+                yield LineChunk(path, number - len(lines), lines)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged after line {number - 1}: {error}; copy or compress it again") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _read_lines(file: IO[bytes], chunk_bytes: int) -> list[bytes]:
+    """Read about ``chunk_bytes``, up to the end of a line; of a line that is too long only a part.
+
+    Args:
+        file: the open file.
+        chunk_bytes: approximate number of bytes to read.
+
+    Returns:
+        The lines without their ``\\n``; empty at the end of the file.
+    """
+    content = file.read(chunk_bytes)
+    if content and not content.endswith(b"\n"):
+        content += file.readline(MAX_LINE_BYTES)
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _check_length(line: bytes, path: Path | str, number: int) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(
+            f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes, the maximum for a line; is the file text?"
+        )
 
 
 def read_lines(paths: Path | Sequence[Path], pipes: bool = False) -> Iterator[str]:
@@ -138,22 +164,33 @@ def read_lines(paths: Path | Sequence[Path], pipes: bool = False) -> Iterator[st
             yield from chunk.decode()
 
 
-def stream_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+class ByteLines(Protocol):
+    """A stream of lines of bytes, such as standard input."""
+
+    def readline(self, limit: int, /) -> bytes:
+        """The next line, cut after ``limit`` bytes; empty at the end."""
+        ...
+
+
+def stream_lines(stream: ByteLines, name: str) -> Iterator[str]:
     """Read the lines of a stream as text, as ``read_lines`` reads those of a file.
 
     Args:
-        lines: the lines as bytes.
+        stream: the stream, such as that of standard input.
         name: name of the stream, for messages.
 
     Yields:
         The lines, without their ``\\n`` and without a byte-order mark at the beginning.
 
     Raises:
-        DataError: a line is not valid UTF-8.
+        DataError: a line is not valid UTF-8, or is too long.
     """
-    for number, line in enumerate(lines, start=1):
-        content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-        yield decode_line(content.removesuffix(b"\n"), name, number)
+    number = 1
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        content = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).removesuffix(b"\n")
+        _check_length(content, name, number)
+        yield decode_line(content, name, number)
+        number += 1
 
 
 def is_pipe(path: Path) -> bool:

@@ -219,7 +219,7 @@ def incompatible(cfg: GenerationConfig) -> Iterator[tuple[str, str]]:
         Pairs of a key and the reason.
     """
     neutral = dataclasses.asdict(GenerationConfig())
-    given = [key for key, value in vars(cfg).items() if value != neutral[key]]
+    given = [key for key, value in neutral.items() if getattr(cfg, key) != value]
     for need in NEEDS:
         for key in need.keys:
             if key in given and not need.met(cfg):

@@ -47,10 +47,13 @@ ATTENTION = "attention"
 MEMBER_LOGITS = "member_logits"
 """A need: the logits of each member before they are combined."""
 
+MEMBER_LPROBS = "member_lprobs"
+"""A need: the log-probabilities of each member of an ensemble before they are combined; they cost no computation."""
+
 LAYER_LOGITS = "layer_logits"
 """A need: the logits that the output layer gives to the output of each decoder layer."""
 
-NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, LAYER_LOGITS})
+NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS})
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,8 @@ class Component(Flagged):
     """The base class of all parts of a decoding step that can be exchanged."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS`` and
-    ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
+    """The optional parts of the step context that it reads: any of ``FEATURES``, ``ATTENTION``, ``MEMBER_LOGITS``,
+    ``MEMBER_LPROBS`` and ``LAYER_LOGITS``. The session computes only those that some component in use declares."""
 
     sentence_state: ClassVar[tuple[str, ...]] = ()
     """Names of attributes that hold tensors ``(sentences, ...)`` while a batch is decoded."""

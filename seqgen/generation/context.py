@@ -81,12 +81,15 @@ class StepOutputs:
         attention: ``(rows, S)`` attention over the source, combined over the members that read the same source.
         member_logits: ``(rows, V)`` logits of each member, temperature applied.
         layer_logits: logits of each decoder layer, temperature applied; ensembles do not have it.
+        member_lprobs: ``(rows, V)`` log-probabilities of each member, temperature applied; known only after the
+            combination, to strategies, stopping rules and observers. A single model does not have it.
     """
 
     features: Tensor | None = None
     attention: Tensor | None = None
     member_logits: list[Tensor] | None = None
     layer_logits: LayerLogits | None = None
+    member_lprobs: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 from seqgen.component_keys import parse_components
 from seqgen.config import GenerationConfig
 from seqgen.config_dicts import from_dict, to_dict
+from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
 from seqgen.generation.rules import with_semantics
 from seqgen.registry import DECODING_COMPONENTS
@@ -23,6 +24,9 @@ OF_THE_COMMAND = frozenset(
     | {"replace_unknown", "shortlist", "ensemble_average", "ensemble_weights"}
 )
 """Keys that are never a model's own: those of speed, of other files, and of ensembles."""
+
+LARGEST_OWN = {"beam": 1000, "nbest": 1000, "max_len": 1 << 20, "max_len_a": 1000.0, "max_len_b": 1 << 20}
+"""Maximum values of a model's own settings: a file from elsewhere cannot demand all memory or an endless output."""
 
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
@@ -55,6 +59,12 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         ConfigError: a key is unknown, a value has the wrong type or range, or two keys contradict each other.
     """
     given = {key: value for key, value in given.items() if (key, value) != ("semantics", "")}
+    for key, largest in LARGEST_OWN.items():
+        if key not in given and own[0].get(key, 0) > largest:
+            raise ConfigError(
+                f"the model's own settings have generation.{key}={shown(own[0][key])}, which is more than {largest}; "
+                f"give generation.{key} yourself"
+            )
     taken = {key: value for key, value in own[0].items() if key not in given and key != "components"}
     wanted = _made({**taken, **given})
     if "min_len" in taken and 0 < wanted.max_len < wanted.min_len:  # then every output has the maximum length
@@ -71,8 +81,8 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
         key: value for key, value in taken.items() if value != NEUTRAL[key] and not _only_removes_limit(cfg, key)
     }
     notable |= notable.pop("components", {})
-    shown = ", ".join(f"{key}={_text(value)}" for key, value in notable.items())
-    notes = [f"keys you do not set come from the model: generation.{shown}"] if shown else []
+    listed = ", ".join(f"{key}={_text(value)}" for key, value in notable.items())
+    notes = [f"keys you do not set come from the model: generation.{listed}"] if listed else []
     for number, other in enumerate(own[1:], start=2):
         if differing := _differing(own[0], other) - set(given):
             keys = ", ".join(sorted(differing))

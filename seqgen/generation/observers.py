@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import ClassVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.flags import Flags
-from seqgen.generation.candidates import Candidates
+from seqgen.generation.candidates import Candidates, best_continuations, log_sum_exp
 from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses
@@ -93,6 +93,8 @@ class StepRecord:
         now_done: ``(live,)`` bool, which sentences are done after the step.
         before: the finished hypotheses before the step.
         after: the finished hypotheses after the step.
+        lprobs: ``(live, beam, V)`` what each token adds to the score of its beam, as the search strategy saw it.
+        scores: ``(live, beam)`` the score of each beam; ``scores + lprobs`` is the cumulative score of a continuation.
         forbidden: see ``Forbidden``; ``None`` unless an observer declares the need ``FORBIDDEN``.
     """
 
@@ -104,6 +106,8 @@ class StepRecord:
     now_done: Tensor
     before: Places
     after: Places
+    lprobs: Tensor
+    scores: Tensor
     forbidden: Forbidden | None = None
 
     @cached_property
@@ -160,17 +164,21 @@ class Observer(Component):
         """
 
 
-@dataclass
 class ForbiddenWatch:
-    """Records which processor first forbids each of the most probable tokens; used as ``StepContext.watch``."""
+    """Records which processor first forbids each of the most probable tokens; used as ``StepContext.watch``.
 
-    lprobs: Tensor
-    count: int
-    names: list[str] = field(default_factory=list)
+    Args:
+        scores: ``(rows, V)`` scores before the processors.
+        count: number of tokens of each row that are watched.
+        log_sum: ``(rows, 1)`` log-sum-exp of the scores; computed if not given.
+    """
 
-    def __post_init__(self) -> None:
-        self.best, self.tokens = self.lprobs.topk(min(self.count, self.lprobs.size(1)), dim=1)
-        self.best, self.by = self.best.clone(), torch.full_like(self.tokens, -1)
+    def __init__(self, scores: Tensor, count: int, log_sum: Tensor | None = None):
+        log_sum = log_sum_exp(scores) if log_sum is None else log_sum
+        best = best_continuations(scores.unsqueeze(1), torch.zeros_like(log_sum), min(count, scores.size(1)))
+        self.best, self.tokens = best.scores - log_sum, best.tokens
+        self.by = torch.full_like(self.tokens, -1)
+        self.names: list[str] = []
 
     def __call__(self, processor: LogitsProcessor, lprobs: Tensor) -> None:
         """Compare the scores after a processor, ``(rows, V)``, with ``-inf``."""

@@ -107,6 +107,7 @@ def setup_from_config(
         need_attention=need_attention,
         debug=debug or DebugConfig(),
         shortlist=_shortlist(cfg, search, shortlist, resources),
+        bit_exact=cfg.bit_exact,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import ConfigError
+from seqgen.generation.bit_exact import bit_exact, narrowed, widened
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
@@ -57,6 +58,7 @@ class SequenceScorer:
         normalize_scores: whether a score is the mean over tokens; if not, it is the sum.
         combination: combines the members' scores; by default the mean of probabilities.
         need_attention: whether hypotheses have attention weights and alignments.
+        bit_exact: whether the scores of a target have the same bits in every batch.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class SequenceScorer:
         normalize_scores: bool = True,
         combination: Combination | None = None,
         need_attention: bool = False,
+        bit_exact: bool = False,
     ):
         self.ensemble = Ensemble(models, combination)
         self.pad, self.eos = pad, eos
         self.normalize_scores = normalize_scores
-        self.need_attention = need_attention
+        self.need_attention, self.bit_exact = need_attention, bit_exact
         self.single = len(self.ensemble.members) == 1 and self.ensemble.combination.keeps_single
         self.needs = frozenset() if self.single else self.ensemble.combination.needs
         members, what = [spec.model for spec in self.ensemble.members], type(self.ensemble.combination).__name__
@@ -106,6 +109,14 @@ class SequenceScorer:
         Raises:
             ConfigError: the batch has no targets.
         """
+        if not self.bit_exact:
+            return self._score(sample, lengths)
+        with bit_exact():
+            found = self._score(widened(sample, self.ensemble, self.pad), lengths)
+        model = self.ensemble.models[0]
+        return [replace(one, hypothesis=narrowed(one.hypothesis, sample, model)) for one in found]
+
+    def _score(self, sample: Batch, lengths: Sequence[int] | None) -> list[ScoredTarget]:
         target, _ = _targets(sample)
         if lengths is None and sample.target_lengths is not None:
             lengths = sample.target_lengths.tolist()

@@ -12,6 +12,7 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError
+from seqgen.generation.bit_exact import narrowed, widened
 from seqgen.generation.component import Phrases, Resources
 from seqgen.generation.continuous_batching import ContinuousBatching
 from seqgen.generation.ensemble.combinations import Combination
@@ -67,6 +68,8 @@ class SequenceGenerator:
         end_tokens: ids that end an output, end-of-sentence first; only end-of-sentence by default.
         need_attention: whether hypotheses have attention weights and alignments.
         debug: switches of optimizations.
+        bit_exact: whether the numbers of a sentence have the same bits in every batch; see
+            ``GenerationConfig.bit_exact``. Sources are padded with the padding of ``tgt_dict``.
 
     Raises:
         ConfigError: a parameter is out of range, or the models do not share the target vocabulary.
@@ -100,6 +103,7 @@ class SequenceGenerator:
         end_tokens: Sequence[int] = (),
         need_attention: bool = False,
         debug: DebugConfig | None = None,
+        bit_exact: bool = False,
     ):
         if beam_size < 1 or temperature <= 0 or min_len < 0 or no_repeat_ngram_size < 0 or max_len_b < 0:
             raise ConfigError(
@@ -136,6 +140,7 @@ class SequenceGenerator:
                 vocab_size=len(tgt_dict),
                 need_attention=need_attention,
                 debug=debug or DebugConfig(),
+                bit_exact=bit_exact,
             )
         )
 
@@ -222,10 +227,14 @@ class SequenceGenerator:
         if constraints is not None:
             check_phrases(constraints, sample.num_sentences, setup.vocab_size)
         session_class = setup.search.session_class or Session
+        read = widened(sample, setup.ensemble, setup.pad) if setup.bit_exact else sample
         with setup.ensemble.evaluating(), setup.switched():
             results: list[list[Hypothesis]] = session_class(
-                setup, DecodingRequest(sample, prefix_tokens, constraints, streamer)
+                setup, DecodingRequest(read, prefix_tokens, constraints, streamer)
             ).run()
+        if setup.bit_exact:
+            model = setup.ensemble.models[0]
+            return [[narrowed(one, sample, model) for one in hypotheses] for hypotheses in results]
         return results
 
     @torch.inference_mode()

@@ -11,7 +11,15 @@ from torch import Tensor
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates, gather_beams, log_sum_exp
-from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo, Component
+from seqgen.generation.component import (
+    ATTENTION,
+    FEATURES,
+    LAYER_LOGITS,
+    MEMBER_LOGITS,
+    MEMBER_LPROBS,
+    BatchInfo,
+    Component,
+)
 from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
 from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
@@ -176,15 +184,16 @@ class Session:
             DecodingError: a model gave NaN or infinity.
         """
         step = self.backpointers.length
-        # (1) The members score the next token, the combination merges their scores, the processors change them.
-        context, scored = self.score(step)
-        # (2) The search strategy chooses candidates.
-        candidates = self.choose(context, scored)
+        with self.setup.exact():
+            # (1) The members score the next token, the combination merges their scores, the processors change them.
+            context, scored = self.score(step)
+            # (2) The search strategy chooses candidates.
+            candidates = self.choose(context, scored)
         # (3) Some candidates end: at end-of-sentence, at the maximum length, by a stopping rule.
         ended = self.ended(candidates, context)
         # (4) Those that end may become finished hypotheses; of the others, the best continue.
         self.backpointers.attend(scored.attention)
-        active = self.finalize(context, candidates, ended, scored.attention)
+        active = self.finalize(context, candidates, ended, scored)
         # (5) If enough sentences are done, they leave the batch.
         if not self.needs_another_step(candidates, step):
             return False
@@ -214,7 +223,10 @@ class Session:
             models = (spec.model for spec in setup.ensemble.members)
             each = [model.get_normalized_probs(own) for model, own in zip(models, logits, strict=True)]
             lprobs = self.combination(each, context)
-        context, lprobs = self._process(context, lprobs)
+            if MEMBER_LPROBS in self.needs:
+                context = replace(context, outputs=replace(outputs, member_lprobs=each))
+                lprobs = lprobs.clone()  # processors work in place, and a combination may return a member's scores
+        context, lprobs = self._process(context, lprobs, log_sum)
         if setup.renormalizes and setup.adds_logits:
             log_sum = _log_sum_exp_of_allowed(lprobs)
         elif setup.renormalizes:
@@ -272,12 +284,14 @@ class Session:
             return self.backpointers.matrix().flatten(0, 1)
         return self.backpointers.last_tokens().reshape(-1, 1).expand(-1, 1 + self.backpointers.length)
 
-    def _process(self, context: StepContext, lprobs: Tensor) -> tuple[StepContext, Tensor]:
-        """Apply the logits processors to ``(rows, V)`` scores."""
+    def _process(
+        self, context: StepContext, lprobs: Tensor, log_sum: Tensor | None = None
+    ) -> tuple[StepContext, Tensor]:
+        """Apply the logits processors to ``(rows, V)`` scores, whose log-sum-exp ``(rows, 1)`` may be known."""
         if self.columns is not None:
             return context, self.columns.process(lprobs, context)
         if FORBIDDEN in self.needs:
-            context = replace(context, watch=ForbiddenWatch(lprobs.log_softmax(-1), 2 * self.beam))
+            context = replace(context, watch=ForbiddenWatch(lprobs, 2 * self.beam, log_sum))
         if not self.search.processes_itself:
             return context, apply_all(self.processors, lprobs, context)
 
@@ -340,9 +354,7 @@ class Session:
                 self.timed_out = ~self.sentences.done
         return ended
 
-    def finalize(
-        self, context: StepContext, candidates: Candidates, ended: Tensor, attention: Tensor | None
-    ) -> Candidates:
+    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
         """Finalize hypotheses, update which sentences are done, and call observers and the streamer.
 
         Returns:
@@ -352,14 +364,15 @@ class Session:
         by_candidate = own.unsqueeze(1) if isinstance(own, Tensor) else own
         before = Places.of(self.finished) if self.observers else None
         was_done = self.sentences.done
-        penalty = self.coverage.penalty(candidates, attention, self.sentences.src_padding)
+        penalty = self.coverage.penalty(candidates, scored.attention, self.sentences.src_padding)
         active = self.finished.finalize(candidates, ended, by_candidate, penalty)
         done = was_done | self.finished.done(active, own, self.sentences.own_limits)
         self.sentences = replace(self.sentences, done=done)
         if before is not None:
             watch = context.watch.result if isinstance(context.watch, ForbiddenWatch) else None
             after = Places.of(self.finished)
-            record = StepRecord(context, candidates, ended, active, was_done, done, before, after, watch)
+            of_sentences = ended, active, was_done, done, before, after
+            record = StepRecord(context, candidates, *of_sentences, scored.lprobs, scored.scores, watch)
             for observer in self.observers:
                 observer.observe(record)
         self.stream(candidates, done & ~was_done)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
+from seqgen.bit_exact.mode import BitExact
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
-from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, Component, Phrases
+from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, Component, Phrases
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import FORBIDDEN, Observer
@@ -24,7 +25,7 @@ from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
 from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch
-from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
+from seqgen.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
 class Streamer(Protocol):
@@ -99,6 +100,7 @@ class DecodingSetup:
         need_attention: whether hypotheses have attention weights and alignments.
         debug: switches of optimizations.
         shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
+        bit_exact: whether the numbers of a sentence have the same bits in every batch.
     """
 
     ensemble: Ensemble
@@ -119,6 +121,13 @@ class DecodingSetup:
     need_attention: bool = False
     debug: DebugConfig = field(default_factory=DebugConfig)
     shortlist: Shortlist | None = None
+    bit_exact: bool = False
+
+    def __post_init__(self) -> None:
+        """Bit-exact decoding keeps the keys of a row in the order of its tokens, and lets no sentence join later."""
+        if self.bit_exact:
+            debug = replace(self.debug, beam_table="off", continuous_batching=False)
+            object.__setattr__(self, "debug", debug)
 
     @property
     def components(self) -> list[Component]:
@@ -135,15 +144,28 @@ class DecodingSetup:
         """The class of the first component that declares a need, for a message."""
         return next(type(component).__name__ for component in self.components if need in component.needs)
 
-    def switched(self) -> AbstractContextManager[None]:
-        """Apply the debug switches that are global (``seqgen/switches.py``) while the context is active."""
-        debug = self.debug
-        return switched({PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates})
+    @contextmanager
+    def switched(self) -> Iterator[None]:
+        """While the context is active, the switches of ``seqgen/switches.py`` have the values of ``debug``.
 
-    def encoding(self) -> AbstractContextManager[None]:
-        """While the context is active, members with identical encoders share encoder outputs."""
+        A strategy with its own loop computes with the same bits in every batch in all of the loop, see ``exact``.
+        """
+        debug = self.debug
+        switches = {PREPACKED_WEIGHTS: debug.prepacked_weights, TWO_STAGE_CANDIDATES: debug.two_stage_candidates}
+        own_loop = self.bit_exact and self.search.session_class is not None
+        with switched({**switches, INPUT_CHOICES: not self.bit_exact}), BitExact() if own_loop else nullcontext():
+            yield
+
+    def exact(self) -> AbstractContextManager[object]:
+        """With ``bit_exact``, models and components compute with the same bits in every batch in the ``with`` block."""
+        return BitExact() if self.bit_exact and self.search.session_class is None else nullcontext()
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """While the context is active, members with identical encoders share encoder outputs; see also ``exact``."""
         shares = self.debug.shared_encoders and len(self.ensemble.members) > 1
-        return self.ensemble.encoders.sharing() if shares else nullcontext()
+        with self.exact(), self.ensemble.encoders.sharing() if shares else nullcontext():
+            yield
 
     @cached_property
     def reads_history(self) -> bool:
@@ -182,7 +204,7 @@ class DecodingSetup:
             self.debug.shortlist_columns
             and self.search.takes_columns
             and self.ensemble.combination.takes_columns
-            and not self.needs & {MEMBER_LOGITS, LAYER_LOGITS, FORBIDDEN}
+            and not self.needs & {MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS, FORBIDDEN}
             and not any(_adjusts_logits(model) for model in models)
             and all(_normalizes_by_softmax(model) for model in models)
         )
@@ -200,7 +222,7 @@ class DecodingSetup:
             and self.ensemble.combination.can_merge
             and not self.stopping
             and all(observer.can_merge for observer in self.observers)
-            and self.needs <= {FORBIDDEN}
+            and self.needs <= {FORBIDDEN, MEMBER_LPROBS}
             and all(getattr(model.decoder, "can_merge", False) for model in models)
             and not any(_adjusts_logits(model) for model in models)
             and all(processor.can_merge for processor in self.processors)

@@ -185,7 +185,7 @@ class InspectedModels:
         joined = _translate(plain, lines) if plain.generator.can_merge else None
         return {
             item.id: LineTrace(
-                recorder.steps.get(item.id, []),
+                recorder.steps(item.id),
                 item.hypotheses,
                 None if joined is None else joined[item.id - lines.first].hypotheses,
             )

@@ -16,6 +16,23 @@ from seqgen.text.results import TextHypothesis
 
 
 @dataclass(frozen=True)
+class ForbiddenToken:
+    """A continuation that a processor forbids.
+
+    Attributes:
+        beam: the beam that it would continue.
+        token: its token.
+        lprob: the log-probability of the token before the processors, in nats.
+        by: class name of the first processor that forbids it.
+    """
+
+    beam: int
+    token: int
+    lprob: float
+    by: str
+
+
+@dataclass(frozen=True)
 class StepTrace:
     """One step of one sentence, with ``K`` candidates in the order in which the search strategy prefers them.
 
@@ -29,6 +46,11 @@ class StepTrace:
             ``-inf`` for the others.
         active_tokens: ``(beam,)`` int64, the newest token of each beam of the next step.
         active_beams: ``(beam,)`` int64, the beam that it continues.
+        max_length: the last step that the sentence may have.
+        members: ``(M, K)`` log-probability that each member of an ensemble gives to the new token; ``None`` if not
+            recorded.
+        forbidden: continuations that a processor forbids and that would otherwise score above the worst surviving
+            candidate, best first.
     """
 
     done: bool
@@ -39,6 +61,9 @@ class StepTrace:
     hypothesis_scores: Tensor
     active_tokens: Tensor
     active_beams: Tensor
+    max_length: int = 0
+    members: Tensor | None = None
+    forbidden: Sequence[ForbiddenToken] = ()
 
     @property
     def survives(self) -> Tensor:
@@ -79,26 +104,55 @@ class LineTrace:
         return tokens[::-1]
 
 
+@dataclass(frozen=True)
+class _BatchStep:
+    """One step of all sentences of a batch, on the CPU: the values of ``StepTrace`` with a row for each sentence."""
+
+    done: Sequence[bool]
+    tensors: Sequence[Tensor]
+    max_lengths: Sequence[int]
+    members: Tensor | None
+    forbidden: Mapping[int, Sequence[ForbiddenToken]]
+
+    def row(self, row: int) -> StepTrace:
+        """The step of one sentence."""
+        members = None if self.members is None else self.members[:, row]
+        scores, tokens, beams, outcomes, final, active_tokens, active_beams = (tensor[row] for tensor in self.tensors)
+        of_candidates = scores, tokens, beams, outcomes, final
+        of_row = self.max_lengths[row], members, self.forbidden.get(row, ())
+        return StepTrace(self.done[row], *of_candidates, active_tokens, active_beams, *of_row)
+
+
 class Recorder(Observer):
     """Records the steps of each sentence, on the CPU.
 
-    Attributes:
-        steps: the steps of each sentence, by the number of its line.
+    Members' scores and forbidden tokens are recorded if a component declares the needs ``MEMBER_LPROBS`` and
+    ``FORBIDDEN``.
     """
 
     def __init__(self) -> None:
-        self.steps: dict[int, list[StepTrace]] = defaultdict(list)
+        self._observed: dict[int, list[tuple[_BatchStep, int]]] = defaultdict(list)
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""
         c, active = record.candidates, record.active
         values = (c.scores.double(), c.tokens, c.beams, record.outcomes, _hypothesis_scores(record))
-        rows = [value.cpu() for value in (*values, active.tokens, active.beams)]
-        over, now_done = record.was_done.tolist(), record.now_done.tolist()
-        for row, sentence in enumerate(record.context.sentences.ids.tolist()):
+        tensors = [value.to("cpu", copy=True) for value in (*values, active.tokens, active.beams)]
+        sentences = record.context.sentences
+        limits, now_done = sentences.own_limits.tolist(), record.now_done.tolist()
+        step = _BatchStep(now_done, tensors, limits, _member_scores(record), _forbidden(record))
+        over = record.was_done.tolist()
+        for row, sentence in enumerate(sentences.ids.tolist()):
             if not over[row]:
-                parts = [value[row].clone() for value in rows]
-                self.steps[sentence].append(StepTrace(now_done[row], *parts))
+                self._observed[sentence].append((step, row))
+
+    def steps(self, sentence: int) -> list[StepTrace]:
+        """The steps of the sentence of a line, by the number of the line; none if no step was observed."""
+        return [step.row(row) for step, row in self._observed.get(sentence, ())]
+
+    def forget(self, sentence: int) -> None:
+        """Drop the steps of a sentence."""
+        self._observed.pop(sentence, None)
 
 
 @dataclass(frozen=True)
@@ -155,6 +209,38 @@ def _hypothesis_scores(record: StepRecord) -> Tensor:
     """``(live, K)`` final scores of the candidates that finished at this step; ``-inf`` for the others."""
     c, after = record.candidates, record.after
     same = (c.beams.unsqueeze(2) == after.beams.unsqueeze(1)) & (c.tokens.unsqueeze(2) == after.tokens.unsqueeze(1))
-    same &= (after.lengths == record.context.step + 1).unsqueeze(1)
+    context = record.context
+    own = context.by_sentence(context.steps)[:, :1]  # in continuous batching, sentences are at different steps
+    same &= (after.lengths == own + 1).unsqueeze(1)
     scores = after.scores.double().unsqueeze(1).masked_fill(~same, -torch.inf).amax(2)
     return scores.masked_fill(record.outcomes != Outcome.FINISHED, -torch.inf)
+
+
+def _member_scores(record: StepRecord) -> Tensor | None:
+    """``(M, live, K)`` log-probability that each member gives to the candidates' tokens; ``None`` if not known."""
+    context, c = record.context, record.candidates
+    if (members := context.outputs.member_lprobs) is None:
+        return None
+    # (rows, V) -> (live, beam, V) -> the score of each candidate's beam and token
+    sentences = torch.arange(len(c.beams), device=c.beams.device).unsqueeze(1)
+    return torch.stack([context.by_sentence(lprobs)[sentences, c.beams, c.tokens] for lprobs in members]).cpu()
+
+
+def _forbidden(record: StepRecord) -> dict[int, list[ForbiddenToken]]:
+    """The forbidden tokens of each sentence that would score above its worst surviving candidate, by its row."""
+    known, context = record.forbidden, record.context
+    if known is None or context.scores is None or not bool((known.by >= 0).any()):
+        return {}
+    tokens, lprobs, by = (context.by_sentence(values) for values in (known.tokens, known.lprobs, known.by))
+    survives = (record.outcomes == Outcome.CONTINUES) | (record.outcomes == Outcome.FINISHED)
+    worst = record.candidates.scores.masked_fill(~survives, torch.inf).amin(1)
+    worst = worst.masked_fill(worst == torch.inf, -torch.inf)  # none survives
+    matters = (by >= 0) & (context.by_sentence(context.scores).unsqueeze(2) + lprobs > worst.view(-1, 1, 1))
+    matters &= ~record.was_done.view(-1, 1, 1)
+    matters[:, 1:] &= (context.by_sentence(context.steps)[:, :1] > 0).unsqueeze(2)  # at first all beams are equal
+    found: dict[int, list[ForbiddenToken]] = defaultdict(list)
+    places = matters.nonzero()
+    values = zip(places.tolist(), *(value[matters].tolist() for value in (tokens, lprobs, by)), strict=True)
+    for (row, beam, _), token, lprob, number in values:
+        found[row].append(ForbiddenToken(beam, token, lprob, known.processors[number]))
+    return found

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
-from seqgen.laws.subject import BEAM, LENGTHS, Subject, Violation, expand
+from seqgen.laws.checking import Violation
+from seqgen.laws.subject import BEAM, LENGTHS, Subject, expand
 
 
 class Decode:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from seqgen.incremental_state import rows_of_parents
 from seqgen.laws import catalog
-from seqgen.laws.catalog import Outcome
+from seqgen.laws.checking import Diagnosis, Outcome, Violation
 from seqgen.laws.decode import Decode
 from seqgen.laws.layers import Parting, first_parting, record
-from seqgen.laws.subject import BEAM, LENGTHS, Inputs, Subject, Violation, expand
+from seqgen.laws.subject import BEAM, LENGTHS, Inputs, Subject, expand
 from seqgen.laws.weights import without_cached_weights
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache.protocol import KeyValueCache
@@ -94,14 +93,6 @@ class Cause(Enum):
     )
     ATTENTION = "the attention that is returned is not a distribution over the words of the source, or not per step"
     UNKNOWN = "no experiment names the cause; see the first failure"
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The cause of violations, and the module where results part; its name is empty if that is not known."""
-
-    cause: Cause
-    module: str = ""
 
 
 def diagnose(subject: Subject, outcomes: Sequence[Outcome]) -> Diagnosis:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seqgen.laws.subject import LENGTHS, NotApplicableError, Subject, Violation
+from seqgen.laws.checking import NotApplicableError, Violation
+from seqgen.laws.subject import LENGTHS, Subject
 
 _LEAST = 1e-9
 """A token is read if changing it changes a logit by more than this."""

@@ -13,7 +13,8 @@ from seqgen.config import DebugConfig
 from seqgen.data.collate import pad_rows
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.laws.subject import NotApplicableError, Subject, Violation
+from seqgen.laws.checking import Compared, NotApplicableError, Violation
+from seqgen.laws.subject import Subject
 from seqgen.structures import Batch, Hypothesis, Source
 
 SOURCES = (5, 2, 8, 1, 4)
@@ -39,7 +40,7 @@ def decode(subject: Subject, batch: Batch, members: int = 1, **options: Any) -> 
     return SequenceGenerator(models, subject.dictionary, debug=DebugConfig(**debug), **options).generate(batch)
 
 
-def same_hypotheses(subject: Subject, got: Results, wanted: Results, what: str, first: int = 0) -> None:
+def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str, first: int = 0) -> None:
     """Compare tokens, scores and attention of n-best lists.
 
     Args:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from seqgen.laws.checking import NotApplicableError, Violation
 from seqgen.laws.decode import Decode
-from seqgen.laws.subject import BEAM, LENGTHS, NotApplicableError, Subject, Violation, expand
+from seqgen.laws.subject import BEAM, LENGTHS, Subject, expand
 
 
 def _sharings(subject: Subject) -> Iterator[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import IncrementalDecoder
 from seqgen.language_model import LanguageModel
+from seqgen.laws.checking import Compared, NotApplicableError
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import EncoderOut
 
@@ -23,33 +24,6 @@ LENGTHS = [5, 3, 8, 1]
 
 BEAM = 3
 """Target rows of each sentence."""
-
-
-class Violation(Exception):
-    """An invariant does not hold.
-
-    Args:
-        what: what is wrong, in words.
-        difference: the largest difference; infinity if a value is not a number, or if there is nothing to compare.
-        step: number of target tokens before the first position that differs.
-        sentence: the sentence that differs there.
-        beam: its first beam that differs.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        difference: float = float("inf"),
-        step: int | None = None,
-        sentence: int | None = None,
-        beam: int | None = None,
-    ):
-        super().__init__(what)
-        self.what, self.difference, self.step, self.sentence, self.beam = what, difference, step, sentence, beam
-
-
-class NotApplicableError(Exception):
-    """An invariant is about something that the model does not have; the message says what."""
 
 
 @dataclass
@@ -140,24 +114,20 @@ def words_between(special: Sequence[int], size: int) -> tuple[int, int]:
 
 
 @dataclass
-class Subject:
+class Subject(Compared):
     """A model whose invariants are checked.
 
     Attributes:
         model: the model, in evaluation mode.
         dictionary: the target vocabulary.
         ids: the ids of its inputs.
-        tolerance: the largest difference that counts as equal; see ``same``.
         build: builds a model with the same configuration and other random weights; ``None`` for a trained model.
-        largest: the largest difference of all comparisons so far.
     """
 
     model: EncoderDecoderModel
     dictionary: Dictionary
     ids: Ids
-    tolerance: float = 1e-10
     build: Callable[[], EncoderDecoderModel] | None = None
-    largest: float = field(default=0.0, init=False)
 
     @classmethod
     def of(
@@ -174,14 +144,15 @@ class Subject:
             model: the model.
             dictionary: its target vocabulary.
             source_size: size of its source vocabulary.
-            tolerance: see the class.
+            tolerance: see ``Compared``.
             build: see the class.
         """
         pad, eos = dictionary.pad(), dictionary.eos()
         start, size = model.start_token(eos), len(dictionary)
         special = [pad, eos, start, dictionary.bos(), dictionary.unk()]
         words = words_between(special, min(size, source_size))
-        return cls(model, dictionary, Ids(pad, eos, start, words, size, model.left_pad_source), tolerance, build)
+        ids = Ids(pad, eos, start, words, size, model.left_pad_source)
+        return cls(model, dictionary, ids, build, tolerance=tolerance)
 
     @property
     def decoder(self) -> IncrementalDecoder:
@@ -221,46 +192,9 @@ class Subject:
         out: EncoderOut = self.model.encoder(batch.src_tokens, batch.src_lengths)
         return out
 
-    def same(
-        self,
-        got: Tensor,
-        wanted: Tensor,
-        *,
-        step: int = 0,
-        rows: Sequence[int] | None = None,
-        beam: int = 1,
-        what: str = "the logits differ",
-        tolerance: float | None = None,
-    ) -> None:
-        """Compare two results; the largest difference is recorded.
-
-        Args:
-            got: ``(N, T, ...)``.
-            wanted: what it should be.
-            step: number of target tokens before the first column.
-            rows: row of the batch of each row; by default in order.
-            beam: rows of each sentence.
-            what: what is wrong if they differ.
-            tolerance: the largest difference that counts as equal, by default that of the subject; if ``wanted`` has
-                values above 1, it is multiplied by the largest of them.
-
-        Raises:
-            Violation: they differ.
-        """
-        if got.shape != wanted.shape:
-            raise Violation(f"{what}: the shape is {tuple(got.shape)} and should be {tuple(wanted.shape)}")
-        apart = torch.where(got == wanted, 0.0, (got.double() - wanted.double()).abs()).nan_to_num(nan=torch.inf)
-        if apart.numel() == 0:
-            return
-        self.largest = max(self.largest, float(apart.max()))
-        magnitude = max(1.0, float(wanted.double().abs().nan_to_num(0.0, 0.0).max()))
-        wrong = apart > (self.tolerance if tolerance is None else tolerance) * magnitude
-        if wrong.any():
-            wrong = wrong.flatten(2).any(-1) if wrong.dim() > 2 else wrong
-            column = int(wrong.any(0).nonzero()[0])
-            row = int(wrong[:, column].nonzero()[0])
-            row = row if rows is None else rows[row]
-            raise Violation(what, float(apart.max()), step + column, row // beam, row % beam if beam > 1 else None)
+    def restore(self) -> None:
+        """Put the model into evaluation mode."""
+        self.model.eval()
 
 
 def expand(encoder_out: EncoderOut, rows_per_sentence: int) -> EncoderOut:

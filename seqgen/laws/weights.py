@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.laws.subject import NotApplicableError, Subject, Violation
+from seqgen.laws.checking import NotApplicableError, Violation
+from seqgen.laws.subject import Subject
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.layer_drop import LayerDropList
 

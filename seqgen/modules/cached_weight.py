@@ -8,6 +8,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from seqgen.bit_exact.mode import BitExact
+
 T = TypeVar("T")
 
 
@@ -52,7 +54,13 @@ class CachedWeight(nn.Module):
 
     def current_weight(self) -> Tensor:
         """The weight, computed from the current parameters if it is parametrized."""
-        return self.kept("weight", lambda: self.weight) if "parametrizations" in self._modules else self.weight
+        return self.kept("weight", self._computed_weight) if "parametrizations" in self._modules else self.weight
+
+    def _computed_weight(self) -> Tensor:
+        if self.training or torch.is_grad_enabled():
+            return self.weight
+        with BitExact():  # the same bits for any number of threads
+            return self.weight
 
     def _parameters_of_weight(self) -> list[Tensor]:
         parametrizations = self._modules.get("parametrizations")

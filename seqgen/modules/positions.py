@@ -159,11 +159,13 @@ class SinusoidalPositions(Positions):
     def __init__(self, num_rows: int, embedding_dim: int, padding_idx: int, sinusoids: str = "fairseq"):
         super().__init__(num_rows, embedding_dim, padding_idx)
         self.sinusoids = sinusoids
-        self.register_buffer("weight", self._table(), persistent=False)
+        self.register_buffer("weight", torch.empty(num_rows, embedding_dim), persistent=False)
+        self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Compute the table again, on its device and in its dtype, for a model built on the ``meta`` device."""
-        self.weight = self._table().to(self.weight)
+        """Compute the table, on its device and in its dtype; on the ``meta`` device nothing is computed."""
+        if not self.weight.is_meta:
+            self.weight = self._table().to(self.weight)
 
     def _table(self) -> Tensor:
         if self.sinusoids == "paper":

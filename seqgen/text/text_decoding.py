@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,7 @@ class TextDecoding:
         self.source_models = [*self.members, *([] if draft is None else [draft])]
         self.device = next(self.models[0].parameters()).device
         self.tokens_written = 0
+        self.on_line: Callable[[], None] | None = None  # called when a line is decoded, before it is yielded
         target = self.task.target_tokenizer
         self.unknown_words = UnknownWords.from_setting(cfg.replace_unknown, target) if cfg.replace_unknown else None
         of_text = (target.dictionary, target.encode, target.decode)
@@ -100,7 +101,12 @@ class TextDecoding:
             )
         decoded_by, words = generator.setup.ensemble, target.dictionary
         self.scorer = SequenceScorer(
-            decoded_by.members, words.pad(), words.eos(), not cfg.unnormalized, decoded_by.combination
+            decoded_by.members,
+            words.pad(),
+            words.eos(),
+            not cfg.unnormalized,
+            decoded_by.combination,
+            bit_exact=cfg.bit_exact,
         )
 
     def translate(
@@ -163,7 +169,7 @@ class TextDecoding:
                 line = self.input_encoder.encode(number, text)
                 if not line.sources:
                     raise DataError(f"line {number + 1} is empty and has no encoder output")
-                source = self._collate(self.source_models, [(line, None)]).source
+                source = self.collate(self.source_models, [(line, None)]).source
                 encoder_out, notes = encode(self.models[0].encoder, source), line.translation.notes
                 encoded.append(EncodedSource(text, line.sources[0], encoder_out, notes, line.languages))
         return encoded
@@ -210,7 +216,7 @@ class TextDecoding:
 
     def _decode(self, lines: list[InputLine]) -> None:
         """Decode a batch."""
-        batch = self._collate(self.source_models, [(line, None) for line in lines])
+        batch = self.collate(self.source_models, [(line, None) for line in lines])
         results = self.task.inference_step(self.generator, self.models, batch, **self._inference_arguments(lines))
         width = batch.source.src_tokens.size(1)
         for line, hypotheses in zip(lines, results, strict=True):
@@ -234,7 +240,7 @@ class TextDecoding:
             if room < 1 and running:
                 return None
             taken = [waiting.pop() for _ in range(min(max(1, room), len(waiting)))]
-            return self._collate(self.source_models, [(line, None) for line in taken])
+            return self.collate(self.source_models, [(line, None) for line in taken])
 
         for number, hypotheses in self.generator.generate_continuously(take):
             self._finalize(by_number[number], hypotheses, 0)
@@ -271,7 +277,7 @@ class TextDecoding:
         if batch:
             yield batch
 
-    def _collate(self, models: Sequence[TextModel], rows: Sequence[tuple[InputLine, Tensor | None]]) -> Batch:
+    def collate(self, models: Sequence[TextModel], rows: Sequence[tuple[InputLine, Tensor | None]]) -> Batch:
         """Collate lines, each with its target or ``None``, for every model."""
         batches = [
             model.task.collate([(line.translation.id, line.sources[i], target) for line, target in rows], model.model)
@@ -311,6 +317,8 @@ class TextDecoding:
         ]
         found = [TextHypothesis(self._text(line, hypothesis), hypothesis) for hypothesis in wanted]
         translation.hypotheses[:] = self._ranked(translation, found)[:nbest]
+        if self.on_line is not None:
+            self.on_line()
         self._note_cuts(line)
         self.tokens_written += len(found[0].tokens) if found else 0
 
@@ -321,7 +329,7 @@ class TextDecoding:
 
     def _ranked(self, translation: Translation, found: list[TextHypothesis]) -> list[TextHypothesis]:
         """The hypotheses of a line by minimum Bayes risk or by the reranker, best first."""
-        if self.utility is not None:
+        if self.utility is not None and found:
             utilities = expected_utilities([item.text for item in found], self.utility)
             return [replace(found[index], utility=utilities[index]) for index in by_expected_utility(utilities)]
         if self.reranker is not None and found:
@@ -400,6 +408,6 @@ class TextDecoding:
         """Fill the optional fields of some hypotheses."""
         if len(self.members) > 1 and pairs and pairs[0][1].hypothesis.member_scores is not None:
             return [replace(item, member_scores=item.hypothesis.member_scores) for _, item in pairs]
-        batch = self._collate(self.members, [(line, item.tokens) for line, item in pairs])
+        batch = self.collate(self.members, [(line, item.tokens) for line, item in pairs])
         ranking = Ranking(not self.cfg.unnormalized, self.cfg.lenpen, self.cfg.length_penalty)
         return self.details.added([item for _, item in pairs], batch, self.scorer, ranking)

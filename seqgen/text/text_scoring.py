@@ -22,7 +22,10 @@ from seqgen.text.member_sources import source_text, sources_from_config
 from seqgen.text.running_text import blocks, line_hypothesis, score_running_text
 from seqgen.text.text_model import TextModel
 
-OF_SCORING = ("unnormalized", "ensemble_average", "ensemble_weights", "batch_size", "source_lang", "target_lang")
+OF_SCORING = (
+    *("unnormalized", "ensemble_average", "ensemble_weights", "batch_size", "source_lang", "target_lang"),
+    "bit_exact",
+)
 """The settings that ``Translator.score`` accepts."""
 
 _SCORED_TOKENS = 4096

@@ -438,7 +438,8 @@ class Translator:
         scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
         ensemble = with_guidance(members, combination, scale)
         of_members = (target.pad(), target.eos(), not cfg.unnormalized, ensemble.combination)
-        return TextScoring(self.members, cfg, SequenceScorer(ensemble.members, *of_members), self.device)
+        scorer = SequenceScorer(ensemble.members, *of_members, bit_exact=cfg.bit_exact)
+        return TextScoring(self.members, cfg, scorer, self.device)
 
 
 def _check_lists(texts: Iterable[str | EncodedSource], prefixes: Iterable[str] | None) -> None:

@@ -1,9 +1,10 @@
-"""The process group of a training run: collective operations on numbers and gradients."""
+"""The process group of a training run: collective operations on plain values."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,18 +12,14 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.nn import Parameter
 
 from seqgen.config import DistributedConfig
 from seqgen.errors import ResourceError
-from seqgen.memory import out_of_memory
 from seqgen.renamed import former_names
 
 globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 T = TypeVar("T")
-_BUCKET = 1 << 24
-"""Maximum number of gradient elements in one all-reduce, unless one parameter has more."""
 
 
 class LostRanksError(ResourceError):
@@ -89,32 +86,17 @@ class ProcessGroup:
         """Whether the value is true in any rank; see ``gather``."""
         return any(self.gather(value))
 
-    def sum_gradients(self, params: Sequence[Parameter]) -> None:
-        """Replace each gradient by its sum over all ranks, in place.
-
-        A parameter without a gradient in any rank gets none, as with a single process.
-
-        Args:
-            params: the parameters, in the same order in all ranks.
-
-        Raises:
-            LostRanksError: another rank has ended or does not answer.
-        """
-        if self.world_size > 1:
-            with self.collective():
-                self._sum_gradients(params)
-
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Turn the failure of a collective operation into an error message for the user.
 
         Raises:
-            LostRanksError: in place of torch's error, unless memory ran out.
+            LostRanksError: in place of the error of ``torch.distributed``; other errors are passed on.
         """
         try:
             yield
         except RuntimeError as error:
-            if out_of_memory(error):
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
             reason = str(error).splitlines()[0][:200]
             raise LostRanksError(
@@ -123,38 +105,30 @@ class ProcessGroup:
                 f"to continue from the last checkpoint ({reason})"
             ) from error
 
-    def _sum_gradients(self, params: Sequence[Parameter]) -> None:
-        used = torch.tensor([param.grad is not None for param in params], dtype=torch.int32, device=params[0].device)
-        dist.all_reduce(used, dist.ReduceOp.MAX)
-        shared = [param for param, flag in zip(params, used.tolist(), strict=True) if flag]
-        for param in shared:
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-        for bucket in _buckets(shared):
-            grads = [param.grad for param in bucket if param.grad is not None]
-            flat = torch.cat([grad.flatten() for grad in grads])
-            dist.all_reduce(flat)
-            for grad, part in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
-                grad.copy_(part.view_as(grad))
-
-
-def _buckets(params: Iterable[Parameter]) -> Iterator[list[Parameter]]:
-    """Split parameters into lists of one dtype with at most ``_BUCKET`` elements."""
-    bucket: list[Parameter] = []
-    size = 0
-    for param in params:
-        if bucket and (size + param.numel() > _BUCKET or param.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(param)
-        size += param.numel()
-    if bucket:
-        yield bucket
-
 
 def group_from_environment() -> ProcessGroup:
-    """The rank and world size that ``torchrun`` set; a single process if it did not start this one."""
+    """The rank and world size that ``torchrun`` or Slurm's ``srun`` set; a single process if neither started this one.
+
+    What ``torchrun`` would set is derived from Slurm's variables and added to the environment.
+    """
+    if "RANK" not in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        for name, value in _from_slurm(os.environ).items():
+            os.environ.setdefault(name, value)
     return ProcessGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def _from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``torchrun`` for a process that ``srun`` has started."""
+    # the first host of a list such as gpu[07-09,12],login: gpu07
+    first = re.match(r"([^,\[]+)(?:\[(\d+)[^]]*\])?([^,]*)", variables["SLURM_STEP_NODELIST"])
+    job, step = int(variables.get("SLURM_JOB_ID", "0")), int(variables.get("SLURM_STEP_ID", "0"))
+    return {
+        "RANK": variables["SLURM_PROCID"],
+        "LOCAL_RANK": variables["SLURM_LOCALID"],
+        "WORLD_SIZE": variables["SLURM_STEP_NUM_TASKS"],
+        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "",
+        "MASTER_PORT": str(20_000 + (job + step) % 10_000),  # the same in all processes, and another one for each job
+    }
 
 
 def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> None:
@@ -173,7 +147,16 @@ def join(group: ProcessGroup, cfg: DistributedConfig, device: torch.device) -> N
         chosen = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
         patience = timedelta(seconds=cfg.timeout)
         with group.collective():
-            dist.init_process_group(chosen, rank=group.rank, world_size=group.world_size, timeout=patience)
+            store, _, _ = next(dist.rendezvous("env://", group.rank, group.world_size, timeout=patience))  # type: ignore[no-untyped-call]
+            # torchrun keeps its store when it restarts the processes; it has the addresses of those that have ended
+            attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {group.world_size}"
+            dist.init_process_group(
+                chosen,
+                store=dist.PrefixStore(attempt, store),
+                rank=group.rank,
+                world_size=group.world_size,
+                timeout=patience,
+            )
 
 
 def leave() -> None:

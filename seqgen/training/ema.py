@@ -6,7 +6,9 @@ import copy
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from seqgen.training.parallel import local_tensors
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,13 +40,8 @@ class EMA(Generic[M]):
             update: number of the update, from 1.
         """
         weight = 1.0 - min(self.decay, update / (update + 9))
-        averages, values = _tensors(self.model), _tensors(model)
+        averages, values = local_tensors(self.model), local_tensors(model)
         floating = [i for i, value in enumerate(values) if value.is_floating_point()]
         torch._foreach_lerp_([averages[i] for i in floating], [values[i] for i in floating], weight)
         for i in set(range(len(values))).difference(floating):
             averages[i].copy_(values[i])
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers; a shared tensor is listed once."""
-    return [*model.parameters(), *model.buffers()]

@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,8 +23,9 @@ from seqgen.errors import ResourceError, UserError
 from seqgen.memory import keep_freed_memory, out_of_memory
 from seqgen.processes import end_with
 from seqgen.registry import TASKS
+from seqgen.signals import STOPPING, signals_wait
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join, leave
-from seqgen.training.signals import STOPPING, StopSignals
+from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
@@ -65,7 +65,7 @@ def launch(cfg: TrainConfig, folder: Path, device: torch.device, lock: RunLock |
     patience = 0.0
     with StopSignals() as signals:
         try:
-            with _signals_wait():
+            with signals_wait():
                 for rank in range(world_size):
                     process, pipe = _start(modules, job, ProcessGroup(rank, world_size), lock if rank == 0 else None)
                     processes.append(process)
@@ -89,22 +89,6 @@ def _start(
     process.start()
     theirs.close()  # only the process has this end now: if it dies, reading from the pipe raises EOFError
     return process, mine
-
-
-@contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Block the signals that stop training, here and in processes started meanwhile; these unblock them when ready."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # starting it later, with the first process, would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSignals) -> dict[int, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from seqgen.config import option
@@ -131,4 +132,7 @@ class NAG(torch.optim.SGD):
 
 
 def _can_fuse(params: Iterable[Tensor]) -> bool:
-    return all(param.device.type in ("cpu", "cuda", "mps") and param.is_floating_point() for param in params)
+    return all(
+        param.device.type in ("cpu", "cuda", "mps") and param.is_floating_point() and not isinstance(param, DTensor)
+        for param in params
+    )

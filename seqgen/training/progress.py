@@ -105,8 +105,16 @@ class Bar(Silence):
         self.progress.update(self.task, completed=update, epoch=epoch, record=brief, left=remaining)
 
     def message(self, text: str) -> None:
-        """Show a line above the bar."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Show lines above the bar; those wider than the terminal are broken between values."""
+        for line in text.splitlines():
+            shown = ""
+            for part in line.split(" | "):
+                longer = f"{shown} | {part}" if shown else part
+                if shown and len(longer) > self.console.width:
+                    self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
+                    longer = f"    {part}"
+                shown = longer
+            self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -115,12 +123,32 @@ class Bar(Silence):
 
 def describe(record: Mapping[str, float]) -> str:
     """Format a record as one line: known values first, then the criterion's own, then the speed."""
-    hidden = {*_SHOWN, "nll_loss", "tokens_per_second"}
-    names = [name for name in _SHOWN if name in record] + [name for name in record if name not in hidden]
+    names = [name for name in _SHOWN if name in record]
+    if "nll_loss" in record and record["nll_loss"] != record.get("loss"):  # as with label smoothing
+        names.insert(1, "nll_loss")
+    names += [name for name in record if name not in {*_SHOWN, "nll_loss", "tokens_per_second"}]
     parts = [f"{name} {record[name]:.4g}" for name in names]
     if "tokens_per_second" in record:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
     return " | ".join(parts)
+
+
+def describe_parts(record: Mapping[str, float]) -> tuple[str, list[str]]:
+    """Format the scores of a mixture: ``de.loss`` is the loss of its part ``de``.
+
+    Args:
+        record: scores by name.
+
+    Returns:
+        The scores of the whole, as ``describe`` formats them, and one line for each part.
+    """
+    parts: dict[str, dict[str, float]] = {}
+    for name, value in record.items():
+        part, dot, score = name.rpartition(".")
+        if dot:
+            parts.setdefault(part, {})[score] = value
+    whole = {name: value for name, value in record.items() if "." not in name}
+    return describe(whole), [f"  {part}: {describe(scores)}" for part, scores in parts.items()]
 
 
 def describe_seconds(seconds: float) -> str:

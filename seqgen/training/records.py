@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from seqgen.files import disk_errors, write_atomically
+import numpy as np
+from torch import Tensor, nn
+
+from seqgen.checkpoints.resume import flatten
+from seqgen.data.dictionary import Dictionary
+from seqgen.files import disk_errors, open_own, write_atomically
 from seqgen.reading import open_regular, parse_json
 from seqgen.training.scores_file import ScoresFile
 from seqgen.training.validation import Sample
 
 LOG = "log.jsonl"
 EVENTS = "tensorboard"
+CELL = 12
+"""Pixels of one weight in a picture of attention, in each direction."""
+EMBEDDED_NUMBERS = 500_000
+"""Most numbers in the table of embeddings: TensorBoard stores them as text."""
+CURVES = ("train", "valid")
+"""Events whose values are curves in TensorBoard; the others occur once."""
 
 
 class Records:
@@ -43,7 +55,9 @@ class Records:
             from torch.utils.tensorboard import SummaryWriter
 
             folder = str(run / EVENTS)
-            self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
+            _leave_errors_to_the_next_call()
+            with disk_errors(EVENTS):
+                self._events = SummaryWriter(folder, purge_step=update + 1, flush_secs=30)  # type: ignore[no-untyped-call]
 
     def _forget_after(self, update: int) -> None:
         if not self.path.exists():
@@ -71,34 +85,89 @@ class Records:
             event: the kind of the record, such as ``"train"``.
             update: number of updates made so far.
             epoch: the current epoch, from 1.
-            values: values by name; numbers are also written to TensorBoard, as ``EVENT/NAME``.
+            values: values by name; numbers of ``CURVES`` are also written to TensorBoard, as ``EVENT/NAME``.
         """
         values = values or {}
         now = datetime.now(UTC).isoformat(timespec="seconds")
         record = {"event": event, "time": now, "update": update, "epoch": epoch}
         record |= {name: _plain(value) for name, value in values.items()}
-        with disk_errors(str(self.path)), open(self.path, "a", encoding="utf-8") as file:
+        with disk_errors(str(self.path)), open_own(self.path) as file:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         if self.scores is not None and event == "valid":
             self.scores.add(record)
             self.scores.write()
         if self._events is not None:
             with disk_errors(EVENTS):
-                for name, value in values.items():
+                for name, value in values.items() if event in CURVES else ():
                     if isinstance(value, int | float):
                         self._events.add_scalar(f"{event}/{name}", value, update)
 
-    def write_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Write decoded sentences to TensorBoard, as a table.
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the configuration to TensorBoard: as a table, and as hyperparameters with the validation loss.
+
+        Args:
+            config: nested values by key.
+        """
+        if self._events is None:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        values = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in flatten(config)}
+        rows = "\n".join(f"| {key} | {_cell(str(value))} |" for key, value in values.items())
+        with disk_errors(EVENTS):
+            self._events.add_text("config", f"| key | value |\n|---|---|\n{rows}", 0)
+            metrics = {"valid/loss": 0.0, "valid/ppl": 0.0}
+            for summary in hparams(values, metrics):  # type: ignore[no-untyped-call]
+                self._events.file_writer.add_summary(summary)
+
+    def write_gradients(self, update: int, norms: Mapping[str, float]) -> None:
+        """Write the gradient norms of layers to TensorBoard.
 
         Args:
             update: number of updates made so far.
-            samples: the sentences.
+            norms: the norms by the layer's name.
+        """
+        if self._events is not None:
+            with disk_errors(EVENTS):
+                for name, value in norms.items():
+                    self._events.add_scalar(f"train_gradients/{name}", value, update)
+
+    def write_samples(self, update: int, samples: Sequence[Sample], lengths: Sequence[tuple[int, int]] = ()) -> None:
+        """Write decoded sentences to TensorBoard: some as a table, with pictures of their attention, and all lengths.
+
+        Args:
+            update: number of updates made so far.
+            samples: the sentences of the table.
+            lengths: of every decoded sentence, the characters of the output and of the reference.
         """
         if self._events is not None and samples:
             rows = [f"| {_cell(s.source)} | {_cell(s.hypothesis)} | {_cell(s.reference)} |" for s in samples]
             table = "\n".join(["| source | hypothesis | reference |", "|---|---|---|", *rows])
-            self._events.add_text("valid/samples", table, update)
+            with disk_errors(EVENTS):
+                self._events.add_text("valid/samples", table, update)
+                for number, attention in enumerate(s.attention for s in samples if s.attention is not None):
+                    self._events.add_image(f"valid/attention {number}", _picture(attention), update)
+                if lengths:
+                    self._events.add_histogram("valid/characters", np.array([output for output, _ in lengths]), update)
+                if wanted := sum(reference for _, reference in lengths):
+                    self._events.add_scalar("valid/length_ratio", sum(output for output, _ in lengths) / wanted, update)
+
+    def write_embedding(self, update: int, model: nn.Module, dictionary: Dictionary) -> None:
+        """Write the embeddings of the first tokens to TensorBoard's projector.
+
+        Args:
+            update: number of updates made so far.
+            model: the decoder; its first embedding that has a row for each token is written.
+            dictionary: the tokens.
+        """
+        embeddings = (part.weight for part in model.modules() if isinstance(part, nn.Embedding))
+        weight = next((found for found in embeddings if len(found) >= len(dictionary)), None)
+        if self._events is None or weight is None:
+            return
+        rows = min(len(dictionary), max(1, EMBEDDED_NUMBERS // weight.size(1)))
+        tokens = [dictionary.symbol(row).encode("unicode_escape").decode() for row in range(rows)]
+        with disk_errors(EVENTS):
+            self._events.add_embedding(weight[:rows].detach().float().cpu(), tokens, global_step=update, tag="tokens")
 
     def flush(self) -> None:
         """Flush the TensorBoard events to their file."""
@@ -109,7 +178,19 @@ class Records:
     def close(self) -> None:
         """Close the TensorBoard events."""
         if self._events is not None:
-            self._events.close()
+            with disk_errors(EVENTS):
+                self._events.close()
+
+
+def _leave_errors_to_the_next_call() -> None:
+    """Print no traceback if TensorBoard's thread cannot write: its next method that is called raises the error."""
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if not (type(ended.thread).__name__ == "_AsyncWriterThread" and isinstance(ended.exc_value, OSError)):
+            before(ended)
+
+    threading.excepthook = hook
 
 
 def _update_of(line: str) -> float:
@@ -122,6 +203,12 @@ def _update_of(line: str) -> float:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _picture(attention: Tensor) -> Tensor:
+    """A grey picture of attention weights, ``(1, 12 * T, 12 * S)``: a row for each output token, dark where it is 1."""
+    scaled = 1 - attention.detach().float().cpu().clamp(0, 1)
+    return scaled.repeat_interleave(CELL, 0).repeat_interleave(CELL, 1)[None]
 
 
 def _cell(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from seqgen.checkpoints.run_lock import RunLock
 from seqgen.config import TrainConfig
 from seqgen.task import Task
-from seqgen.training.distributed import group_from_environment, join, leave
-from seqgen.training.launch import launch
+from seqgen.training.distributed import LostRanksError, group_from_environment, join, leave
+from seqgen.training.launch import GRACE, launch
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
 
@@ -21,7 +22,7 @@ def train(
     """Train a model into a run folder, or resume the run in it.
 
     The caller holds the folder's lock and has written its ``config.yaml``. With ``distributed_world_size`` above 1,
-    that many processes are started on this machine; under ``torchrun``, this process joins the process group.
+    that many processes are started on this machine; under ``torchrun`` or ``srun``, this process joins the group.
 
     Args:
         cfg: the whole configuration.
@@ -47,6 +48,19 @@ def train(
     join(group, cfg.distributed_training, device)
     try:
         with StopSignals(second_ends=group.world_size == 1) as signals:  # torchrun sends a second signal
-            return TrainingRun(cfg, task, folder, device, group, signals).run()
+            try:
+                return TrainingRun(cfg, task, folder, device, group, signals).run()
+            except LostRanksError:
+                if _told_to_end(signals):  # torchrun ends all because of the error of one, which has been shown
+                    return signals.exit_code
+                raise
     finally:
         leave()
+
+
+def _told_to_end(signals: StopSignals) -> bool:
+    """Whether a signal asks this process to end, now or within ``GRACE`` seconds."""
+    deadline = time.monotonic() + GRACE
+    while not signals.received and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(signals.received)

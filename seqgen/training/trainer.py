@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from seqgen.checkpoints.run_checkpoints import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
+from seqgen.memory import out_of_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
 from seqgen.registry import CRITERIA
@@ -24,6 +26,19 @@ from seqgen.training.distributed import ProcessGroup
 from seqgen.training.ema import EMA
 from seqgen.training.lr_schedulers import build_lr_scheduler
 from seqgen.training.optimizers import build_optimizer
+from seqgen.training.parallel import (
+    LossModule,
+    PlainCopy,
+    check_sharding,
+    like,
+    load,
+    local,
+    parallel,
+    recompute_activations,
+    synchronizing,
+    whole,
+    zeros_like_part,
+)
 from seqgen.training.scores import move_scalars
 from seqgen.training.seeding import seed_everything
 
@@ -85,21 +100,61 @@ class Trainer:
         self.group = group or ProcessGroup()
         self.criterion: Criterion = CRITERIA.of(cfg.criterion).component(cfg.criterion, task)
         _freeze(model, cfg.optimization.freeze)
+        decay = cfg.optimization.ema_decay
+        self.ema = EMA(model, decay) if decay else None
+        self._parallelize(model)
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         self.names = [name for name, _ in named]
         self.params = [param for _, param in named]
         self.optimizer = build_optimizer(cfg.optimizer, self.params)
         self.scheduler = build_lr_scheduler(cfg.lr_scheduler, cfg.optimization)
-        decay = cfg.optimization.ema_decay
-        self.ema = EMA(model, decay) if decay else None
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**7) if cfg.common.fp16 else None
         self.update = 0
         self.skips = 0  # in a row
 
+    def _parallelize(self, model: EncoderDecoderModel) -> None:
+        """Connect the model with the other ranks; see ``parallel``."""
+        cfg, sharding = self.cfg, self.cfg.distributed_training
+        check_sharding(sharding, self.group)
+        sharded = sharding.sharding == "fsdp" and self.group.world_size > 1
+        if sharded and cfg.common.fp16:
+            raise ConfigError("common.fp16 is not possible with distributed_training.sharding=fsdp; use common.bf16")
+        if sharded and cfg.optimization.out_of_memory == "skip":
+            raise ConfigError(
+                "optimization.out_of_memory=skip is not possible with distributed_training.sharding=fsdp, in which the "
+                "processes exchange weights during each batch; use ddp, or out_of_memory=stop"
+            )
+        self._copy = PlainCopy(model) if sharded else None
+        if cfg.optimization.checkpoint_activations:
+            recompute_activations(model)
+        loss = LossModule(model, lambda batch, model: self.task.train_step(batch, model, self.criterion))
+        self._loss_module = parallel(loss, sharding, self.group, self.device)
+        if sharded and self.ema is not None:
+            parallel(LossModule(self.ema.model, loss.loss), sharding, self.group, self.device)
+
     @property
     def eval_model(self) -> EncoderDecoderModel:
-        """The model for validation and decoding: the one with averaged weights, if there is one."""
+        """The model for validation and decoding: the one with averaged weights, if there is one; see ``plain``."""
         return self.ema.model if self.ema is not None else self.model
+
+    @contextlib.contextmanager
+    def plain(self, model: EncoderDecoderModel) -> Iterator[EncoderDecoderModel]:
+        """The model with all of its weights; all ranks call this. It is a copy if the weights are sharded."""
+        if self._copy is None:
+            yield model
+        else:
+            with self.group.collective(), self._copy.of(model) as copy:
+                yield copy
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[EncoderDecoderModel]:
+        """``eval_model`` in evaluation mode, with all of its weights; all ranks call this."""
+        with self.plain(self.eval_model) as model:
+            model.eval()
+            try:
+                yield model
+            finally:
+                model.train()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: autocast to bfloat16 or float16, if configured."""
@@ -107,33 +162,39 @@ class Trainer:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.cfg.common.bf16 else torch.float16)
 
-    def train_update(self, batches: Sequence[Batch | None], epoch: int) -> UpdateResult:
+    def train_update(
+        self, batches: Sequence[Batch | None], epoch: int, spare: Callable[[], Batch] | None = None
+    ) -> UpdateResult:
         """Make one update from the gradients of several batches.
 
         The gradient is that of the summed loss of all batches in all ranks, divided by the sum of their sample sizes.
         It does not depend on how sentences are distributed over batches and ranks.
 
         Args:
-            batches: this rank's batches; ``None`` in place of a batch if only other ranks still have one.
+            batches: this rank's batches, as many as those of each other rank; ``None`` if only others still have one.
             epoch: the current epoch, from 1.
+            spare: returns any batch. All ranks compute the same number of batches, because they exchange weights or
+                gradients meanwhile: where ``batches`` has ``None``, the gradient of this one is multiplied by 0.
 
         Returns:
             The sums over the batches, the gradient norm, and whether the update was skipped.
 
         Raises:
-            NonFiniteError: the loss or the gradient is NaN or infinite, and ``optimization.nonfinite_loss=stop``.
+            NonFiniteError: the loss or the gradient is NaN or infinite, and ``optimization.nonfinite_loss=stop``; or
+                too many updates in a row were skipped.
         """
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        outs = [self._backward(batch, place) for place, batch in enumerate(batches) if batch is not None]
+        result = UpdateResult(lr=self.scheduler.lr_at(self.update, epoch))
+        outs, problem = self._gradients(batches, spare)
+        if problem:
+            return self._leave_out(result, problem, expected=True)
         ids = [batch.ids for batch in batches if batch is not None]
         local, bad = _sum_outs(outs, ids)
-        sums = self.group.sum(local)
-        result = UpdateResult(sums, lr=self.scheduler.lr_at(self.update, epoch))
+        result.sums = sums = self.group.sum(local)
         if not math.isfinite(sums["loss"]):
             bad = [sentence for part in self.group.gather(bad) for sentence in part]
             return self._leave_out(result, f"the loss is {sums['loss']} on a batch with the sentences {_some(bad)}")
-        self.group.sum_gradients(self.params)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         norm = self._normalize_gradients(sums["sample_size"])
@@ -144,27 +205,89 @@ class Trainer:
         self._step(result)
         return result
 
-    def _backward(self, batch: Batch, place: int) -> CriterionOut:
+    def _gradients(
+        self, batches: Sequence[Batch | None], spare: Callable[[], Batch] | None
+    ) -> tuple[list[CriterionOut], str]:
+        """Add the gradients of batches, those of all ranks with the last one.
+
+        A rank whose memory runs out cannot take part in the exchange of gradients. With ``out_of_memory=skip``, it is
+        therefore a pass of its own, of a spare batch, which begins when every rank has computed its gradients.
+
+        Returns:
+            The losses of this rank's batches, and the reason to skip the update, empty if there is none.
+        """
+        outs: list[CriterionOut] = []
+        skips = self.cfg.optimization.out_of_memory == "skip"
+        apart = skips and self.group.world_size > 1 and spare is not None
+        for place, batch in enumerate(batches):
+            with synchronizing(self._loss_module, last=place == len(batches) - 1 and not apart):
+                try:
+                    if batch is not None:
+                        outs.append(self._backward(batch, place))
+                    elif spare is not None:
+                        self._backward(spare(), place, weight=0)
+                    continue
+                except Exception as error:
+                    if not skips or not out_of_memory(error):
+                        raise
+            break  # outside of the handler, which keeps the tensors of the failed pass alive
+        failed = batches[len(outs)] if len(outs) < len(batches) else None
+        problem = self._shortage(failed.ids.tolist() if failed is not None else []) if skips else ""
+        if apart and spare is not None and not problem:
+            with synchronizing(self._loss_module, last=True):
+                self._backward(spare(), len(batches), weight=0)
+        return outs, problem
+
+    def _shortage(self, sentences: list[int]) -> str:
+        """Say which processes have no memory for which of their sentences; all ranks call this."""
+        found = {rank: ids for rank, ids in enumerate(self.group.gather(sentences)) if ids}
+        if found and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        several = self.group.world_size > 1
+        return "; ".join(
+            f"memory ran out{f' in process {rank}' if several else ''} on a batch with the sentences {_some(ids)}"
+            for rank, ids in found.items()
+        )
+
+    def _backward(self, batch: Batch, place: int, weight: int = 1) -> CriterionOut:
         """Add a batch's gradient. The random seed depends on the index of the batch in the update, over all ranks."""
+        out: CriterionOut
         group = self.group
         seed_everything((self.cfg.common.seed, self.update, place * group.world_size + group.rank))
-        with self.autocast():
-            out: CriterionOut = self.task.train_step(
-                batch.to(self.device, non_blocking=True), self.model, self.criterion
-            )
-        loss = out.loss if self.scaler is None else self.scaler.scale(out.loss)
-        torch.autograd.backward(loss)
+        with group.collective():
+            with self.autocast():
+                loss, out = self._loss_module(batch.to(self.device, non_blocking=True))
+            loss = loss if self.scaler is None else self.scaler.scale(loss)
+            torch.autograd.backward(loss if weight == 1 else loss * weight)
         return out
 
     @torch.no_grad()
     def _normalize_gradients(self, sample_size: float) -> Tensor:
         """Divide the gradients by the sample size and clip them, in one pass; return the L2 norm before clipping."""
+        sample_size /= self.group.world_size  # the gradients are means over the ranks
         grads = [param.grad for param in self.params if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads) / sample_size
+        norm = self._norm(grads) / sample_size
         clip = self.cfg.optimization.clip_norm
         factor = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
-        torch._foreach_mul_(grads, factor / sample_size)
+        torch._foreach_mul_([local(grad) for grad in grads], factor / sample_size)
         return norm
+
+    def _norm(self, grads: Sequence[Tensor]) -> Tensor:
+        with self.group.collective():
+            norm: Tensor = whole(torch.nn.utils.get_total_norm(grads))
+        return norm
+
+    def gradient_norms(self) -> dict[str, float]:
+        """The L2 norm of each layer's part of the last update's gradient, after clipping, by the layer's name.
+
+        All ranks call this.
+        """
+        layers: dict[str, list[Tensor]] = {}
+        for name, param in zip(self.names, self.params, strict=True):
+            if param.grad is not None:
+                layers.setdefault(_layer_of(name), []).append(param.grad)
+        norms = [self._norm(grads) for grads in layers.values()]
+        return dict(zip(layers, move_scalars(norms), strict=True))
 
     def _step(self, result: UpdateResult) -> None:
         for group in self.optimizer.param_groups:
@@ -196,23 +319,37 @@ class Trainer:
         result.skipped = reason
         return result
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights for decoding, by name; those of ``eval_model``."""
-        return dict(self.eval_model.state_dict())
+    def weights(self, parts: bool = False) -> dict[str, Tensor]:
+        """The weights for decoding, by name; those of ``eval_model``. All ranks call this.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The training state without ``weights``: nested plain values and tensors."""
+        Args:
+            parts: whether sharded weights stay ``DTensor`` s, of which each rank has a part, or are gathered; a weight
+                with several names is then the same object under each.
+        """
+        return self._whole(self.eval_model.state_dict(keep_vars=parts), parts)
+
+    def _whole(self, values: Mapping[str, Any], parts: bool) -> dict[str, Any]:
+        with self.group.collective():
+            return {name: value if parts else whole(value) for name, value in values.items()}
+
+    def state_dict(self, parts: bool = False) -> dict[str, Any]:
+        """The training state without ``weights``: nested plain values and tensors. All ranks call this.
+
+        Args:
+            parts: as in ``weights``.
+        """
         state = self.optimizer.state_dict()
+        values = {self.names[int(index)]: self._whole(value, parts) for index, value in state["state"].items()}
         return {
             "update": self.update,
             "skips": self.skips,
             "optimizer": {
-                "state": {self.names[int(index)]: values for index, values in state["state"].items()},
+                "state": values,
                 "groups": [{k: v for k, v in group.items() if k != "params"} for group in state["param_groups"]],
             },
             "lr_scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else {},
-            "trained_weights": dict(self.model.state_dict()) if self.ema is not None else {},
+            "trained_weights": self._whole(self.model.state_dict(), parts) if self.ema is not None else {},
         }
 
     def load_state_dict(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
@@ -228,15 +365,38 @@ class Trainer:
         """
         if self.ema is not None:
             fit(self.ema.model, weights, where)
-            self.ema.model.load_state_dict(weights)
+            load(self.ema.model, weights)
             weights = state["trained_weights"]
         fit(self.model, weights, where)
-        self.model.load_state_dict(weights)
+        load(self.model, weights)
         self._load_optimizer(state["optimizer"])
         self.scheduler.load_state_dict(state["lr_scheduler"])
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.update, self.skips = state["update"], state["skips"]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank has only a part of the weights."""
+        return self._copy is not None
+
+    def part(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Make a tensor of zeros to read this rank's part of a sharded checkpoint's tensor into.
+
+        Args:
+            name: the tensor's path in the checkpoint: ``weights/PARAMETER``, ``trained_weights/PARAMETER`` or
+                ``optimizer/state/PARAMETER/KEY``.
+            shape: the shape of the whole tensor.
+            dtype: its dtype.
+        """
+        params = dict(self.model.named_parameters(remove_duplicate=False))
+        return zeros_like_part(shape, dtype, next((params[key] for key in name.split("/") if key in params), None))
+
+    def load_initial(self, model: EncoderDecoderModel) -> None:
+        """Begin with the weights of a model of the same architecture, also as the average of the weights."""
+        for mine in (self.model, self.eval_model):
+            if mine is not model:
+                load(mine, model.state_dict())
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
         current = self.optimizer.state_dict()
@@ -246,8 +406,17 @@ class Trainer:
             # JSON has no tuples; fused and foreach depend on the device, not on the run
             values = {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in values.items()}
             groups.append({**group, **values, **{k: group[k] for k in ("fused", "foreach") if k in group}})
-        state = {indices[name]: values for name, values in saved["state"].items()}
+        state = {
+            indices[name]: {key: like(value, self.params[indices[name]]) for key, value in values.items()}
+            for name, values in saved["state"].items()
+        }
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _layer_of(name: str) -> str:
+    """The layer of a parameter: ``decoder.layers.1`` of ``decoder.layers.1.fc1.weight``; else its module."""
+    numbered = re.match(r"(.*?\.\d+)\.", name)
+    return numbered[1] if numbered else name.rpartition(".")[0] or name
 
 
 def _freeze(model: EncoderDecoderModel, patterns: Sequence[str]) -> None:

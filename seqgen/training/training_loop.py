@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from seqgen.checkpoints.initial_weights import initialize
-from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights
 from seqgen.config import TrainConfig
+from seqgen.config_dicts import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
@@ -28,8 +27,10 @@ from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.meters import Meter
-from seqgen.training.progress import ProgressDisplay, describe, make_display
+from seqgen.training.parallel import unused_keys
+from seqgen.training.progress import ProgressDisplay, describe_parts, make_display
 from seqgen.training.records import Records
+from seqgen.training.saving import Resumable, Saving
 from seqgen.training.scores import lower_is_better, pick
 from seqgen.training.scores_file import ScoresFile
 from seqgen.training.seeding import seed_everything
@@ -70,11 +71,11 @@ class TrainingRun:
         model = task.build_model(cfg.model).to(device)
         self.trainer = Trainer(cfg, task, model, device, group)
         self.triggers = Triggers(cfg)
-        self.notes: list[str] = []
+        self.notes = unused_keys(cfg.distributed_training, group)
         self.iterator = self._train_iterator(model)
         valid = self._dataset(cfg.dataset.valid_subset, model)
         self.validator = Validator(self.trainer, valid, lambda: bool(signals.received))
-        self.checkpoints = Checkpoints(folder) if group.is_main else None
+        self.saving = Saving(cfg, folder, group, self.trainer)
         self.meter = Meter()
         self.best: float | None = None
         self.stale = 0  # number of validations since the best one
@@ -137,9 +138,12 @@ class TrainingRun:
             scores = ScoresFile(self.folder, self.cfg.checkpoint.best_checkpoint_metric, self.task.metric_signatures())
             self.records = Records(self.folder, self.trainer.update, self.cfg.common.tensorboard, scores)
             self._announce(resumed)
+            self.records.write_config({**to_dict(self.cfg), "run_dir": self.folder.name})  # a run can be moved
         try:
-            reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
+            with self.saving.finishing():
+                reason = self._catch_up() or self._limit(self.iterator.epoch - 1) or self._epochs()
             self._log_stop(reason)
+            self._write_embedding()
         finally:
             self.display.close()
             if self.records is not None:
@@ -159,11 +163,13 @@ class TrainingRun:
         """Train the rest of the current epoch; return the reason to stop, empty if there is none."""
         epoch = self.iterator.epoch
         freq = self.triggers.update_freq(epoch)
-        total = math.ceil(self.iterator.rounds / freq)
+        rounds = self.iterator.rounds
+        total = math.ceil(rounds / freq)
         with closing(self._batches()) as batches:
             for number in range(math.ceil(self.iterator.consumed / freq) + 1, total + 1):
                 group: list[Batch | None] = list(itertools.islice(batches, freq))
-                group += [None] * (freq - len(group))
+                most = min(freq, rounds - (number - 1) * freq)  # of all ranks
+                group += [None] * (most - len(group))
                 ended = number == total
                 if ended:
                     next(batches, None)  # moves the iterator to the next epoch before its state is saved
@@ -180,7 +186,7 @@ class TrainingRun:
         """Make an update; return false if it was skipped."""
         self.meter.tick()
         with memory_errors(self._smaller_updates):
-            result = self.trainer.train_update(group, epoch)
+            result = self.trainer.train_update(group, epoch, self.iterator.spare)
         self.meter.add(result)
         if result.skipped:
             self._message(f"update {self.trainer.update + 1} was skipped: {result.skipped}")
@@ -190,6 +196,9 @@ class TrainingRun:
         if due:
             self.meter.reset()
             self._write("train", epoch, record)
+            norms = self.trainer.gradient_norms() if self.cfg.common.tensorboard else {}
+            if self.records is not None:
+                self.records.write_gradients(update, norms)
         left = self.triggers.seconds_left(update, self.total, self.meter.seconds)
         self.display.update(update, epoch, record, due, left)
         return True
@@ -264,25 +273,23 @@ class TrainingRun:
     def _log_validation(self, result: ValidationResult, epoch: int, improved: bool) -> None:
         self._write("valid", epoch, result.scores)
         if self.records is not None:
-            self.records.write_samples(self.trainer.update, result.samples)
+            self.records.write_samples(self.trainer.update, result.samples, result.lengths)
         best = " | best so far" if improved else ""
-        self._message(f"valid at update {self.trainer.update} | epoch {epoch} | {describe(result.scores)}{best}")
+        whole, parts = describe_parts(result.scores)
+        line = f"valid at update {self.trainer.update} | epoch {epoch} | {whole}{best}"
+        self._message("\n".join([line, *parts]))
 
     def _save(self, names: list[str]) -> None:
-        """Save checkpoints under these names and delete those that are too old; does nothing unless this is rank 0."""
         self.meter.tick()
-        if self.checkpoints is None:
-            return
-        self.checkpoints.save(names, self.trainer.weights(), self._state())
-        self.checkpoints.prune("epoch", self.cfg.checkpoint.keep_last_epochs)
-        self.checkpoints.prune("update", self.cfg.checkpoint.keep_interval_updates)
+        self.saving.save(names, self._state)
         if self.records is not None:
             self.records.flush()
-        self.meter.tick()
+            self.meter.tick()
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, parts: bool = False) -> dict[str, Any]:
+        """The training state without the weights; see ``Trainer.state_dict``."""
         return {
-            **self.trainer.state_dict(),
+            **self.trainer.state_dict(parts),
             "iterator": self.iterator.state_dict(),
             "meter": self.meter.state_dict(),
             "best": self.best,
@@ -292,40 +299,40 @@ class TrainingRun:
             "batches_in_update": self._batches_in_update(),
         }
 
-    def _load_state(self, weights: dict[str, Tensor], state: dict[str, Any], where: str) -> None:
-        """Restore the state that ``_state`` returned."""
-        self.trainer.load_state_dict(weights, state, where)
-        self.iterator.load_state_dict(state["iterator"])
-        self.meter.load_state_dict(state["meter"])
-        self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+    def _load_state(self, found: Resumable) -> None:
+        """Restore the state that ``_state`` returned.
+
+        Raises:
+            CheckpointError: it does not belong to this run.
+        """
+        state = found.state
+        try:
+            self.trainer.load_state_dict(found.weights, state, str(found.path))
+            self.notes += filter(None, [self.iterator.load_state_dict(state["iterator"])])
+            self.meter.load_state_dict(state["meter"])
+            self.best, self.stale, self.pending = state["best"], state["stale"], state["pending"]
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{found.path}: its training state does not belong to this run ({type(error).__name__}: "
+                f"{str(error)[:200]}); if you delete {found.path}, the run continues from an older checkpoint"
+            ) from error
 
     def _restore(self) -> str:
         """Resume from the run's last checkpoint or load the weights to fine-tune; return a message that says which."""
-        newest = self.group.gather(self.checkpoints.newest() if self.checkpoints is not None else None)[0]
-        if newest is not None:
-            try:
-                weights, state = read_weights(newest), read_training_state(newest)
-            except CheckpointError as error:
-                raise CheckpointError(
-                    f"{error}; if you delete {newest}, the run continues from an older checkpoint"
-                ) from None
-            try:
-                self._load_state(weights, state, str(newest))
-            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{newest}: its training state does not belong to this run ({type(error).__name__}: "
-                    f"{str(error)[:200]}); if you delete {newest}, the run continues from an older checkpoint"
-                ) from error
-            return f"resuming from {newest} at update {self.trainer.update}{self._regrouped(state)}"
+        found = self.saving.newest()
+        if found is not None:
+            self._load_state(found)
+            self.notes += [f"{said}; an older checkpoint is used in its place" for said in found.damaged]
+            return f"resuming from {found.path} at update {self.trainer.update}{self._regrouped(found.state)}"
         given = self.cfg.checkpoint.finetune_from
         if not given:
             return ""
         try:
-            messages = initialize(self.trainer.model, given, self.task)
+            with self.trainer.plain(self.trainer.model) as model:
+                messages = initialize(model, given, self.task)
+                self.trainer.load_initial(model)
         except (CheckpointError, DataError) as error:
             raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
-        if self.trainer.ema is not None:
-            self.trainer.ema.model.load_state_dict(self.trainer.model.state_dict())
         self.notes += messages[:-1]
         return messages[-1]
 
@@ -344,8 +351,8 @@ class TrainingRun:
     def _smaller_updates(self) -> str:
         again = f"start a new run in another run_dir, with checkpoint.finetune_from={self.folder} to keep the weights"
         return (
-            f"in update {self.trainer.update + 1}; choose a smaller dataset.max_tokens, with a larger "
-            "optimization.update_freq for as many tokens in an update"
+            f"in update {self.trainer.update + 1}; optimization.out_of_memory=skip skips such updates, or choose a "
+            "smaller dataset.max_tokens, with a larger optimization.update_freq for as many tokens in an update"
             + (f"; since this changes the run, {again}" if any(self.folder.glob("checkpoints/*/")) else "")
         )
 
@@ -368,6 +375,12 @@ class TrainingRun:
         frozen = num_parameters(self.trainer.model) - params
         shown = f"{params:,} parameters" + (f" and {frozen:,} frozen ones" if frozen else "")
         self._message(f"{shown}, {self._updates_in_epoch():,} updates per epoch, on {self.trainer.device}")
+
+    def _write_embedding(self) -> None:
+        if self.cfg.common.tensorboard:
+            with self.trainer.evaluation() as model:
+                if self.records is not None:
+                    self.records.write_embedding(self.trainer.update, model.decoder, self.task.target_dictionary)
 
     def _log_stop(self, reason: str) -> None:
         self._write("stop", self.iterator.epoch, {"reason": reason, "seconds": round(self.meter.seconds, 1)})

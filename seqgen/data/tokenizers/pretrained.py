@@ -95,6 +95,9 @@ BY_MODEL = {
 }
 """The class for each ``model_type`` of a ``config.json`` if the folder names none; any other is a T5."""
 
+MAX_UNUSED = 100_000
+"""Maximum number of ids without a token, so that a damaged file cannot make a vocabulary that fills the memory."""
+
 CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 """The texts whose spaces ``clean_up_tokenization_spaces`` removes, in this order."""
 
@@ -124,6 +127,10 @@ class PretrainedTokenizer(Tokenizer):
         self.special = special
         self.vocab_size = vocab_size
         size = max(tokens) + 1
+        if size > len(tokens) + MAX_UNUSED:
+            raise DataError(
+                f"the tokenizer in {files.origin} is damaged: it has an id of {size - 1} but only {len(tokens)} tokens"
+            )
         if vocab_size is not None and vocab_size < size:
             raise DataError(
                 f"the tokenizer in {files.origin} has {size} ids but the model's vocabulary only {vocab_size}; "

@@ -193,7 +193,9 @@ def load_processor(model: bytes, origin: str) -> Any:
         DataError: ``model`` is not a SentencePiece model.
     """
     try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model) if model else None
+        processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model) if model else None
+        for index in range(processor.vocab_size() if processor else 0):
+            processor.id_to_piece(index)  # fails if the piece is not valid UTF-8
     except (RuntimeError, OSError, ValueError):
         processor = None
     if processor is None or processor.vocab_size() == 0:

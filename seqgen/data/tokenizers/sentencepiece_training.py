@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
 import sentencepiece
 
 from seqgen.errors import DataError, UserError
+
+logger = logging.getLogger(__name__)
+
+LOGGED_LINES = 1_000_000
+"""Number of lines between two messages about reading the text."""
 
 THREADS = 8
 """Number of training threads; fixed, because the order of floating-point additions and so the pieces depend on it."""
@@ -55,6 +62,8 @@ def train_sentencepiece(
         DataError: the text has no words, or too few or too many characters for ``vocab_size``.
         UserError: iterating over ``lines`` raised it.
     """
+    logger.info("training a SentencePiece model (%s) of %d pieces", model_type, vocab_size)
+    start = time.perf_counter()
     model = io.BytesIO()
     reader = _Reader(lines)
     try:
@@ -76,24 +85,33 @@ def train_sentencepiece(
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise reader.error or _explain(str(error), vocab_size, key) from None
+    logger.info("trained it on %s lines in %.1f s", f"{reader.count:,}", time.perf_counter() - start)
     return model.getvalue()
 
 
 class _Reader:
-    """Iterates over lines and keeps the error that ended the iteration, which SentencePiece replaces by its own."""
+    """Iterates over lines, logs how many are read, and keeps the error that ended the iteration, which SentencePiece
+    replaces by its own.
+    """
 
     def __init__(self, lines: Iterable[str]):
         self.lines = lines
         self.error: UserError | None = None
+        self.count = 0
 
     def __iter__(self) -> Iterator[str]:
         try:
             for line in self.lines:
+                self.count += 1
+                if self.count % LOGGED_LINES == 0:
+                    logger.info("read %s lines", f"{self.count:,}")
                 for start in range(0, len(line), MAX_CHARACTERS):
                     yield line[start : start + MAX_CHARACTERS]
         except UserError as error:
             self.error = error
             raise
+        if self.count > LOGGED_LINES:
+            logger.info("read all %s lines; computing the pieces", f"{self.count:,}")
 
 
 def _explain(message: str, vocab_size: int, key: str) -> DataError:

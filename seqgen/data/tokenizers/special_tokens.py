@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.data.tokenizers.files import ADDED_TOKENS_FILE, CONFIG_FILE, FAST_FILE, SPECIAL_TOKENS_FILE, TokenizerFiles
-from seqgen.errors import DataError
+from seqgen.errors import DataError, shown
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULTS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -117,9 +117,9 @@ class SpecialTokens:
     def _add(self, entries: Iterable[tuple[Any, Any]], origin: str) -> None:
         tokens: dict[int, AddedToken] = {}
         for index, entry in entries:
-            token = as_token(entry, f"{origin}: the added token {index!r}")
+            token = as_token(entry, f"{origin}: the added token {shown(index)}")
             if isinstance(token, str):
-                raise DataError(f"{origin}: the added token {index!r} has no flags; copy the folder again")
+                raise DataError(f"{origin}: the added token {shown(index)} has no flags; copy the folder again")
             tokens[as_id(index, origin)] = token
         self.added.update(tokens)
         by_content = {token.content: token for token in tokens.values()}
@@ -167,7 +167,7 @@ class SpecialTokens:
         value = self.config.get(key, default)
         if type(value) is not int or not 0 <= value <= MAX_IDS:
             raise DataError(
-                f"{self.origin}/{CONFIG_FILE}: {key} is {value!r}; it must be a whole number from 0 to {MAX_IDS}"
+                f"{self.origin}/{CONFIG_FILE}: {key} is {shown(value)}; it must be a whole number from 0 to {MAX_IDS}"
             )
         return value
 

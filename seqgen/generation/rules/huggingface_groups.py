@@ -31,6 +31,7 @@ class HuggingFaceDiverseBeam(Search):
     """
 
     additive = True
+    adjusts_scores = True
     processes_itself = True
 
     def __init__(self, groups: int, strength: float):

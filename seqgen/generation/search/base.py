@@ -49,6 +49,10 @@ class Search(Component):
     takes_constraints: bool = False
     """Whether it supports lexical constraints."""
 
+    adjusts_scores: bool = False
+    """Whether the scores of candidates differ on purpose from cumulative log-probabilities, for example by a penalty.
+    Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
+
     session_class: ClassVar[type[Any] | None] = None
     """The subclass of ``Session`` that decodes a batch; ``None`` for ``Session`` itself."""
 

@@ -46,6 +46,7 @@ class DiverseBeamSearch(Search):
     """
 
     additive = True
+    adjusts_scores = True
 
     def __init__(self, groups: int = 2, strength: float = 0.5):
         self.groups = groups
@@ -99,6 +100,7 @@ class DiverseSiblingsSearch(Search):
     """
 
     additive = True
+    adjusts_scores = True
 
     def __init__(self, rate: float = 0.5):
         self.rate = rate

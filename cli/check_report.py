@@ -1,0 +1,46 @@
+"""The report of ``seqgen-check KIND=NAME``: a line for each invariant, and the probable cause if one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from seqgen.laws.checking import Diagnosis, Outcome, failed
+
+
+def report(outcomes: Iterable[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> int:
+    """Check invariants, and print what is found.
+
+    Args:
+        outcomes: what is found for each invariant, one after the other.
+        diagnose: finds the cause; called if an invariant fails.
+
+    Returns:
+        The exit code: 0 if all invariants hold, 1 if one fails.
+    """
+    found: list[Outcome] = []
+    print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
+    for outcome in outcomes:
+        found.append(outcome)
+        print(_line(outcome), flush=True)
+    wrong = failed(found)
+    checked = len([outcome for outcome in found if not outcome.reason])
+    print(f"{checked - len(wrong)} of {checked} invariants hold")
+    if wrong:
+        diagnosis = diagnose(found)
+        print(f"probable cause: {diagnosis.cause.value}")
+        if diagnosis.module:
+            print(f"first layer that differs: {diagnosis.module}")
+    return 1 if wrong else 0
+
+
+def _line(outcome: Outcome) -> str:
+    if outcome.reason:
+        return f"{outcome.name:<42} not run: {outcome.reason}"
+    violation = outcome.violation
+    shown = f"{outcome.name:<42} {'failed' if violation else 'passed':<8} {outcome.difference:>10.1e}"
+    shown += f" {outcome.seconds:>8.2f}"
+    if violation is None:
+        return shown
+    parts = {"step": violation.step, "sentence": violation.sentence, "beam": violation.beam}
+    place = ", ".join(f"{name} {number}" for name, number in parts.items() if number is not None)
+    return f"{shown}\n    {place + ': ' if place else ''}{violation.what}"

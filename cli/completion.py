@@ -1,0 +1,308 @@
+"""``--completion SHELL``: a script that lets bash, zsh or fish complete a command's keys, values, presets and runs.
+
+The script contains all keys and values, so that a completion does not start Python. The keys of your own components
+are in it if ``--completion`` is given with ``common.user_dir``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from seqgen.cli.config_file import KEY as CONFIG_KEY
+from seqgen.cli.keys import PATHS, Key, choosers, is_switch, keys_of
+from seqgen.errors import ConfigError, nearest
+
+RUNS = ("path", "other", "run_dir", "checkpoint.finetune_from", "generation.draft")
+"""Keys whose values are completed as run folders first."""
+WORDS = {"seqgen-runs": "path", "seqgen-trace": "trace"}
+"""By command, the key whose values can also be given as words without ``KEY=``."""
+OPTIONS = {
+    "--help": "list the keys, or explain a group or key",
+    "--completion": "print a script for completion: bash, zsh or fish",
+    "--version": "print the version",
+}
+
+
+@dataclass(frozen=True)
+class Words:
+    """What can be completed.
+
+    Attributes:
+        program: the name of the command.
+        keys: the keys, each with one line of help.
+        subcommands: the keys of each sub-command.
+        values: the values of keys that have a fixed set of them.
+        topics: what can follow ``--help``.
+    """
+
+    program: str
+    keys: dict[str, str]
+    subcommands: dict[str, dict[str, str]]
+    values: dict[str, list[str]]
+    topics: list[str]
+
+    @property
+    def function(self) -> str:
+        """The name of the shell function."""
+        return "_" + re.sub(r"\W", "_", self.program)
+
+    def of_paths(self, keys: Sequence[str]) -> list[str]:
+        """Those of some keys that the command or a sub-command has."""
+        return [key for key in keys if any(key in own for own in (self.keys, *self.subcommands.values()))]
+
+
+def completion_script(schema: type, program: str, shell: str) -> str:
+    """Write the script that completes a command.
+
+    Args:
+        schema: the root dataclass of the command's configuration; its class attribute ``subcommands``, if it has one,
+            has those of the sub-commands.
+        program: the command's name.
+        shell: ``bash``, ``zsh`` or ``fish``.
+
+    Returns:
+        The script.
+
+    Raises:
+        ConfigError: there is no script for this shell, or the program is a sub-command.
+    """
+    command, _, subcommand = program.partition(" ")
+    if subcommand:
+        raise ConfigError(f"give {command} --completion SHELL, whose script also completes {program}")
+    if shell not in SHELLS:
+        raise ConfigError(f"--completion {shell}: give one of: {', '.join(SHELLS)}{nearest(shell, SHELLS)}")
+    return SHELLS[shell](_words(schema, command))
+
+
+def _words(schema: type, program: str) -> Words:
+    keys, values = _keys_and_values(schema)
+    subcommands = {}
+    for name, own in getattr(schema, "subcommands", {}).items():
+        subcommands[name], of_subcommand = _keys_and_values(own)
+        values |= of_subcommand
+    groups = {name.partition(".")[0] for name in keys if "." in name}
+    return Words(program, keys, subcommands, values, sorted({*groups, *keys}))
+
+
+def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The keys of a command with their help, and the values of those that have a fixed set of them."""
+    every = choosers(schema)
+    keys: dict[str, Key] = {
+        key.name: key for key in [*keys_of(schema), *(key for one in every for key in one.component_keys())]
+    }
+    values = {name: found for name, found in _suggestions().items() if name in keys}
+    for name, key in keys.items():
+        choices = key.field.metadata.get("choices")
+        if choices or is_switch(key.annotation):
+            values[name] = [choice for choice in choices or ("true", "false") if choice]
+    values |= {one.name: one.names() for one in every}
+    texts = {CONFIG_KEY: "YAML file with keys"} | {one.name: f"name of the {one.registry.kind}" for one in every}
+    texts = {**{name: key.field.metadata.get("help", "") for name, key in keys.items()}, **texts}
+    return dict(sorted(texts.items())), values
+
+
+def _suggestions() -> dict[str, list[str]]:
+    """Values of keys that also have others."""
+    from seqgen.corpus_metrics import CORPUS_METRICS
+    from seqgen.runs.table import sort_names
+
+    return {"metrics": list(CORPUS_METRICS), "sort": sort_names()}
+
+
+def _bash(words: Words) -> str:
+    cases = "\n".join(f"        {key}) words={shlex.quote(' '.join(items))} ;;" for key, items in words.values.items())
+    files = 'compgen -f -- "$tail")); compopt -o filenames'
+    runs = f'"$tail"; {files}'
+    keys = "\n".join(
+        f"        {name}) words={shlex.quote(_with_equals(own))} ;;" for name, own in words.subcommands.items()
+    )
+    first = shlex.quote(" ".join(words.subcommands))
+    others = f'$({words.function}_runs "$word"; compgen -f -- "$word")' if words.program in WORDS else ""
+    return f"""# bash completion of {words.program}; to install it:
+#   {words.program} --completion bash > ~/.local/share/bash-completion/completions/{words.program}
+{words.function}() {{
+    local line=${{COMP_LINE:0:COMP_POINT}} word before typed key value head tail words
+    word=${{line##*[[:space:]]}}
+    before=${{line%"$word"}}
+    COMPREPLY=()
+    case $word in
+    -*) COMPREPLY=($(compgen -W {shlex.quote(" ".join(OPTIONS))} -- "$word")); return ;;
+    *=*) ;;
+    *)
+        case $before in
+        *--completion[[:space:]]) words="bash zsh fish" ;;
+        *--help[[:space:]]) words={shlex.quote(" ".join(words.topics))} ;;
+        *)
+            typed=($before)
+            case ${{typed[1]}} in
+{keys}
+            *) words={shlex.quote(_with_equals(words.keys))} ;;
+            esac
+            compopt -o nospace
+            COMPREPLY=($(compgen -W "$words" -- "$word"))
+            [[ ${{#typed[@]}} -gt 1 ]] || COMPREPLY+=($(compgen -W {first} -- "$word"))
+            local IFS=$'\\n'
+            COMPREPLY+=({others}); return ;;
+        esac
+        COMPREPLY=($(compgen -W "$words" -- "$word")); return ;;
+    esac
+    key=${{word%%=*}} value=${{word#*=}}
+    tail=${{value##*[\\[,]}} head=${{value%"${{value##*[\\[,]}}"}}
+    local IFS=$'\\n'
+    case $key in
+{_case(words.of_paths(RUNS), f"COMPREPLY=($({words.function}_runs {runs}")}
+{_case(words.of_paths([key for key in PATHS if key not in RUNS]), f"COMPREPLY=($({files}")}
+    *)
+        words=
+        case $key in
+{cases}
+        esac
+        IFS=$' \\t\\n'
+        COMPREPLY=($(compgen -W "$words" -- "$tail")) ;;
+    esac
+    # readline replaces the text after "=" only, unless the user has changed COMP_WORDBREAKS
+    [[ $COMP_WORDBREAKS == *=* ]] || head="$key=$head"
+    [[ -z $head ]] || COMPREPLY=("${{COMPREPLY[@]/#/$head}}")
+}}
+{words.function}_runs() {{
+    local config
+    for config in "$1"*/config.yaml "$1"*/*/config.yaml runs/*/config.yaml; do
+        config=${{config%/config.yaml}}
+        [[ -f $config/config.yaml && $config == "$1"* ]] && printf '%s\\n' "$config"
+    done
+}}
+complete -F {words.function} {words.program}
+"""
+
+
+def _with_equals(keys: Mapping[str, str]) -> str:
+    return " ".join(f"{key}=" for key in keys)
+
+
+def _case(keys: Sequence[str], action: str) -> str:
+    return f"    {'|'.join(keys)}) {action} ;;" if keys else ""
+
+
+def _zsh(words: Words) -> str:
+    subcommands = "".join(
+        f"\n    (( CURRENT > 2 )) && [[ $words[2] == {name} ]] && keys=(\n{_zsh_keys(own)}\n    )"
+        for name, own in words.subcommands.items()
+    )
+    first = f"\n        (( CURRENT > 2 )) || compadd {' '.join(words.subcommands)}" if words.subcommands else ""
+    first += "\n        _files" if words.program in WORDS else ""
+    options = "\n".join(f"        {_quoted(f'{name}:{text}')}" for name, text in OPTIONS.items())
+    cases = "\n".join(
+        f"        {key}) compadd -- {' '.join(map(shlex.quote, items))} ;;" for key, items in words.values.items()
+    )
+    paths = _case(words.of_paths(PATHS), "_files").replace("    ", "        ", 1)
+    return f"""#compdef {words.program}
+# zsh completion of {words.program}; to install it, write it to a folder of $fpath:
+#   {words.program} --completion zsh > FOLDER/_{words.program}
+{words.function}() {{
+    local -a keys options
+    keys=(
+{_zsh_keys(words.keys)}
+    ){subcommands}
+    options=(
+{options}
+    )
+    if [[ $words[CURRENT] == *=* ]]; then
+        local key=${{words[CURRENT]%%=*}}
+        compset -P '*[=\\[,]'
+        case $key in
+{paths}
+{cases}
+        esac
+    elif [[ $words[CURRENT-1] == --completion ]]; then
+        compadd bash zsh fish
+    elif [[ $words[CURRENT-1] == --help ]]; then
+        compadd -- {" ".join(map(shlex.quote, words.topics))}
+    elif [[ $words[CURRENT] == -* ]]; then
+        _describe option options
+    else
+        _describe key keys -S ''{first}
+    fi
+}}
+if [[ $funcstack[1] == {words.function} ]]; then
+    {words.function} "$@"
+else
+    compdef {words.function} {words.program}
+fi
+"""
+
+
+def _zsh_keys(keys: Mapping[str, str]) -> str:
+    return "\n".join(f"        {_quoted(f'{key}=:{_colons(text)}')}" for key, text in keys.items())
+
+
+def _fish(words: Words) -> str:
+    subcommands = "\n".join(
+        f"            case {name}\n{_fish_keys(own)}\n                return" for name, own in words.subcommands.items()
+    )
+    first = f"\n        test (count $typed) -gt 1; or printf '%s\\n' {' '.join(words.subcommands)}"
+    others = (first if words.subcommands else "") + (
+        "\n        __fish_complete_path $word" if words.program in WORDS else ""
+    )
+    cases = "\n".join(
+        f"        case {key}\n            printf '%s\\n' {key}={{{','.join(map(_fish_quoted, items))}}}"
+        for key, items in words.values.items()
+        if len(items) > 1
+    )
+    options = "\n".join(
+        f"complete -c {words.program} -l {name.removeprefix('--')} -d {_fish_quoted(text)}"
+        for name, text in OPTIONS.items()
+        if name != "--completion"
+    )
+    return f"""# fish completion of {words.program}; to install it:
+#   {words.program} --completion fish > ~/.config/fish/completions/{words.program}.fish
+function {words.function}
+    set -l word (commandline -ct)
+    if not string match -q '*=*' -- $word
+        set -l typed (commandline -opc)
+        switch "$typed[2]"
+{subcommands}
+        end
+{_fish_keys(words.keys)}{others}
+        return
+    end
+    set -l key (string split -m 1 = -- $word)[1]
+    set -l value (string split -m 1 = -- $word)[2]
+    switch $key
+        case {" ".join(words.of_paths(PATHS))}
+            set -l head (string match -r '^.*[\\[,]' -- $value)
+            set -l tail (string replace -r '^.*[\\[,]' '' -- $value)
+            for file in (__fish_complete_path $tail)
+                echo "$key=$head$file"
+            end
+{cases}
+    end
+end
+complete -c {words.program} -f -a '({words.function})'
+complete -c {words.program} -l completion -x -a 'bash zsh fish' -d {_fish_quoted(OPTIONS["--completion"])}
+{options}
+"""
+
+
+def _fish_keys(keys: Mapping[str, str]) -> str:
+    lines = " \\\n".join(f"            {_fish_quoted(f'{key}=')} {_fish_quoted(text)}" for key, text in keys.items())
+    return f"        printf '%s\\t%s\\n' \\\n{lines}"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)
+
+
+def _colons(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:")
+
+
+def _fish_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+SHELLS: dict[str, Callable[[Words], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+"""The function that writes the script, by shell."""

@@ -1,0 +1,154 @@
+"""``config=FILE.yaml``: keys from a YAML file, such as a run's ``config.yaml``, beside those of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seqgen.arguments import split_argument, text_list, text_values
+from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.config_keys import is_group
+from seqgen.errors import ConfigError
+from seqgen.reading import parse_yaml, read_bytes
+from seqgen.registry import GROUPS
+
+KEY = "config"
+_NAME = "_name"  # a component's name among its values, see config_dicts.to_dict
+_RECORDED = ("user_files",)  # what training records, which no user sets
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command, with those that come from files.
+
+    Attributes:
+        overrides: ``key=value`` arguments without ``config``; the command line's come last.
+        messages: what the user should know about keys of a file that are not used.
+        files: by each key that comes from a file, the file.
+    """
+
+    overrides: list[str]
+    messages: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def origin(self, message: str) -> str:
+        """The file that has the key of an error message, as the end of the message; empty if no file has it."""
+        found = [file for key, file in self.files.items() if repr(key) in message or f"{key}=" in message]
+        return f"; the key is in {KEY}={found[0]}" if found else ""
+
+
+def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
+    """Replace ``config=FILE`` by the keys in the file.
+
+    The command line overrides the file. A ``model=NAME`` on the command line also removes the file's ``model.KEY``,
+    which are another model's. The file can be written by hand (``generation: {beam: 4}`` or ``generation.beam: 4``),
+    or be the ``config.yaml`` of a run. From the latter, a command other than training takes the keys that it has and
+    that differ from its defaults.
+
+    Args:
+        schema: the root dataclass of the command's configuration.
+        overrides: ``key=value`` arguments.
+
+    Returns:
+        All arguments.
+
+    Raises:
+        ConfigError: a file cannot be read, or its content is not keys and values.
+    """
+    files = text_values(overrides, KEY)
+    rest = [override for override in overrides if override.partition("=")[0] != KEY]
+    if not files:
+        return Arguments(rest)
+    given = dict(split_argument(override) for override in rest)
+    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    messages = []
+    for file in files:
+        content, unused = _read(Path(file)), []
+        if str(content.get("format")).startswith("seqgen-"):  # otherwise it is the key of the output format
+            from seqgen.cli.record import changes, recorded_keys  # not for every start of a command
+
+            try:
+                keys = recorded_keys(content)
+            except ConfigError as error:
+                raise ConfigError(f"{KEY}={file}: {error}") from None
+            if schema is not GenerateConfig:
+                raise ConfigError(f"{KEY}={file}: this is a record of a decode, which is for seqgen-generate")
+            messages += [f"{KEY}={file}: {change}" for change in changes(content)]
+            content = keys
+        pairs = dict(_pairs(schema, content))
+        if _is_run(content) and schema is not TrainConfig:
+            unused = [key for key in content if key not in {field.name for field in dataclasses.fields(schema)}]
+            pairs = dict(_of_run(schema, content))
+        replaced = [group for group in GROUPS if group in given and is_group(schema, group)]
+        for group in replaced:
+            dropped = [key for key in pairs if key.partition(".")[0] == group]
+            pairs = {key: value for key, value in pairs.items() if key not in dropped}
+            unused += [f"{group}.*"] if any("." in key for key in dropped) else []
+        if unused:
+            messages.append(f"{KEY}={file}: not used by this command: {', '.join(unused)}")
+        used = {key: value for key, value in pairs.items() if key not in given}
+        found |= used
+        origins |= dict.fromkeys(used, file)
+    return Arguments([*(f"{key}={value}" for key, value in found.items()), *rest], messages, origins)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = parse_yaml(read_bytes(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{KEY}={path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{KEY}={path}: cannot read it: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{KEY}={path}: not a YAML file: {error}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{KEY}={path}: the file must contain keys and values, such as generation.beam: 4")
+    return content
+
+
+def _is_run(content: Mapping[str, Any]) -> bool:
+    return all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
+
+
+def _of_run(schema: type, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys of a run's ``config.yaml`` that another command has, unless they have its default."""
+    root = schema()
+    for group, values in content.items():
+        own = getattr(root, group, None)
+        if isinstance(values, Mapping) and dataclasses.is_dataclass(own):
+            changed = {key: value for key, value in values.items() if getattr(own, key, value) != value}
+            yield from _pairs(schema, changed, f"{group}.")
+
+
+def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Keys and values as a user would type them."""
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name in _RECORDED or (value is None and is_group(schema, key)):
+            continue
+        if key == "generation.components":
+            yield from ((own, _text(item)) for own, item in value.items())
+        elif isinstance(value, Mapping):
+            if is_group(schema, key) and _NAME in value:
+                yield key, str(value[_NAME])
+            yield from _pairs(schema, {own: item for own, item in value.items() if own != _NAME}, f"{key}.")
+        else:
+            yield key, _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        only_text = any(isinstance(item, str) for item in value)
+        return text_list(typing.cast(list[str], value)) if only_text else f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
+    return str(value)

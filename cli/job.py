@@ -1,0 +1,300 @@
+"""A job of ``seqgen-generate``: decoding in parts, which several workers decode and which can be continued."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqgen.arguments import split_argument
+from seqgen.checkpoints.run_lock import run_lock
+from seqgen.checkpoints.serialization import digest
+from seqgen.cli.command import import_plugins, log, set_up_device
+from seqgen.cli.detokenizing import text_cleaner
+from seqgen.cli.fingerprint import fingerprint, models_fingerprint, named_files
+from seqgen.cli.formats import FORMATS
+from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
+from seqgen.cli.output import check_output
+from seqgen.config import GenerateConfig
+from seqgen.config_dicts import to_dict
+from seqgen.data.store_builder import available_cores
+from seqgen.data.text import is_pipe
+from seqgen.errors import ConfigError
+from seqgen.files import disk_errors, new_file, remove_leftovers
+from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
+from seqgen.jobs.job import Job
+from seqgen.jobs.local_workers import LocalWorkers
+from seqgen.jobs.manifest import Manifest
+from seqgen.jobs.part import Answers, plan_parts
+from seqgen.jobs.progress import Progress, duration
+from seqgen.jobs.source import Source, find_source
+from seqgen.jobs.stop import JobStopped, Stop
+from seqgen.jobs.workers import Workers
+from seqgen.runs.provenance import versions
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import BUFFER_SIZE
+
+FAILED_LINES = 3
+"""Exit code of a job that is done, but in which lines have failed."""
+
+SPEED = ("workers", "part_lines", "batch_size", "max_tokens", "buffer_size")
+"""Keys of the ``generation`` group that may change when a job is continued."""
+
+
+def is_job(cfg: GenerateConfig, overrides: Sequence[str]) -> bool:
+    """Whether the user asks for a job: by a key that only a job has, or by another engine.
+
+    Raises:
+        ConfigError: a key of Ray is given without ``engine=ray``.
+    """
+    keys = [split_argument(override)[0] for override in overrides]
+    if cfg.engine != "ray" and (of_ray := [key for key in keys if key.startswith("ray.")]):
+        raise ConfigError(f"{of_ray[0]} needs engine=ray, not engine={cfg.engine}; remove the key or give engine=ray")
+    of_job = [key for key in keys if key.startswith("job.") or key in ("generation.workers", "generation.part_lines")]
+    return cfg.engine == "ray" or bool(of_job)
+
+
+def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    """Decode the input in parts, continue where an earlier process has stopped, and merge the outputs.
+
+    Args:
+        cfg: the whole configuration.
+        given: see ``generate``.
+        overrides: all ``key=value`` arguments.
+
+    Returns:
+        The exit code: 0, ``FAILED_LINES``, or 128 and the number of the signal that stopped the job.
+
+    Raises:
+        UserError: a key, model or file cannot be used.
+    """
+    keys = dict(map(split_argument, overrides))
+    _check_keys(cfg, keys)
+    place = Path(cfg.job.folder or f"{cfg.output}.parts")
+    source = find_source(cfg.input, cfg.job.format, cfg.job.column)
+    _check_places(cfg, source, place)
+    with Stop() as stop, run_lock(place, "job.folder"):
+        folder = JobFolder(place, ".jsonl" if cfg.format == "json" else ".txt")
+        try:
+            return _run(cfg, given, keys, source, folder, stop)
+        except JobStopped as stopped:
+            done = sum(known.lines for known in folder.done.values())
+            log(f"stopped; {done} lines are done and kept in {place}; to continue, run the same command again")
+            return 128 + stopped.number
+
+
+def _run(
+    cfg: GenerateConfig,
+    given: Mapping[str, Any],
+    keys: Mapping[str, str],
+    source: Source,
+    folder: JobFolder,
+    stop: Stop,
+) -> int:
+    start = time.monotonic()
+    models = models_fingerprint(cfg.path)
+    files = {name: digest(Path(name)) for name in named_files(_without_data(keys))}
+    log(f"reading {cfg.input} ...")
+    plan = plan_parts(source, cfg.generation.part_lines, stop.check)
+    manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
+    folder.open()
+    manifest.write_or_compare(folder.path)
+    piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
+    job = Job(folder, source, plan, manifest.digest, fingerprint(models), piece_lines, log, stop.check)
+    undone = job.undone()
+    before = plan.lines - sum(part.lines for part in undone)
+    if before:
+        log(f"{before} of {plan.lines} lines were decoded before; continuing")
+    failed = sum(folder.done[part.index].failed for part in plan.parts if part.index in folder.done)
+    if undone:
+        progress = Progress(plan.lines, before, failed, cfg.job.progress, log)
+        workers: Workers | None = None
+        try:
+            workers = _workers(cfg, given)
+            job.run(workers, progress)
+        finally:
+            if workers is not None:
+                workers.close()
+            progress.close()
+            failed = folder.write_errors(plan.parts)
+    else:
+        failed = folder.write_errors(plan.parts)
+    _merge(cfg, folder, job, stop, "output" in keys)
+    _report(cfg, folder, job, plan.lines - before, failed, time.monotonic() - start)
+    return FAILED_LINES if failed else 0
+
+
+def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
+    """Refuse keys that have no effect in a job.
+
+    Raises:
+        ConfigError: a key is missing or cannot be used.
+    """
+    check_path_and_split(cfg.path, cfg.input, cfg.dataset)
+    if cfg.input in ("", "-") or is_pipe(Path(cfg.input)):
+        raise ConfigError(
+            "a job reads its input more than once, so that it can be continued; give input=FILE, a folder or a name "
+            "with wildcards"
+        )
+    for key in ("reference", "prefix", "stream", "trace", "replay", "record"):
+        if getattr(cfg, key):
+            advice = "; score the merged output with seqgen-score" if key == "reference" else ""
+            raise ConfigError(
+                f"{key} cannot be used in a job (engine=ray, job.*, generation.workers, generation.part_lines)"
+                f"{advice}; remove one of them"
+            )
+    if cfg.print_alignment and cfg.format != "fairseq":
+        raise ConfigError(f"print_alignment=true needs format=fairseq, not format={cfg.format}; remove one of them")
+    if cfg.output == "-" and not cfg.job.folder:
+        raise ConfigError("a job needs a folder for its parts; give job.folder=FOLDER or output=FILE")
+    text_cleaner(cfg.remove_bpe, cfg.detokenize)  # whether its package is installed
+
+
+def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
+    """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
+    check_output("output", cfg.output, *map(str, source.files))
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"job.folder={folder} is a file; give a folder")
+    inputs = Path(cfg.input)
+    if inputs.is_dir() and cfg.output != "-" and Path(cfg.output).resolve().parent == inputs.resolve():
+        raise ConfigError(
+            f"output={cfg.output} is in the folder of the input, and would be part of the input when the job is "
+            "continued; give a file in another folder"
+        )
+
+
+def _without_data(keys: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
+
+
+def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that change outputs, with their values; those of models and input are compared by content."""
+    chosen = ("format", "print_alignment", "remove_bpe", "detokenize")
+    settings: dict[str, Any] = {key: getattr(cfg, key) for key in chosen}
+    settings |= {f"dataset.{key}": value for key, value in to_dict(cfg.dataset).items()}
+    settings |= {f"reading.{key}": value for key, value in to_dict(cfg.reading).items()}
+    for key, value in sorted(given.items()):
+        if key == "components":
+            settings |= {name: str(one) for name, one in value.items()}
+        elif key not in SPEED:
+            settings[key if "." in key else f"generation.{key}"] = value
+    return settings
+
+
+def _workers(cfg: GenerateConfig, given: Mapping[str, Any]) -> Workers:
+    if cfg.engine == "ray":
+        from seqgen.jobs.ray_workers import RayWorkers  # Ray need not be installed
+
+        threads = cfg.common.threads or max(1, int(cfg.ray.cpus))
+        build = CommandBuilder(cfg, dict(given), threads)
+        limit = cfg.generation.workers
+        workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, limit, cfg.ray.gpus, cfg.ray.cpus)
+        if workers.unused_gpus:
+            log("the Ray cluster has GPUs, which the actors do not use; to use them, give ray.gpus=1 or a fraction")
+        return workers
+    count = cfg.generation.workers or 1
+    threads = cfg.common.threads or max(1, available_cores() // count)
+    return LocalWorkers(CommandBuilder(cfg, dict(given), threads), count)
+
+
+@dataclass(frozen=True)
+class CommandBuilder:
+    """Makes the decoder of each worker; see ``Builder``.
+
+    Attributes:
+        cfg: the whole configuration.
+        given: see ``generate``.
+        threads: CPU threads of each worker.
+    """
+
+    cfg: GenerateConfig
+    given: dict[str, Any]
+    threads: int
+
+    def __call__(self, number: int) -> CommandDecoder:
+        """Load the models; see ``Builder``."""
+        import_plugins([])
+        common = replace(self.cfg.common, threads=self.threads)
+        device = set_up_device(common)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", number % torch.cuda.device_count())
+        return CommandDecoder(self.cfg, self.given, device)
+
+
+class CommandDecoder:
+    """Decodes lines as ``seqgen-generate`` decodes them; see ``LineDecoder``.
+
+    Args:
+        cfg: the whole configuration.
+        given: see ``generate``.
+        device: where to decode.
+    """
+
+    def __init__(self, cfg: GenerateConfig, given: Mapping[str, Any], device: torch.device):
+        self.cfg, self.notes = cfg, list[str]()
+        _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
+        self.fingerprint = fingerprint(models_fingerprint(cfg.path))
+        self.write = FORMATS[cfg.format](self.decoding, None)
+        self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
+        task = self.decoding.task
+        self.task = task.part(cfg.dataset.gen_source) if cfg.dataset.gen_source else task
+
+    def decode(self, lines: Sequence[str], first: int, divisor: int) -> Answers:
+        """Decode lines; see ``LineDecoder``."""
+        decoding = copy.copy(self.decoding)
+        size, tokens = decoding.cfg.batch_size, decoding.cfg.max_tokens
+        if divisor > 1:
+            decoding.cfg = replace(
+                decoding.cfg, batch_size=max(1, min(size, len(lines)) // divisor), max_tokens=max(1, tokens // divisor)
+            )
+        texts = map(self.task.input_of, lines) if self.cfg.dataset.gen_source else lines
+        outputs, notes, decoding.tokens_written = list[str](), list[tuple[int, str]](), 0
+        for translation in decoding.translate(texts, None, len(lines), first):
+            translation = complete(translation, self.cfg, self.clean)
+            outputs.append(self.write(translation))
+            notes += [(translation.id + 1, note) for note in translation.notes]
+        return Answers(outputs, notes=notes, tokens=decoding.tokens_written)
+
+    def blank(self, line: str, number: int, reason: str) -> str:
+        """What is written for a line without an answer; see ``LineDecoder``."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return self.write(Translation(number, line, nothing, notes=[f"the line failed: {reason}"]))
+
+
+def _merge(cfg: GenerateConfig, folder: JobFolder, job: Job, stop: Stop, named: bool) -> None:
+    """Write the outputs of all parts into one file, or to standard output if the user asks for it."""
+    if cfg.output == "-":
+        if named:
+            with open(sys.stdout.fileno(), "wb", closefd=False) as file:
+                folder.merge(job.plan.parts, file, stop.check)
+        return
+    output = Path(cfg.output)
+    if is_pipe(output):
+        with disk_errors(output), open(output, "wb") as file:
+            folder.merge(job.plan.parts, file, stop.check)
+        return
+    remove_leftovers(output.parent, output.name)
+    with new_file(output) as temporary, disk_errors(output):
+        folder.merge(job.plan.parts, temporary, stop.check)
+
+
+def _report(cfg: GenerateConfig, folder: JobFolder, job: Job, decoded: int, failed: int, seconds: float) -> None:
+    """Print what was done."""
+    stream = sys.stderr if cfg.output == "-" else sys.stdout
+    for note in merged_notes(folder.records(job.plan.parts)):
+        log(note)
+    if failed:
+        what = "line" if failed == 1 else "lines"
+        log(f"{failed} {what} could not be decoded and got no answer; see {folder.path / ERRORS}")
+    if cfg.output == "-":
+        log(f"the outputs are in {folder.path / 'parts'}")
+    tokens = sum(folder.done[part.index].tokens for part in job.plan.parts)
+    speed = f", {decoded / seconds:.1f} lines/s" if decoded else ""
+    rest = "" if decoded == job.plan.lines else f" ({decoded} of them now)"
+    print(f"{job.plan.lines} lines{rest}, {tokens} tokens in {duration(seconds)}{speed}", file=stream)

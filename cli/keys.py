@@ -1,0 +1,153 @@
+"""The keys and components of a command, for its help and for shell completion."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from seqgen.component_keys import decodes
+from seqgen.compose import chosen_components
+from seqgen.config import SINGLE_COMPONENTS
+from seqgen.config_keys import annotation_of, is_group, known_keys
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
+
+HIDDEN = ("components", "user_files")
+"""Fields that are set by the keys of components and by training, not by the user."""
+PATHS = (
+    "config", "path", "other", "run_dir", "input", "output", "reference", "hypothesis", "source", "target", "prefix",
+    "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
+    "generation.replace_unknown", "processor.prefix_trie.file", "task.train", "task.valid", "task.test", "task.mixture",
+    "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.cache_dir",
+    "reading.dictionary", "reading.source_dictionary", "reading.target_dictionary", "reading.sentencepiece",
+    "reading.source_sentencepiece", "reading.target_sentencepiece", "reading.lang_dict",
+    "trace", "replay", "record", "page", "json", "png", "compare.frequencies", "comet_model",
+)  # fmt: skip
+"""Keys whose values are files or folders."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that a user can set.
+
+    Attributes:
+        name: the whole key, such as ``optimization.lr``.
+        default: its default.
+        field: the field of the configuration.
+        annotation: the type of the field.
+        owners: names of the components that have the key; empty for a key that is always there.
+    """
+
+    name: str
+    default: Any
+    field: dataclasses.Field[Any]
+    annotation: Any
+    owners: tuple[str, ...] = ()
+
+    @property
+    def help(self) -> str:
+        """What the value does, and its choices."""
+        names = " | ".join(choice or "empty" for choice in self.field.metadata.get("choices") or ())
+        return str(self.field.metadata.get("help", "")) + (f" ({names})" if names else "")
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """A key whose values are names of components.
+
+    Attributes:
+        name: the key, such as ``model`` or ``generation.search``.
+        group: the prefix of the components' own keys, such as ``model`` or ``search``.
+        registry: the components.
+        default: the name that is used by default; empty if there is none.
+    """
+
+    name: str
+    group: str
+    registry: Registry
+    default: str = ""
+
+    def entries(self) -> list[Entry]:
+        """The components that a user can choose, sorted by name."""
+        return [entry for entry in self.registry.entries() if getattr(entry.component, "can_be_chosen", True)]
+
+    def names(self) -> list[str]:
+        """The names of the components and of their presets."""
+        return sorted(name for entry in self.entries() for name in (entry.name, *entry.presets))
+
+    def prefix(self, name: str) -> str:
+        """What the keys of a component begin with."""
+        return f"{self.group}." if self.group in (*GROUPS, *SINGLE_COMPONENTS) else f"{self.group}.{name}."
+
+    def keys_of(self, name: str) -> list[Key]:
+        """The keys of a component, with the values of a preset if ``name`` is one."""
+        config, owner = self.registry.config(name), self.registry.entry(name).name
+        return list(_keys(config, self.prefix(owner), (owner,)))
+
+    def component_keys(self) -> list[Key]:
+        """The keys of all components; components with the same key, default and help share one."""
+        merged: dict[tuple[str, str, str], Key] = {}
+        for entry in self.entries():
+            for key in self.keys_of(entry.name):
+                same = (key.name, repr(key.default), key.help)
+                before = merged[same].owners if same in merged else ()
+                merged[same] = dataclasses.replace(key, owners=(*before, entry.name))
+        return list(merged.values())
+
+
+def choosers(schema: type) -> list[Chooser]:
+    """The keys of a command that choose components.
+
+    Args:
+        schema: the root dataclass of its configuration.
+    """
+    defaults = chosen_components(schema, [])
+    names = [field.name for field in dataclasses.fields(schema) if is_group(schema, field.name)]
+    return [Chooser(name, name, GROUPS[name], defaults.get(name, "")) for name in names] + decoding_choosers(schema)
+
+
+def decoding_choosers(schema: type) -> list[Chooser]:
+    """The keys of a command that choose decoding components; a command that does not decode may check some of them.
+
+    Args:
+        schema: the root dataclass of its configuration.
+    """
+    if decodes(schema):
+        return [Chooser(f"generation.{key}", group, registry) for group, (registry, key) in DECODING_COMPONENTS.items()]
+    fields = {field.name for field in dataclasses.fields(schema)}
+    return [Chooser(group, group, registry) for group, (registry, _) in DECODING_COMPONENTS.items() if group in fields]
+
+
+def keys_of(schema: type) -> list[Key]:
+    """The keys of a command, without those of components.
+
+    Args:
+        schema: the root dataclass of its configuration.
+    """
+    return list(_keys(schema()))
+
+
+def _keys(config: Any, prefix: str = "", owners: tuple[str, ...] = ()) -> Iterator[Key]:
+    for name, field, value in known_keys(config):
+        if field.name not in HIDDEN:
+            yield Key(prefix + name, value, field, annotation_of(config, name), owners)
+
+
+def is_switch(annotation: Any) -> bool:
+    """Whether a key's values are ``true`` and ``false``."""
+    return annotation is bool or bool in typing.get_args(annotation)
+
+
+def shown_value(value: Any) -> str:
+    """A value as the user would write it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(shown_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{shown_value(item)}" for key, item in value.items()) + "}"
+    return str(value)

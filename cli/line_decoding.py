@@ -1,0 +1,105 @@
+"""What all ways to decode with ``seqgen-generate`` have in common: checks, loading, and the end of each translation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from seqgen.checkpoints.loading import LoadedModel, load_models
+from seqgen.cli.formats import wanted_details
+from seqgen.config import GenerateConfig, GenerateDatasetConfig
+from seqgen.errors import ConfigError
+from seqgen.task import Task
+from seqgen.text.results import Translation
+from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.translator import Translator
+from seqgen.text.word_streaming import TextStreamer
+
+
+def check_path_and_split(path: Sequence[str], lines: str, dataset: GenerateDatasetConfig) -> None:
+    """Check that there are models to decode with, and only one text to decode.
+
+    Args:
+        path: the models.
+        lines: the text file to decode; empty for a split of the task.
+        dataset: which split.
+
+    Raises:
+        ConfigError: there is no model, or both a file and a split are given.
+    """
+    if not path:
+        raise ConfigError("path is missing: give path=RUN_FOLDER, or path=[A,B] for an ensemble")
+    if lines and dataset.gen_subset != type(dataset)().gen_subset:
+        raise ConfigError(
+            f"dataset.gen_subset={dataset.gen_subset} has no effect, because input={lines} is decoded instead; "
+            "remove one of the two keys"
+        )
+
+
+def settings_of_part(dataset: GenerateDatasetConfig, task: Task) -> dict[str, str]:
+    """The decoding settings of the part of a task that ``dataset.gen_source`` names, such as the languages of a pair.
+
+    Args:
+        dataset: names the part, or none.
+        task: the task of the first model.
+    """
+    return task.part(dataset.gen_source).decoding_settings() if dataset.gen_source else {}
+
+
+def prepare_decoding(
+    cfg: GenerateConfig,
+    given: Mapping[str, Any],
+    device: torch.device,
+    note: Callable[[str], None],
+    streamer: TextStreamer | None = None,
+) -> tuple[list[LoadedModel], TextDecoding]:
+    """Load the models, and prepare decoding with the details that the output format needs.
+
+    Args:
+        cfg: the whole configuration.
+        given: the keys of its ``generation`` group that the user gave, and those of its ``debug`` group.
+        device: where to decode.
+        note: called with each note for the user.
+        streamer: receives words as they are generated.
+
+    Returns:
+        The models, and the prepared decoding.
+
+    Raises:
+        UserError: a model or key cannot be used.
+    """
+    loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+    for text in (text for item in loaded for text in item.notes):
+        note(text)
+    translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
+    decoding = translator.prepare(wanted_details(cfg, translator), streamer)
+    for text in decoding.notes:
+        note(text)
+    if cfg.format == "text" and decoding.cfg.nbest > 1:
+        note(
+            f"generation.nbest={decoding.cfg.nbest}: format=text writes only the best hypothesis of each line; "
+            "format=json and format=fairseq write all of them"
+        )
+    return loaded, decoding
+
+
+def complete(translation: Translation, cfg: GenerateConfig, clean: Callable[[str], str]) -> Translation:
+    """Clean the texts of a translation, and add the notes of the output format.
+
+    Args:
+        translation: the translation.
+        cfg: the whole configuration.
+        clean: what ``text_cleaner`` returned.
+
+    Returns:
+        The translation as it is written.
+    """
+    hypotheses, notes = translation.hypotheses, translation.notes
+    if cfg.remove_bpe or cfg.detokenize:
+        hypotheses = [replace(item, text=clean(item.text)) for item in hypotheses]
+    if cfg.print_alignment and any(item.alignment is None for item in hypotheses):
+        notes = [*notes, "no alignment is written: the model returns no attention weights"]
+    return replace(translation, hypotheses=hypotheses, notes=notes)

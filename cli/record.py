@@ -1,0 +1,193 @@
+"""``record=FILE`` of ``seqgen-generate``: what is needed to repeat a decode, and ``config=FILE`` with such a record.
+
+::
+
+    {"format": "seqgen-record", "version": 1,
+     "command": [...], "folder": ...,         as typed, and where
+     "keys": {"path": "runs/a", ...},         all keys given, those of configuration files included; not of outputs
+     "settings": {"beam": 5, ...},            all decoding settings, those of the models included
+     "seqgen": ..., "torch": ..., "python": ..., "device": ..., "threads": ...,
+     "files": {"runs/a/config.yaml": SHA256, ...},       models and other files that were read
+     "input": {"lines": ..., "sha256": ...}, "output": {"lines": ..., "sha256": ...}}
+
+The hashes of input and output are those of the lines as text, each ended by a newline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from seqgen.arguments import split_argument
+from seqgen.checkpoints.loading import LoadedModel
+from seqgen.checkpoints.serialization import digest
+from seqgen.cli.fingerprint import model_digests, named_files
+from seqgen.config_dicts import to_dict
+from seqgen.errors import ConfigError, shown
+from seqgen.files import write_atomically
+from seqgen.runs.provenance import versions
+from seqgen.text.text_decoding import TextDecoding
+
+RECORD = "seqgen-record"
+VERSION = 1
+OUTPUTS = ("output", "record", "trace", "trace_options")
+"""Keys and groups that are not recorded, so that repeating a decode does not overwrite its output."""
+
+
+class _Hashed:
+    """Text whose hash is computed line by line."""
+
+    def __init__(self) -> None:
+        self.hash, self.lines = hashlib.sha256(), 0
+
+    def add(self, text: str) -> None:
+        self.hash.update(text.encode("utf-8", "surrogatepass"))
+        self.lines += text.count("\n")
+
+    def summary(self) -> dict[str, Any]:
+        return {"lines": self.lines, "sha256": self.hash.hexdigest()}
+
+
+class _Writer:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, file: IO[str], hashed: _Hashed):
+        self._file, self._hashed = file, hashed
+
+    def write(self, text: str) -> int:
+        self._hashed.add(text)
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class Record:
+    """Collects and writes the record of a decode.
+
+    Args:
+        path: the record's file.
+        argv: the arguments of the command, as typed.
+        overrides: all ``key=value`` arguments, with those of configuration files.
+    """
+
+    def __init__(self, path: str, argv: Sequence[str], overrides: Sequence[str]):
+        self._path, self._argv = path, list(argv)
+        pairs = map(split_argument, overrides)
+        self._keys = {key: value for key, value in pairs if key.partition(".")[0] not in OUTPUTS}
+        self._files: dict[str, str] = {}
+        self._device = ""
+        self._input, self._output = _Hashed(), _Hashed()
+
+    def models(self, loaded: Sequence[LoadedModel]) -> None:
+        """Record the files of the models, and the files that keys name."""
+        for item in loaded:
+            self._files |= {str(file): value for file, value in model_digests(item.checkpoint).items()}
+            self._device = str(next(item.model.parameters()).device)
+        self._files |= {name: digest(Path(name)) for name in named_files(self._keys) if name not in self._files}
+
+    def lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines, which are hashed while they are read."""
+        for line in lines:
+            self._input.add(line + "\n")
+            yield line
+
+    def output(self, file: IO[str]) -> IO[str]:
+        """The output file, which is hashed while it is written."""
+        return _Writer(file, self._output)  # type: ignore[return-value]  # has the methods that are used
+
+    def write(self, decoding: TextDecoding) -> None:
+        """Write the record.
+
+        Args:
+            decoding: what decoded.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        record = {
+            "format": RECORD,
+            "version": VERSION,
+            "command": ["seqgen-generate", *self._argv],
+            "folder": os.getcwd(),
+            "keys": self._keys,
+            "settings": to_dict(decoding.cfg),
+            **versions(),
+            "device": self._device,
+            "threads": torch.get_num_threads(),
+            "files": self._files,
+            "input": self._input.summary(),
+            "output": self._output.summary(),
+        }
+        content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+        write_atomically(Path(self._path), content.encode("utf-8", "backslashreplace"))
+        print(f"wrote {self._path}; to repeat: seqgen-generate config={self._path} output=FILE", file=sys.stderr)
+
+
+class NoRecord:
+    """Stands for a record that is not written."""
+
+    def models(self, loaded: Sequence[LoadedModel]) -> None:
+        """Do nothing."""
+
+    def lines(self, lines: Iterable[str]) -> Iterable[str]:
+        """The lines, unchanged."""
+        return lines
+
+    def output(self, file: IO[str]) -> IO[str]:
+        """The file, unchanged."""
+        return file
+
+    def write(self, decoding: TextDecoding) -> None:
+        """Do nothing."""
+
+
+def recorded_keys(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a record.
+
+    Args:
+        content: the content of a file of seqgen.
+
+    Raises:
+        ConfigError: it is not a record of this version.
+    """
+    if content.get("format") != RECORD:
+        raise ConfigError(f"this is a {content.get('format')} file, not keys or a record")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"this is a record of version {shown(content.get('version'))}; this seqgen reads version {VERSION}; decode "
+            "again with record=FILE, or use a newer seqgen"
+        )
+    keys = content.get("keys")
+    if not isinstance(keys, Mapping):
+        raise ConfigError("the record has no keys; decode again with record=FILE")
+    return keys
+
+
+def changes(record: Mapping[str, Any]) -> list[str]:
+    """What has changed since a record was written: files and versions.
+
+    Args:
+        record: the record.
+
+    Returns:
+        A sentence for each change.
+    """
+    found = []
+    files = record.get("files")
+    for name, expected in files.items() if isinstance(files, Mapping) else ():
+        if not Path(name).is_file():
+            found.append(f"{name} does not exist any more")
+        elif digest(Path(name)) != expected:
+            found.append(f"{name} has changed since then")
+    for name, version in versions().items():
+        if record.get(name, version) != version:
+            found.append(f"the version of {name} was {record[name]} and is now {version}")
+    return found

@@ -1,0 +1,100 @@
+"""Functions of single elements and of rows, whose results do not depend on the place of an element in memory.
+
+PyTorch computes most elements of a tensor in vectors, and the last few, and those where the work of two threads meets,
+one by one. For some functions the two ways give different last bits. The functions here are composed of those that give
+the same bits: arithmetic, ``exp``, ``log``, ``log1p`` and ``tanh``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqgen.bit_exact.products import matmul
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))``."""
+    return (1 + (-x).exp()).reciprocal()
+
+
+def silu(x: Tensor, inplace: bool = False) -> Tensor:
+    """``x * sigmoid(x)``."""
+    return x * sigmoid(x)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """``a * sigmoid(b)`` for the two halves of ``x``."""
+    a, b = x.chunk(2, dim)
+    return a * sigmoid(b)
+
+
+def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``."""
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, ((-scaled.abs()).exp().log1p() + scaled.clamp(min=0)) / beta)
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """Hendrycks and Gimpel (2016); ``tanh`` is their approximation."""
+    if approximate == "none":
+        return F.gelu(x)
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (inner.tanh() + 1)
+
+
+def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """``alpha * (exp(x) - 1)`` below zero."""
+    return torch.where(x > 0, x, alpha * x.expm1())
+
+
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """``log(exp(x) + exp(y))``."""
+    larger = torch.maximum(x, y)
+    smaller = torch.minimum(x, y)
+    difference = torch.where(smaller == larger, 0.0, smaller - larger)  # two infinities have no difference
+    return larger + difference.exp().log1p()
+
+
+def power(x: Any, exponent: Any) -> Tensor:
+    """``x ** exponent``; an exponent that is a small integer, or a half of one, is already exact."""
+    if isinstance(exponent, int | float) and exponent * 2 in (-4, -2, -1, 0, 1, 2, 4, 6):
+        return torch.pow(x, exponent)
+    wide = torch.as_tensor(x, dtype=torch.float64)
+    exponents = exponent.double() if isinstance(exponent, Tensor) else exponent
+    found = torch.where(wide > 0, (wide.log() * exponents).exp(), torch.pow(wide, exponents))
+    return found.to(torch.result_type(x, exponent))
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """``g * v / |v|``, with a norm for each index of dimension ``dim`` (Salimans and Kingma 2016)."""
+    others = [other for other in range(v.dim()) if other != dim]
+    return v * (g / (v * v).sum(others, keepdim=True).sqrt())
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``scaled_dot_product_attention`` as two products and a softmax, for evaluation."""
+    if enable_gqa:
+        repeats = query.size(-3) // key.size(-3)
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scores = matmul(query * (query.size(-1) ** -0.5 if scale is None else scale), key.transpose(-1, -2))
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return matmul(scores.softmax(-1), value)

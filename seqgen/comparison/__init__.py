@@ -1,0 +1,1 @@
+"""Compares the outputs of several systems: intervals, paired tests, breakdowns; decoding does not import it."""

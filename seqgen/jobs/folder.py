@@ -1,0 +1,267 @@
+"""The folder of a job: the manifest, the parts, and the journal of the parts that are done.
+
+::
+
+    FOLDER/manifest.json       settings, models and input; does not change
+    FOLDER/done.jsonl          a line for each part that is done
+    FOLDER/parts/part-00000017.txt
+    FOLDER/errors.jsonl        the lines that could not be decoded
+    FOLDER/.lock               held by the process that works on the job
+
+A part is done when its line is in the journal. The line is written after the part's file, so that a process that is
+killed between the two decodes the part again. A line without an end, which a killed process leaves, is cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from seqgen.errors import DataError
+from seqgen.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
+from seqgen.jobs.part import Answers, Failure, Part
+from seqgen.reading import parse_json
+
+JOURNAL = "done.jsonl"
+ERRORS = "errors.jsonl"
+PARTS = "parts"
+COPY_BYTES = 1 << 20
+"""Number of bytes that are copied at a time."""
+MAX_NOTES = 20
+"""Largest number of different notes in the record of a part."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is kept in memory about a part that is done.
+
+    Attributes:
+        key: hash of the part's lines and of all settings.
+        bytes: size of its file.
+        sha256: hash of its file.
+        lines: number of its lines.
+        failed: number of those without an answer.
+        tokens: number of generated tokens.
+        place: where its line begins in the journal.
+    """
+
+    key: str
+    bytes: int
+    sha256: str
+    lines: int
+    failed: int
+    tokens: int
+    place: int
+
+
+class JobFolder:
+    """The files of a job; the process that uses it holds the folder's lock.
+
+    Args:
+        path: the folder.
+        ending: end of the names of the parts' files, such as ``.txt``.
+    """
+
+    def __init__(self, path: Path, ending: str):
+        self.path, self.ending = path, ending
+        self.done: dict[int, Done] = {}
+
+    def file_of(self, index: int) -> Path:
+        """The file with the outputs of a part."""
+        return self.path / PARTS / f"part-{index:08d}{self.ending}"
+
+    def open(self) -> None:
+        """Make the folder, remove what killed processes have left, and read the journal."""
+        with disk_errors(self.path):
+            (self.path / PARTS).mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / PARTS):
+            remove_leftovers(folder)
+        journal = self.path / JOURNAL
+        if not journal.exists():
+            return
+        whole = 0
+        with open(journal, "rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._read(line, whole)
+                    whole += len(line)
+            torn = file.tell() > whole
+        if torn:
+            with disk_errors(journal):
+                os.truncate(journal, whole)
+
+    def _read(self, line: bytes, place: int) -> None:
+        """Note a part that is done; a damaged line counts for nothing, so that its part is decoded again."""
+        try:
+            record = parse_json(line)
+            output = record["output"]
+            index, lines, tokens = (int(record[name]) for name in ("part", "lines", "tokens"))
+            key, sha256, size = str(record["key"]), str(output["sha256"]), int(output["bytes"])
+            failed = len(record["failed"])
+        except (ValueError, KeyError, TypeError):
+            return
+        self.done[index] = Done(key, size, sha256, lines, failed, tokens, place)
+
+    def is_done(self, part: Part, settings: str) -> bool:
+        """Whether the outputs of a part exist, for these lines and settings.
+
+        Args:
+            part: the part.
+            settings: hash of settings and models.
+        """
+        known = self.done.get(part.index)
+        if known is None or known.key != part.key(settings):
+            return False
+        try:
+            return self.file_of(part.index).stat().st_size == known.bytes
+        except OSError:
+            return False
+
+    def write(self, part: Part, settings: str, answers: Answers, details: dict[str, Any]) -> None:
+        """Write the outputs of a part, then its line of the journal.
+
+        Args:
+            part: the part.
+            settings: hash of settings and models.
+            answers: the outputs of all its lines.
+            details: further fields of its record.
+
+        Raises:
+            UserError: a file cannot be written; the part counts as not done.
+        """
+        content = "".join(answers.outputs).encode("utf-8", "surrogatepass")
+        file = self.file_of(part.index)
+        write_atomically(file, content)
+        sha256, key = hashlib.sha256(content).hexdigest(), part.key(settings)
+        record = {
+            "part": part.index,
+            "first_line": part.first + 1,
+            "lines": part.lines,
+            "key": key,
+            "output": {"file": f"{PARTS}/{file.name}", "bytes": len(content), "sha256": sha256},
+            "tokens": answers.tokens,
+            "seconds": round(answers.seconds, 3),
+            **details,
+            "failed": [asdict(failure) for failure in answers.failures],
+            "notes": counted(answers.notes)[:MAX_NOTES],
+        }
+        place = self._append(json.dumps(record) + "\n")
+        failed = len(answers.failures)
+        self.done[part.index] = Done(key, len(content), sha256, part.lines, failed, answers.tokens, place)
+
+    def _append(self, line: str) -> int:
+        """Write a line of the journal; return where it begins. A line that cannot be written whole is cut off."""
+        journal = self.path / JOURNAL
+        with disk_errors(journal), open_own(journal) as file:
+            place = os.fstat(file.fileno()).st_size
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                os.truncate(journal, place)
+                raise
+        if place == 0:
+            with disk_errors(journal):
+                sync(self.path)
+        return place
+
+    def records(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+        """The journal's lines of parts that are done, in the order of the parts."""
+        if not self.done:
+            return
+        with open(self.path / JOURNAL, "rb") as file:
+            for part in parts:
+                if part.index in self.done:
+                    file.seek(self.done[part.index].place)
+                    yield json.loads(file.readline())
+
+    def write_errors(self, parts: Sequence[Part]) -> int:
+        """Write the error ledger: a line of JSON for each line that could not be decoded, in the order of the input.
+
+        Returns:
+            The number of these lines. Without any there is no file.
+        """
+        total = sum(self.done[part.index].failed for part in parts if part.index in self.done)
+        ledger = self.path / ERRORS
+        if not total:
+            with disk_errors(ledger):
+                ledger.unlink(missing_ok=True)
+            return 0
+        failing = [part for part in parts if part.index in self.done and self.done[part.index].failed]
+        with new_file(ledger) as file, disk_errors(ledger):
+            for record in self.records(failing):
+                for failure in record["failed"]:
+                    failure = asdict(Failure(**failure))
+                    file.write(json.dumps(failure, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+        return total
+
+    def merge(self, parts: Sequence[Part], file: IO[bytes], check: Callable[[], None]) -> None:
+        """Copy the outputs of all parts into a file, in the order of the input.
+
+        Args:
+            parts: all parts.
+            file: the file.
+            check: called after each part; may raise an exception to stop.
+
+        Raises:
+            DataError: a part's file has changed since it was written.
+            OSError: the file cannot be written.
+        """
+        for part in parts:
+            total = hashlib.sha256()
+            for content in _content(self.file_of(part.index)):
+                total.update(content)
+                file.write(content)
+            if total.hexdigest() != self.done[part.index].sha256:
+                name = self.file_of(part.index)
+                raise DataError(f"{name} has changed since it was written; delete it and run the same command again")
+            check()
+
+
+def _content(name: Path) -> Iterator[bytes]:
+    try:
+        with open(name, "rb") as file:
+            while content := file.read(COPY_BYTES):
+                yield content
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror or error}") from None
+
+
+def merged_notes(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Count the notes of all parts by their text.
+
+    Args:
+        records: the records of the parts, in order.
+
+    Returns:
+        For each of the first ``MAX_NOTES`` texts a line.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for record in records:
+        for entry in record["notes"]:
+            lines, first = found.get(entry["note"], (0, entry["first_line"]))
+            if entry["note"] in found or len(found) < MAX_NOTES:
+                found[entry["note"]] = lines + entry["lines"], first
+    others = {text: f" and {lines - 1} others" if lines > 1 else "" for text, (lines, _) in found.items()}
+    return [f"line {first}{others[text]}: {text}" for text, (_, first) in found.items()]
+
+
+def counted(notes: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+    """Count notes by their text.
+
+    Args:
+        notes: number of a line, from 1, and a text.
+
+    Returns:
+        For each text its number of lines and the first of them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line, text in notes:
+        found.setdefault(text, {"note": text, "lines": 0, "first_line": line})["lines"] += 1
+    return list(found.values())

@@ -1,0 +1,138 @@
+"""The input of a job: the lines of text, JSON lines and Parquet files, in order and in constant memory."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seqgen.data.text import decode_line, find_files, read_chunks
+from seqgen.errors import ConfigError, DataError, nearest, shown
+from seqgen.reading import parse_json
+
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+"""The format of a file by the end of its name, before ``.gz``; all other files are text."""
+
+ROWS = 4096
+"""Number of rows of a Parquet file that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a job's input.
+
+    Attributes:
+        files: the files, in the order in which they are read.
+        format: a format for all files, or ``auto`` for that of each file's name.
+        column: field of JSON lines, or column of Parquet files, with the text.
+    """
+
+    files: tuple[Path, ...]
+    format: str = "auto"
+    column: str = "text"
+
+    def lines(self) -> Iterator[str]:
+        """The lines of all files.
+
+        Raises:
+            DataError: a file cannot be read, or a line or row has no text.
+            ConfigError: a package is missing that reads the format.
+        """
+        for file in self.files:
+            yield from self.lines_of(file)
+
+    def lines_of(self, file: Path) -> Iterator[str]:
+        """The lines of one file; see ``lines``."""
+        kind = self.format
+        if kind == "auto":
+            kind = FORMATS.get(Path(file.name.removesuffix(".gz")).suffix, "text")
+        if kind == "parquet":
+            return self._rows(file)
+        return self._records(file) if kind == "jsonl" else _texts(file)
+
+    def _records(self, file: Path) -> Iterator[str]:
+        for chunk in read_chunks(file):
+            for number, line in enumerate(chunk.lines, start=chunk.first):
+                if line.strip():
+                    yield self._text(_parsed(line, file, number), f"{file}, line {number}")
+
+    def _text(self, record: Any, where: str) -> str:
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: {shown(record)} is not an object such as {{{self.column!r}: ...}}")
+        if self.column not in record:
+            raise DataError(
+                f"{where} has no field {self.column!r}{nearest(self.column, map(str, record))}; name the field of the "
+                "text by job.column"
+            )
+        return _checked(record[self.column], self.column, where)
+
+    def _rows(self, file: Path) -> Iterator[str]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise ConfigError(f"{file} is read by a package that is missing: pip install 'seqgen[parquet]'") from None
+        number = 0
+        try:
+            with parquet.ParquetFile(file) as table:
+                if self.column not in (names := table.schema_arrow.names):
+                    raise DataError(
+                        f"{file} has no column {self.column!r}{nearest(self.column, names)}; name the column of the "
+                        "text by job.column"
+                    )
+                for batch in table.iter_batches(ROWS, columns=[self.column]):
+                    for value in batch.column(0).to_pylist():
+                        number += 1
+                        yield _checked(value, self.column, f"{file}, row {number}")
+        except FileNotFoundError:
+            raise DataError(f"there is no file {file}") from None
+        except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+            raise DataError(
+                f"cannot read {file} after row {number}: {' '.join(str(error).split())[:200]}; is it a Parquet file?"
+            ) from None
+
+
+def find_source(pattern: str, file_format: str = "auto", column: str = "text") -> Source:
+    """Find the files of an input.
+
+    Args:
+        pattern: a file, a folder (its files, without those of folders inside it and hidden ones), or a name with
+            wildcards; files are sorted by name.
+        file_format: see ``Source``.
+        column: see ``Source``.
+
+    Raises:
+        DataError: there is no such file, or the folder has no files.
+    """
+    folder = Path(pattern)
+    if not folder.is_dir():
+        if glob.has_magic(pattern) and not folder.exists():
+            return Source(tuple(find_files([pattern], "input")), file_format, column)
+        if not folder.is_file():
+            find_files([pattern], "input")  # says which file is probably meant
+            raise DataError(f"input={pattern} is not a regular file; a job reads its input more than once")
+        return Source((folder,), file_format, column)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise DataError(f"input={pattern}: the folder has no files")
+    return Source(tuple(files), file_format, column)
+
+
+def _texts(file: Path) -> Iterator[str]:
+    for chunk in read_chunks(file):
+        yield from chunk.decode()
+
+
+def _parsed(line: bytes, file: Path, number: int) -> Any:
+    try:
+        return parse_json(decode_line(line, file, number))
+    except ValueError as error:
+        raise DataError(f"{file}, line {number} is not JSON: {error}") from None
+
+
+def _checked(value: Any, column: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {column} is {shown(value)}, which is not text")
+    return value

@@ -1,0 +1,1 @@
+"""HTML pages without a script library, network or server, for the commands that compare."""

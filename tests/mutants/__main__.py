@@ -1,0 +1,181 @@
+"""``python -m tests.mutants [WORD ...]``: plant each fault in a copy of the code, and run tests that should find it.
+
+With words, only the faults are planted whose file, reason or tests contain one of them. The exit code is 0 if at least
+95 % of the faults are found and all of them can be planted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from tests.mutants.fault import ROOT, Fault
+from tests.mutants.faults import FAULTS
+
+WANTED = 0.95
+"""The share of the faults that must be found."""
+
+SECONDS = 120
+"""A mutant whose tests take longer counts as found: most likely it does not end."""
+
+JOBS = 2
+NOT_COPIED = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "docs")
+
+PRELOADED = (
+    "torch",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "hydra",
+    "sentencepiece",
+    "tokenizers",
+    "transformers.generation.utils",
+)
+"""Libraries that are imported once: each mutant is a fork of this process, and imports only seqgen and the tests."""
+
+OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
+
+
+class Run:
+    """A run of fast tests in a copy of the repository, in a process of its own, until the first test fails.
+
+    Args:
+        fault: the fault to plant; ``None`` for none.
+        tests: arguments of pytest.
+        seconds: time limit.
+    """
+
+    def __init__(self, fault: Fault | None, tests: Sequence[str], seconds: float):
+        self.fault = fault
+        self.folder = tempfile.TemporaryDirectory(prefix="mutant-")
+        root = Path(shutil.copytree(ROOT, Path(self.folder.name, "copy"), ignore=NOT_COPIED))
+        if fault is not None:
+            fault.plant(root)
+        self.output = Path(self.folder.name, "output")
+        self.begin = time.monotonic()
+        self.end = self.begin + seconds
+        context = multiprocessing.get_context("fork")
+        self.process: BaseProcess = context.Process(target=_run_tests, args=(root, tests, self.output))
+        self.process.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the tests have ended, or time is up."""
+        return not self.process.is_alive() or time.monotonic() > self.end
+
+    def outcome(self) -> Outcome:
+        """What the tests said; ends them if they still run."""
+        seconds, is_late = time.monotonic() - self.begin, self.process.is_alive()
+        if is_late:
+            self.process.kill()
+        self.process.join()
+        output = self.output.read_text(encoding="utf-8", errors="replace") if self.output.is_file() else ""
+        self.folder.cleanup()
+        code = self.process.exitcode or 0
+        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.MULTILINE)
+        if is_late:
+            return Outcome("the time limit", "", seconds, output)
+        if code == 1 and failed:
+            return Outcome(failed[1], "", seconds, output)
+        if code < 0:
+            return Outcome(f"signal {-code}", "", seconds, output)
+        return Outcome("", f"pytest ended with {code}" if code else "", seconds, output)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests said about a fault.
+
+    Attributes:
+        found_by: the test that failed; empty if all passed.
+        error: why there is no result, for example that a test does not exist; empty if there is one.
+        seconds: time of the tests.
+        output: what pytest printed.
+    """
+
+    found_by: str
+    error: str
+    seconds: float
+    output: str = field(repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """One word, or several for an error."""
+        return self.error or ("killed" if self.found_by else "survived")
+
+
+def _run_tests(root: Path, tests: Sequence[str], output: Path) -> None:
+    """Run pytest in a copy of the repository; the exit code is pytest's."""
+    written = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = str(root)
+    sys.path[:] = [str(root), *(path for path in sys.path if path and Path(path) != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "seqgen")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    import seqgen
+
+    if Path(seqgen.__file__).parent.parent != root:
+        sys.exit(f"the tests of a copy import {seqgen.__file__}")
+    import pytest
+
+    code = int(pytest.main([*OPTIONS, *tests]))
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def outcomes_of(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Outcome]]:
+    """Plant each fault in a copy of its own and run its tests, ``JOBS`` faults at a time."""
+    waiting, running = list(faults), list[Run]()
+    while waiting or running:
+        while waiting and len(running) < JOBS:
+            fault = waiting.pop(0)
+            running.append(Run(fault, fault.tests, SECONDS))
+        for run in [run for run in running if run.is_done]:
+            running.remove(run)
+            assert run.fault is not None
+            yield run.fault, run.outcome()
+        time.sleep(0.05)
+
+
+def main(words: Sequence[str]) -> int:
+    """Plant the chosen faults, and print what became of them; return the exit code."""
+    if objections := [objection for fault in FAULTS if (objection := fault.objection())]:
+        print("\n".join(objections), file=sys.stderr)
+        return 1
+    chosen = [f for f in FAULTS if not words or any(w in " ".join((f.file, f.reason, *f.tests)) for w in words)]
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    for name in PRELOADED:
+        importlib.import_module(name)
+    killed, others = 0, list[str]()
+    for fault, outcome in outcomes_of(chosen):
+        line = f"{outcome.verdict:9} {outcome.seconds:4.0f} s  {fault.file}: {fault.reason}"
+        print(f"{line}  [{outcome.found_by}]" if outcome.found_by else line, flush=True)
+        killed += bool(outcome.found_by)
+        others += [] if outcome.found_by else [line]
+    print(
+        f"\n{killed} of {len(chosen)} faults were found: {100 * killed / max(1, len(chosen)):.1f} %", *others, sep="\n"
+    )
+    sound = Run(None, sorted({test for fault in chosen for test in fault.tests}), float("inf"))
+    sound.process.join()
+    without = sound.outcome()
+    if without.verdict != "survived":
+        print(f"without a fault, a test fails ({without.verdict}):\n{without.output}")
+    return 0 if killed >= WANTED * len(chosen) and without.verdict == "survived" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

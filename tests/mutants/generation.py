@@ -1,0 +1,338 @@
+"""Faults in ``seqgen/generation``."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_SEARCH = "tests/test_generation_search.py"
+_LAWS = "tests/test_laws_search.py::test_random_options_are_respected"
+_ROLLING = "tests/test_generation_rolling.py::test_joined_equals_alone[{}-fconv_tiny]"
+_PROCESSORS = "tests/test_generation_processors.py"
+_BEAM = "tests/test_oracle_huggingface_beam.py"
+
+BATCHES = [
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "                live = self.parents[:, step].gather(1, live)\n",
+        "",
+        "the matrix of tokens does not follow the parents",
+        ("tests/test_generation_backpointers.py::test_tokens_of_each_beam",),
+    ),
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "inside = lengths >= step",
+        "inside = lengths > step",
+        "the last token before the end of a shorter hypothesis is read from its own beam",
+        ("tests/test_generation_backpointers.py::test_traced_hypotheses_of_unequal_lengths",),
+    ),
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "if step >= capacity or memory is None:",
+        "if step > capacity or memory is None:",
+        "the memory of back-pointers is enlarged one step too late",
+        ("tests/test_generation_backpointers.py::test_tokens_of_each_beam",),
+    ),
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "        self.length = length\n        self._matrix = None\n",
+        "        self.length = length\n",
+        "the stored matrix of tokens is not dropped when batches are merged",
+        ("tests/test_generation_backpointers.py::test_batches_of_unequal_lengths_are_aligned_at_the_last_step",),
+    ),
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "begins = [one.start_offsets + (length - one.length) for one in (self, other)]",
+        "begins = [one.start_offsets for one in (self, other)]",
+        "start offsets do not increase when batches of different lengths are merged",
+        ("tests/test_generation_backpointers.py::test_batches_of_unequal_lengths_are_aligned_at_the_last_step",),
+    ),
+    Fault(
+        "seqgen/generation/backpointers.py",
+        "        self.start = self.start.index_select(0, keep) if isinstance(self.start, Tensor) else self.start\n",
+        "",
+        "start tokens of each sentence are not selected when sentences leave",
+        ("tests/test_generation_backpointers.py::test_start_tokens_follow_the_sentences_that_stay",),
+    ),
+    Fault(
+        "seqgen/generation/candidates.py",
+        "inside + rest % width",
+        "rest % width",
+        "tokens after the last whole block are numbered from 0",
+        ("tests/test_generation_candidates.py::test_two_stages_find_what_a_plain_top_k_finds",),
+    ),
+    Fault(
+        "seqgen/generation/candidates.py",
+        "return Candidates(best, entries % vocab, entries // vocab).padded(count)",
+        "return Candidates(best, entries % vocab, entries // vocab)",
+        "fewer candidates than asked for are not padded",
+        ("tests/test_laws_search.py::test_a_beam_larger_than_the_vocabulary[fairseq-beam]",),
+    ),
+    Fault(
+        "seqgen/generation/context.py",
+        "return self.max_lengths if self.start_offsets is None else self.max_lengths - self.start_offsets",
+        "return self.max_lengths",
+        "the limit of a sentence that joined later counts from the first step of the batch",
+        (_ROLLING,),
+    ),
+    Fault(
+        "seqgen/generation/continuous_batching.py",
+        "self.live = torch.cat([self.live, other.live + len(self.ids)])",
+        "self.live = torch.cat([self.live, other.live + len(self.live)])",
+        "sentences that join are numbered after the live ones only",
+        (_ROLLING,),
+    ),
+    Fault(
+        "seqgen/generation/continuous_batching.py",
+        "max_lengths=own_limits + start_offsets,",
+        "max_lengths=own_limits,",
+        "the limits of sentences that join are not moved by their start offsets",
+        (_ROLLING,),
+    ),
+    Fault(
+        "seqgen/generation/coverage.py",
+        ".clamp(min=1e-9, max=1.0).log()",
+        ".clamp(min=1e-9).log()",
+        "attention above 1 is rewarded by the coverage penalty",
+        ("tests/test_generation_search.py::test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention",),
+    ),
+    Fault(
+        "seqgen/generation/coverage.py",
+        "return replace(self, received=gather_beams(self._after(attention), beams))",
+        "return replace(self, received=self._after(attention))",
+        "coverage does not follow the beams",
+        ("tests/test_generation_search.py::test_the_coverage_penalty_is_that_of_the_hypothesis_own_attention",),
+    ),
+    Fault(
+        "seqgen/generation/finished.py",
+        "finished.cumsum(1) - 1",
+        "finished.cumsum(1)",
+        "the first place of the finished hypotheses stays empty",
+        ("tests/test_generation_search.py::test_hand_written_table",),
+    ),
+    Fault(
+        "seqgen/generation/finished.py",
+        "base = (5 + length) / 6 if",
+        "base = (6 + length) / 6 if",
+        "the length penalty of Wu et al. counts one token too many",
+        ("tests/test_generation_finished.py::test_length_penalties",),
+    ),
+    Fault(
+        "seqgen/generation/finished.py",
+        "length = max_lengths + 1 if self.early_stopping",
+        "length = max_lengths if self.early_stopping",
+        "early_stopping=never takes a best length without the last token",
+        ("tests/test_oracle_huggingface_beam.py::test_beam_search",),
+    ),
+    Fault(
+        "seqgen/generation/finished.py",
+        "        self._all_ended = self._all_ended.index_select(0, keep)\n",
+        "",
+        "which sentences have only ended candidates is not selected when sentences leave",
+        (
+            "tests/test_generation_finished.py::test_sentences_whose_candidates_have_all_ended_stay_so_when_others_leave",
+        ),
+    ),
+    Fault(
+        "seqgen/generation/finished.py",
+        "None if weights is None else weights[row, place, :size].clone()",
+        "None if weights is None else weights[row, place, : size - 1].clone()",
+        "the attention of the last token is missing",
+        ("tests/test_generation_search.py::test_attention_follows_the_hypothesis",),
+    ),
+    Fault(
+        "seqgen/generation/scorer.py",
+        "score = float(scores.sum()) / (length if self.normalize_scores else 1)",
+        "score = float(scores.sum()) / (len(positional[row]) if self.normalize_scores else 1)",
+        "scores of targets are divided by the length of the longest target",
+        ("tests/test_generation_search.py::test_scorer_gives_the_generators_scores",),
+    ),
+    Fault(
+        "seqgen/generation/scorer.py",
+        "decoder_input = _targets(sample)[1].clone()",
+        "decoder_input = _targets(sample)[1]",
+        "scoring writes the start token of a member into the batch",
+        ("tests/test_generation_scorer.py::test_targets_have_their_own_last_steps_and_stay_as_they_are",),
+    ),
+    Fault(
+        "seqgen/generation/scorer.py",
+        "max_lengths=target.ne(self.pad).sum(1) - 1,",
+        "max_lengths=target.ne(self.pad).sum(1),",
+        "combinations see a maximum length that is one too large when targets are scored",
+        ("tests/test_generation_scorer.py::test_targets_have_their_own_last_steps_and_stay_as_they_are",),
+    ),
+    Fault(
+        "seqgen/generation/session.py",
+        "            last_steps = torch.minimum(last_steps, longest - 1)",
+        "            last_steps = torch.minimum(last_steps, longest)",
+        "outputs may be one token longer than the positions of the model",
+        ("tests/test_language_models.py::test_prompt_and_output_together_end_at_the_models_positions",),
+    ),
+    Fault(
+        "seqgen/generation/session.py",
+        "                lprobs = lprobs.clone()  # processors",
+        "                # processors",
+        "processors change the members' log-probabilities that components see",
+        ("tests/test_generation_context.py::test_processors_do_not_change_what_the_members_computed",),
+    ),
+    Fault(
+        "seqgen/generation/session.py",
+        "        for token in self.setup.end_tokens[1:]:",
+        "        for token in self.setup.end_tokens[2:]:",
+        "the first further end token does not end an output",
+        ("tests/test_generation_stopping.py::test_each_end_token_ends_an_output",),
+    ),
+    Fault(
+        "seqgen/generation/session.py",
+        "wide = wide / self.setup.temperature if self.setup.temperature != 1.0 else wide",
+        "wide = wide * self.setup.temperature if self.setup.temperature != 1.0 else wide",
+        "logits are multiplied by the temperature",
+        ("tests/test_generation_search.py::test_equals_reference",),
+    ),
+    Fault(
+        "seqgen/generation/session.py",
+        "                self.new_member(spec, source, own if own != starts[0] else None)",
+        "                self.new_member(spec, source, own if own == starts[0] else None)",
+        "members begin with the start token of the first member",
+        ("tests/test_generation_search.py::test_each_member_reads_its_own_start_token_at_every_step",),
+    ),
+    Fault(
+        "seqgen/generation/shortlist.py",
+        "        self._mask = self._mask.index_select(0, keep)\n",
+        "        self._mask = self._mask[: len(keep)]\n",
+        "the shortlists do not follow the sentences that stay in the batch",
+        ("tests/test_generation_shortlist.py::test_columns_with_other_keys",),
+    ),
+    Fault(
+        "seqgen/generation/stopping.py",
+        "text.find(wanted, max(0, common - len(wanted) + 1))",
+        "text.find(wanted, max(0, common - len(wanted) + 2))",
+        "a stop text is not found of which only the last character is new",
+        ("tests/test_generation_stopping.py::test_stop_strings_equal_transformers",),
+    ),
+]
+
+COMPONENTS = [
+    Fault(
+        "seqgen/generation/search/beam.py",
+        "            lprobs, scores = lprobs[:, :1], scores[:, :1]\n",
+        "            pass\n",
+        "at the first step all beams are expanded",
+        ("tests/test_generation_search.py::test_hand_written_table",),
+    ),
+    Fault(
+        "seqgen/generation/search/diverse.py",
+        "own.beams * self.groups + group",
+        "own.beams + group * self.groups",
+        "beams of groups are numbered group by group",
+        ("tests/test_generation_strategies.py::test_diverse_beam_search_equals_plain_loops",),
+    ),
+    Fault(
+        "seqgen/generation/search/randomness.py",
+        "return (bits.double() + 0.5) * 2.0**-_BITS",
+        "return bits.double() * 2.0**-_BITS",
+        "random numbers can be 0",
+        ("tests/test_generation_sampling.py::test_the_extremes_are_inside",),
+    ),
+    Fault(
+        "seqgen/generation/search/stochastic_beam.py",
+        "before = self.lprobs.unsqueeze(-1) - left",
+        "before = self.lprobs.unsqueeze(-1) + left",
+        "log-probabilities of continuations are normalized with the wrong sign",
+        (
+            "tests/test_laws_search.py::test_alone_equals_batched_and_optimizations_change_nothing[transformer_tiny-fairseq-stochastic_beam]",
+        ),
+    ),
+    Fault(
+        "seqgen/generation/search/contrastive.py",
+        "(1 - self.alpha) * probabilities - self.alpha *",
+        "(1 - self.alpha) * probabilities + self.alpha *",
+        "contrastive search rewards similarity",
+        ("tests/test_generation_contrastive.py::test_equals_the_formula",),
+    ),
+    Fault(
+        "seqgen/generation/search/exact.py",
+        "bounds = self.bounds(active.scores[0], step + 2)",
+        "bounds = self.bounds(active.scores[0], step + 3)",
+        "the bound of a prefix assumes one token more than the shortest output",
+        ("tests/test_generation_exact.py::test_equals_enumeration",),
+    ),
+    Fault(
+        "seqgen/generation/processors/length.py",
+        "short = context.steps + self._counted(context) < self.min_len",
+        "short = context.steps + self._counted(context) <= self.min_len",
+        "outputs need one token more than min_len",
+        ("tests/test_generation_processors.py::test_the_minimum_length_counts_the_tokens_of_each_sentence",),
+    ),
+    Fault(
+        "seqgen/generation/processors/length.py",
+        "            short &= context.max_lengths > context.step\n",
+        "            short &= context.max_lengths >= context.step\n",
+        "an output shorter than min_len cannot end at its maximum length",
+        ("tests/test_generation_processors.py::test_the_minimum_length_counts_the_tokens_of_each_sentence",),
+    ),
+    Fault(
+        "seqgen/generation/processors/repetition.py",
+        "        repeated &= ~padding.unfold(1, size, 1).any(-1)\n",
+        "        repeated &= ~padding.unfold(1, size, 1).all(-1)\n",
+        "n-grams that contain some padding count",
+        ("tests/test_generation_processors.py::test_padding_of_the_source_does_not_count",),
+    ),
+    Fault(
+        "seqgen/generation/processors/warpers.py",
+        "distance = (-lprobs - entropy).abs()",
+        "distance = (lprobs - entropy).abs()",
+        "typical sampling compares with the negative information content",
+        ("tests/test_generation_processors.py::test_equals_transformers",),
+    ),
+    Fault(
+        "seqgen/generation/processors/prefix.py",
+        "bound = (forced != context.pad) & (context.max_lengths > context.step)",
+        "bound = context.max_lengths > context.step",
+        "shorter prefixes force padding",
+        ("tests/test_generation_search.py::test_prefixes_of_unequal_length_are_each_sentences_own",),
+    ),
+    Fault(
+        "seqgen/generation/processors/prefix_trie.py",
+        "found = (self._keys[edges] == keys) & (nodes != _NOWHERE) & (token < self._size)",
+        "found = (self._keys[edges] == keys) & (nodes != _NOWHERE)",
+        "a token beyond those of the trie is taken for a token of the next node",
+        ("tests/test_generation_processors.py::test_trie_by_hand",),
+    ),
+    Fault(
+        "seqgen/generation/ensemble/combinations.py",
+        "return [*self.inner.attention_weights(half), *[0.0] * half]",
+        "return [*[0.0] * half, *self.inner.attention_weights(half)]",
+        "the attention of guidance is that of the empty source",
+        ("tests/test_generation_search.py::test_attention_follows_the_hypothesis",),
+    ),
+    Fault(
+        "seqgen/generation/ensemble/member.py",
+        "            tokens = tokens.clone()\n",
+        "",
+        "a member writes its start token into the tokens of the others",
+        ("tests/test_generation_search.py::test_each_member_reads_its_own_start_token_at_every_step",),
+    ),
+    Fault(
+        "seqgen/generation/speculative/verification.py",
+        "accepted = self.uniforms(ACCEPTANCE, step).log() < log_p - log_q",
+        "accepted = self.uniforms(ACCEPTANCE, step).log() < log_q - log_p",
+        "drafted tokens are accepted with the inverse ratio",
+        ("tests/test_generation_speculative.py::test_a_guess_is_accepted_with_probability_p_over_q",),
+    ),
+    Fault(
+        "seqgen/generation/bit_exact.py",
+        "sides = (missing, 0) if model.left_pad_source else (0, missing)",
+        "sides = (0, missing) if model.left_pad_source else (missing, 0)",
+        "sources are filled up on the other side",
+        ("tests/test_bit_exact.py::test_attention_is_that_of_the_batch",),
+    ),
+    Fault(
+        "seqgen/generation/bit_exact.py",
+        "kept = slice(missing, None) if model.left_pad_source else",
+        "kept = slice(missing, None) if not model.left_pad_source else",
+        "the attention of the added padding is kept instead of that of the source",
+        ("tests/test_bit_exact.py::test_attention_is_that_of_the_batch",),
+    ),
+]
+
+FAULTS = BATCHES + COMPONENTS

@@ -1,0 +1,1 @@
+"""``make soak``: jobs whose processes are killed again and again."""

@@ -1,0 +1,319 @@
+"""Bugs that are usual in search strategies and logits processors are planted; the check finds each and names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import make_dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, select, subject_of
+from seqgen.generation.candidates import Candidates, best_continuations
+from seqgen.generation.component import Component
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.beam import BeamSearch, own_beams
+from seqgen.laws.checking import check_all
+from seqgen.laws.component_diagnosis import Cause, diagnose
+from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, Entry
+
+BUGS: dict[str, tuple[type[Component], Cause]] = {}
+"""Components with a planted bug, and the cause that the check should name."""
+
+
+def bug(cause: Cause) -> Callable[[type[Any]], type[Any]]:
+    def decorator(component: type[Any]) -> type[Any]:
+        BUGS[component.__name__] = component, cause
+        return component
+
+    return decorator
+
+
+# -- search strategies -------------------------------------------------------------------------------------------------
+
+
+class Repeats(BeamSearch):
+    """Beam search that counts how often each beam was continued; each bug is a subclass."""
+
+    beam_state = ("counts",)
+    counts: Tensor
+    adjusts_scores = True
+
+    def begin(self, batch: Any) -> Any:
+        search = super().begin(batch)
+        search.counts = torch.zeros(batch.num_sentences, batch.beam_size, device=batch.device)
+        return search
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs - 0.1 * self.counts.unsqueeze(-1), scores)
+
+    def advance(self, active: Candidates) -> None:
+        super().advance(active)
+        self.counts = self.counts + (active.tokens % 3)
+
+
+@bug(Cause.NOT_REORDERED)
+class StateNotReordered(Repeats):
+    def advance(self, active: Candidates) -> None:
+        self.counts = self.counts + (active.tokens % 3)
+
+
+@bug(Cause.NOT_SELECTED)
+class StateNotSelected(Repeats):
+    def select_sentences(self, keep: Tensor) -> None:
+        self.counts = self.counts[: len(keep)]
+
+
+@bug(Cause.KEPT_ON_SELF)
+class StateOnTheStrategy(Repeats):
+    def begin(self, batch: Any) -> Any:
+        self.candidates_per_beam = batch.num_candidates // batch.beam_size
+        self.counts = torch.zeros(batch.num_sentences, batch.beam_size)
+        return self
+
+
+@bug(Cause.FIRST_STEP)
+class AllBeamsAtTheFirstStep(BeamSearch):
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return best_continuations(lprobs, scores, self.candidates_per_beam * lprobs.size(1))
+
+
+@bug(Cause.INDICES)
+class WrongIndices(BeamSearch):
+    """The index of a candidate is divided by the beam size in place of the vocabulary size."""
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        beam = lprobs.size(1)
+        found = super().step(context, lprobs, scores)
+        entries = found.beams * lprobs.size(2) + found.tokens
+        return Candidates(found.scores, found.tokens, entries // beam)
+
+
+@bug(Cause.MIXES_SENTENCES)
+class ThresholdOverTheBatch(BeamSearch):
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        found = super().step(context, lprobs, scores)
+        return Candidates(
+            found.scores.masked_fill(found.scores < found.scores.max() - 3, -torch.inf), found.tokens, found.beams
+        )
+
+
+@bug(Cause.RANDOMNESS)
+class GlobalRandomNumbers(Search):
+    independent_rows = True
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        tokens = torch.multinomial(lprobs.flatten(0, 1).softmax(-1), 1).view_as(scores)
+        drawn = lprobs.gather(2, tokens.unsqueeze(2)).squeeze(2)
+        return Candidates(scores + drawn, tokens, own_beams(tokens))
+
+
+@bug(Cause.NOT_NORMALIZED)
+class NotAdditive(BeamSearch):
+    additive = True
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs.masked_fill(lprobs < -4, -torch.inf), scores)
+
+
+@bug(Cause.CANNOT_JOIN)
+class ReadsTheStep(BeamSearch):
+    can_merge = True
+    adjusts_scores = True
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        lprobs = lprobs - (0.3 * context.step) * (torch.arange(lprobs.size(2)) % 2)
+        return super().step(context, lprobs, scores)
+
+
+@bug(Cause.NOT_INDEPENDENT)
+class NotIndependent(BeamSearch):
+    independent_rows = True
+
+
+@bug(Cause.SCORES)
+class ScoresOfOneToken(BeamSearch):
+    """The scores of candidates are not cumulative."""
+
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs, scores.clamp(max=0) * 0.5)
+
+
+@bug(Cause.NAN_HIDDEN)
+class HidesNaN(BeamSearch):
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs.masked_fill(lprobs.isnan(), -9.0), scores)
+
+
+@bug(Cause.FORBIDDEN)
+class AllowsForbiddenTokens(BeamSearch):
+    def step(self, context: Any, lprobs: Tensor, scores: Tensor) -> Candidates:
+        return super().step(context, lprobs.clamp(min=-20), scores.clamp(min=-500))
+
+
+# -- logits processors -------------------------------------------------------------------------------------------------
+
+
+class Counting(LogitsProcessor):
+    """Lowers the scores of tokens by how often the hypothesis has them; each bug is a subclass."""
+
+    beam_state = ("counts",)
+    counts: Tensor
+
+    def begin(self, batch: Any) -> Any:
+        processor = super().begin(batch)
+        processor.counts = torch.zeros(batch.num_sentences, batch.beam_size, 700)
+        return processor
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - (0.5 * self.counts.flatten(0, 1)[:, : lprobs.size(1)]).to(lprobs.dtype)
+
+    def advance(self, active: Candidates) -> None:
+        super().advance(active)
+        self.count(active)
+
+    def count(self, active: Candidates) -> None:
+        ones = torch.ones_like(active.tokens, dtype=self.counts.dtype).unsqueeze(2)
+        self.counts = self.counts.scatter_add(2, active.tokens.unsqueeze(2), ones)
+
+
+@bug(Cause.NOT_REORDERED)
+class CountsNotReordered(Counting):
+    def advance(self, active: Candidates) -> None:
+        self.count(active)
+
+
+@bug(Cause.NOT_SELECTED)
+class CountsNotSelected(Counting):
+    def select_sentences(self, keep: Tensor) -> None:
+        self.counts = self.counts[: len(keep)]
+
+
+@bug(Cause.KEPT_ON_SELF)
+class CountsOnTheProcessor(Counting):
+    def begin(self, batch: Any) -> Any:
+        self.counts = torch.zeros(batch.num_sentences, batch.beam_size, 700)
+        return self
+
+
+@bug(Cause.CHANGED_BY_CALL)
+class CountsInTheCall(Counting):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        found = super().__call__(lprobs, context)
+        self.counts = self.counts + 0.1 * self.counts.gt(0)
+        return found
+
+
+@bug(Cause.SHARED_BY_FORKS)
+class CountsInPlace(Counting):
+    """The counts are in no list of state, are handled by the class itself, and a fork shares them."""
+
+    beam_state = ()
+    sentence_state = ()
+
+    def begin(self, batch: Any) -> Any:
+        processor = type(self)()
+        processor.counts = torch.zeros(batch.num_sentences, batch.beam_size, 700)
+        return processor
+
+    def advance(self, active: Candidates) -> None:
+        moved = self.counts.gather(1, active.beams.unsqueeze(-1).expand_as(self.counts))
+        self.counts.copy_(moved)
+        self.counts.scatter_add_(2, active.tokens.unsqueeze(2), torch.ones_like(self.counts[..., :1]))
+
+    def select_sentences(self, keep: Tensor) -> None:
+        self.counts = self.counts[keep]
+
+
+@bug(Cause.MIXES_SENTENCES)
+class MeanOverTheBatch(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - 0.2 * lprobs.exp().mean(0, keepdim=True)
+
+
+@bug(Cause.SOURCE_PADDING)
+class RewardsTheSource(LogitsProcessor):
+    """Gives each token a reward that depends on the width of the padded source."""
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        odd = torch.arange(lprobs.size(1)) % 2
+        return lprobs + (0.1 * context.src_tokens.size(1) * odd).to(lprobs.dtype)
+
+
+@bug(Cause.MIXES_BEAMS)
+class ComparesBeams(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        grouped = context.by_sentence(lprobs)
+        return (grouped - 0.5 * grouped.exp().mean(1, keepdim=True)).flatten(0, 1)
+
+
+@bug(Cause.NAN)
+class MultipliesForbiddenScores(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs * (torch.arange(lprobs.size(1)) > 1)
+
+
+@bug(Cause.CONTEXT_CHANGED)
+class ChangesTheSource(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        context.sentences.src_tokens.clamp_(max=9)
+        return lprobs
+
+
+@bug(Cause.SHAPE)
+class ComputesInFloat32(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs.float()
+
+
+@bug(Cause.NOT_NORMALIZED)
+class ThresholdOfProbabilities(LogitsProcessor):
+    shift_invariant = True
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return torch.where(lprobs < -3.0, lprobs - 1.0, lprobs)
+
+
+@bug(Cause.CANNOT_JOIN)
+class DecaysWithTheStep(LogitsProcessor):
+    can_merge = True
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - 0.3 * context.step * (torch.arange(lprobs.size(1)) % 2)
+
+
+@bug(Cause.VOCABULARY)
+class OfOneVocabulary(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - 0.1 * (torch.arange(13) % 2)
+
+
+@bug(Cause.RANDOMNESS)
+class AddsNoise(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs + 0.1 * torch.rand_like(lprobs)
+
+
+@bug(Cause.ERROR)
+class RaisesAnError(LogitsProcessor):
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs + self.missing
+
+
+EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    component, cause = BUGS[name]
+    group, registry = ("search", SEARCHES) if issubclass(component, Search) else ("processor", LOGITS_PROCESSORS)
+    entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
+    monkeypatch.setitem(registry._entries, name, entry)
+    subject = subject_of(group, DecodingCheckConfig(), select(group, name, {}))
+    outcomes = list(check_all(KINDS[group].invariants, subject))
+    violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
+    assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
+    assert diagnose(subject, outcomes).cause is cause, "\n".join(violations)

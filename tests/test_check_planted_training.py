@@ -1,0 +1,349 @@
+"""Bugs that are usual in criteria and tasks are planted; the check finds each and names its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
+from examples.dates import DatesConfig, DatesTask, LetterTokenizer
+from seqgen.cli.check_subjects import Vocabularies, new_model, small_transformer
+from seqgen.data.pair_dataset import PairDataset
+from seqgen.laws import criteria, task_diagnosis
+from seqgen.laws.checking import check_all
+from seqgen.laws.criteria import CRITERION, Training
+from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
+from seqgen.laws.tasks import TASK, Prepared
+from seqgen.structures import Batch
+from seqgen.task import Task
+from seqgen.training.criteria import (
+    Criterion,
+    CriterionOut,
+    CrossEntropyConfig,
+    CrossEntropyCriterion,
+    target_logits,
+)
+
+CRITERIA: dict[str, tuple[type[Criterion], criteria.Cause]] = {}
+"""Criteria with a planted bug, and the cause that the check should name."""
+
+
+def bug(cause: criteria.Cause) -> Callable[[type[Criterion]], type[Criterion]]:
+    def decorator(criterion: type[Criterion]) -> type[Criterion]:
+        CRITERIA[criterion.__name__] = criterion, cause
+        return criterion
+
+    return decorator
+
+
+class Plain(Criterion):
+    """Cross-entropy; each bug is a subclass."""
+
+    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
+        logits, target = target_logits(model, batch, self.task.target_dictionary.pad())
+        losses = -model.get_normalized_probs(logits).gather(1, target.unsqueeze(1)).squeeze(1)
+        return self.of(losses, batch)
+
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        size = losses.numel()
+        return CriterionOut(losses.sum(), size, {"ntokens": size, "nsentences": len(batch.ids)})
+
+
+@bug(criteria.Cause.MEAN)
+class MeanLoss(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return replace(super().of(losses, batch), loss=losses.mean())
+
+
+@bug(criteria.Cause.PADDING)
+class CountsPadding(Plain):
+    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
+        source = batch.source
+        logits = model(source.src_tokens, source.src_lengths, batch.prev_output_tokens).logits
+        lprobs = model.get_normalized_probs(logits)
+        assert batch.target is not None
+        return self.of(-lprobs.gather(2, batch.target.unsqueeze(2)).flatten(), batch)
+
+
+@bug(criteria.Cause.SOURCE_PADDING)
+class ReadsSourcePadding(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return super().of(losses / batch.source.src_tokens.size(1), batch)
+
+
+@bug(criteria.Cause.SAMPLE_SIZE)
+class SizeOfThePaddedBatch(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        assert batch.target is not None
+        return replace(super().of(losses, batch), sample_size=batch.target.numel())
+
+
+@bug(criteria.Cause.GRADIENT)
+class DetachedWeight(Plain):
+    """The gradient of a part of the loss is missing."""
+
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return super().of((1 - (-losses.detach()).exp()) * losses, batch)
+
+
+@bug(criteria.Cause.GRADIENT)
+class NoGradient(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return super().of(losses.detach(), batch)
+
+
+@bug(criteria.Cause.MIXES_SENTENCES)
+class NormalizedByTheBatch(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return super().of(losses * losses / losses.mean(), batch)
+
+
+@bug(criteria.Cause.LOGGING)
+class LogsWithGradient(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        out = super().of(losses, batch)
+        return replace(out, logging={**out.logging, "nll_loss": losses.sum()})
+
+
+@bug(criteria.Cause.LOGGING)
+class LogsAMean(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        out = super().of(losses, batch)
+        return replace(out, logging={**out.logging, "nll_loss": losses.mean().detach()})
+
+
+@bug(criteria.Cause.CHANGED)
+class ChangesTheTarget(Plain):
+    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
+        assert batch.target is not None
+        batch.target[batch.target == 2] = 1
+        return super().__call__(model, batch)
+
+
+@bug(criteria.Cause.CHANGED)
+class LeavesEvaluationMode(Plain):
+    def __call__(self, model: Any, batch: Batch) -> CriterionOut:
+        model.eval()
+        return super().__call__(model, batch)
+
+
+@bug(criteria.Cause.RANDOMNESS)
+class RandomInEvaluation(Plain):
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        return super().of(losses * torch.rand_like(losses), batch)
+
+
+@bug(criteria.Cause.RANDOMNESS)
+class KeepsAnAverage(Plain):
+    average: float = 1.0
+
+    def of(self, losses: Tensor, batch: Batch) -> CriterionOut:
+        self.average = 0.9 * self.average + 0.1 * float(losses.mean())
+        return super().of(losses / self.average, batch)
+
+
+def with_slow(names: Iterable[str], fast: str) -> list[Any]:
+    return [name if name == fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", with_slow(CRITERIA, "MeanLoss"))
+def test_planted_bugs_of_criteria(name: str) -> None:
+    criterion, cause = CRITERIA[name]
+    words = tiny_dictionary(7)
+    model = randomize_(new_model(small_transformer(), words))
+    task: Any = Vocabularies(words)
+    subject = Training(criterion(None, task), model, Subject.of(model, words, len(words)).ids, tolerance=1e-9)
+    outcomes = list(check_all(CRITERION, subject))
+    violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
+    assert violations
+    assert criteria.diagnose(subject, outcomes).cause is cause, "\n".join(violations)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+Patch = Callable[[Any, str, Any], None]
+TASKS: dict[str, tuple[Callable[[Patch], None], task_diagnosis.Cause]] = {}
+"""Functions that plant a bug in the task of dates, and the cause that the check should name."""
+
+
+def task_bug(cause: task_diagnosis.Cause) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def decorator(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        TASKS[plant.__name__] = plant, cause
+        return plant
+
+    return decorator
+
+
+def changing_batches(patch: Patch, change: Callable[[Batch], Batch]) -> None:
+    collate = Task.collate
+    patch(DatesTask, "collate", lambda self, examples, model: change(collate(self, examples, model)))
+
+
+@task_bug(task_diagnosis.Cause.TEXT)
+def decode_loses_the_last_token(patch: Patch) -> None:
+    decode = LetterTokenizer.decode
+    patch(LetterTokenizer, "decode", lambda self, ids: decode(self, ids[:-1]))
+
+
+@task_bug(task_diagnosis.Cause.TEXT)
+def decode_keeps_padding(patch: Patch) -> None:
+    patch(
+        DatesTask, "decode", lambda self, tokens: self.target_tokenizer.decode([t for t in tokens.tolist() if t != 2])
+    )
+
+
+@task_bug(task_diagnosis.Cause.NOT_SHIFTED)
+def target_not_shifted(patch: Patch) -> None:
+    def change(batch: Batch) -> Batch:
+        assert batch.target is not None
+        previous = batch.target.clone()
+        previous[:, 0] = 2
+        return replace(batch, prev_output_tokens=previous)
+
+    changing_batches(patch, change)
+
+
+@task_bug(task_diagnosis.Cause.START)
+def another_start_token(patch: Patch) -> None:
+    def change(batch: Batch) -> Batch:
+        assert batch.prev_output_tokens is not None
+        previous = batch.prev_output_tokens.clone()
+        previous[:, 0] = 0
+        return replace(batch, prev_output_tokens=previous)
+
+    changing_batches(patch, change)
+
+
+@task_bug(task_diagnosis.Cause.PADDING)
+def sources_padded_with_end_of_sentence(patch: Patch) -> None:
+    def change(batch: Batch) -> Batch:
+        tokens = batch.source.src_tokens
+        return replace(batch, source=replace(batch.source, src_tokens=tokens.masked_fill(tokens == 1, 2)))
+
+    changing_batches(patch, change)
+
+
+@task_bug(task_diagnosis.Cause.COUNTS)
+def lengths_with_padding(patch: Patch) -> None:
+    def change(batch: Batch) -> Batch:
+        whole = torch.full_like(batch.source.src_lengths, batch.source.src_tokens.size(1))
+        return replace(batch, source=replace(batch.source, src_lengths=whole))
+
+    changing_batches(patch, change)
+
+
+@task_bug(task_diagnosis.Cause.ENCODING)
+def decoding_without_end_of_sentence(patch: Patch) -> None:
+    patch(DatesTask, "encode_source", lambda self, text: torch.tensor(self.source_tokenizer.encode(text)))
+
+
+@task_bug(task_diagnosis.Cause.RANDOM_EXAMPLES)
+def examples_with_random_noise(patch: Patch) -> None:
+    example = PairDataset.example
+
+    def noisy(self: PairDataset, position: int, *, epoch: int, seed: int) -> Any:
+        found = example(self, position, epoch=epoch, seed=seed)
+        order = torch.cat([torch.randperm(len(found.source) - 1), torch.tensor([len(found.source) - 1])])
+        return found._replace(source=found.source[order])
+
+    patch(PairDataset, "example", noisy)
+
+
+@task_bug(task_diagnosis.Cause.LENGTHS)
+def lengths_without_end_of_sentence(patch: Patch) -> None:
+    lengths = PairDataset.lengths
+    patch(PairDataset, "lengths", lambda self, epoch=0, seed=0: lengths(self, epoch, seed) - 1)
+
+
+@task_bug(task_diagnosis.Cause.EXAMPLES)
+def the_last_example_is_lost(patch: Patch) -> None:
+    example = PairDataset.example
+
+    def repeated(self: PairDataset, position: int, *, epoch: int, seed: int) -> Any:
+        last = position == len(self) - 1 and seed == 1 and epoch == 1 and getattr(self, "batches", False)
+        return example(self, 0 if last else position, epoch=epoch, seed=seed)
+
+    def batches(self: Prepared, **options: Any) -> Any:
+        iterator = iterate(self, **options)
+        iterator.dataset = repeated_dataset(iterator.dataset)
+        return iterator
+
+    def repeated_dataset(dataset: Any) -> Any:
+        dataset.batches = True
+        return dataset
+
+    iterate = Prepared.iterator
+    patch(Prepared, "iterator", batches)
+    patch(PairDataset, "example", repeated)
+
+
+@task_bug(task_diagnosis.Cause.VALIDATION)
+def validation_in_training_mode(patch: Patch) -> None:
+    def valid_step(self: Task, batch: Batch, model: Any, criterion: Any) -> Any:
+        model.train()
+        with torch.no_grad():
+            return criterion(model, batch)
+
+    patch(DatesTask, "valid_step", valid_step)
+
+
+@task_bug(task_diagnosis.Cause.VALIDATION)
+def validation_with_gradients(patch: Patch) -> None:
+    patch(DatesTask, "valid_step", lambda self, batch, model, criterion: criterion(model, batch))
+
+
+@task_bug(task_diagnosis.Cause.TRAINING)
+def training_without_gradients(patch: Patch) -> None:
+    patch(DatesTask, "train_step", torch.no_grad()(lambda self, batch, model, criterion: criterion(model, batch)))
+
+
+@task_bug(task_diagnosis.Cause.NOT_RESTORED)
+def another_vocabulary_on_resuming(patch: Patch) -> None:
+    setup = DatesTask.setup_task.__func__  # type: ignore[attr-defined]
+    made: list[int] = []
+
+    def setup_task(cls: Any, cfg: Any, folder: Path) -> Any:
+        task = setup(cls, cfg, folder)
+        made.append(1)
+        if len(made) > 1:
+            task.source_dictionary.add_symbol("another")
+        return task
+
+    patch(DatesTask, "setup_task", classmethod(setup_task))
+
+
+@task_bug(task_diagnosis.Cause.METRICS)
+def metrics_of_errors(patch: Patch) -> None:
+    def metrics(self: Task, hypotheses: Any, references: Any) -> dict[str, float]:
+        return {"errors": sum(one != two for one, two in zip(hypotheses, references, strict=True))}
+
+    patch(DatesTask, "metrics", metrics)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.mark.parametrize("name", with_slow(TASKS, "target_not_shifted"))
+def test_planted_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, cause = TASKS[name]
+    plant(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))
+
+    def make() -> Task:
+        return DatesTask.setup_task(DatesConfig(), folder)
+
+    task = make()
+    model = randomize_(task.build_model(small_transformer()).double())
+    criterion = CrossEntropyCriterion(CrossEntropyConfig(), task)
+    subject = Prepared(task, make, model, criterion, "valid", tolerance=1e-9)
+    outcomes = list(check_all(TASK, subject))
+    violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
+    assert violations
+    assert task_diagnosis.diagnose(outcomes).cause is cause, "\n".join(violations)

@@ -1,0 +1,152 @@
+"""``--help``: examples, groups, single keys; the messages about options of other toolkits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import pytest
+
+from seqgen.cli.average import AverageConfig
+from seqgen.cli.check_diff import DiffConfig
+from seqgen.cli.check_languages import LanguagesConfig
+from seqgen.cli.check_model import CheckConfig
+from seqgen.cli.command import _in_red
+from seqgen.cli.convert import ConvertConfig
+from seqgen.cli.examples import EXAMPLES
+from seqgen.cli.export import ExportConfig
+from seqgen.cli.runs import DiffRunsConfig, RunsConfig
+from seqgen.cli.score import ScoreConfig
+from seqgen.cli.shortlist import ShortlistConfig
+from seqgen.cli.trace import TracePageConfig
+from seqgen.cli.tune import TuneConfig
+from seqgen.compose import compose
+from seqgen.config import GenerateConfig, TrainConfig
+from seqgen.sweep import expand_sweep
+from tests.commands import command
+
+SCHEMAS: dict[str, type] = {
+    "seqgen-train": TrainConfig,
+    "seqgen-preprocess": TrainConfig,
+    "seqgen-generate": GenerateConfig,
+    "seqgen-score": ScoreConfig,
+    "seqgen-average": AverageConfig,
+    "seqgen-convert": ConvertConfig,
+    "seqgen-shortlist": ShortlistConfig,
+    "seqgen-export": ExportConfig,
+    "seqgen-tune": TuneConfig,
+    "seqgen-runs": RunsConfig,
+    "seqgen-runs diff": DiffRunsConfig,
+    "seqgen-trace": TracePageConfig,
+    "seqgen-check": CheckConfig,
+    "seqgen-check diff": DiffConfig,
+    "seqgen-check languages": LanguagesConfig,
+}
+
+
+@pytest.mark.parametrize(("program", "line"), [(name, line) for name in EXAMPLES for _, line in EXAMPLES[name]])
+def test_examples_have_keys_and_values_that_exist(program: str, line: str) -> None:
+    words = shlex.split(line.replace("\\\n", ""))
+    arguments = [word for word in words[len(program.split()) :] if not word.startswith(("tune.", "config="))]
+    assert words[: len(program.split())] == program.split()
+    if "-m" in arguments:
+        arguments.remove("-m")
+        assert len(list(expand_sweep(SCHEMAS[program], arguments))) > 1
+    else:
+        compose(SCHEMAS[program], arguments)
+    assert all(len(part) <= 78 for part in line.splitlines())
+
+
+def test_every_command_has_examples() -> None:
+    assert SCHEMAS.keys() == EXAMPLES.keys()
+    assert "Examples\n  # decode a file" in command("generate", "--help").out
+
+
+def test_few_keys_twice_and_no_task_that_nobody_can_train() -> None:
+    out = command("train", "--help").out
+    keys = [line.split("=")[0] for line in out.splitlines() if line.startswith("  task.")]
+    assert 30 < len(set(keys)) <= len(keys) < 1.5 * len(set(keys))  # again only where default or meaning differ
+    for name in ("task=decoding", "task=prompt_decoding"):
+        assert name not in out
+    for name in ("task=number_names (default)", "optimizer=adam (default)", "default: fconv_tiny"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("topics", "shown", "hidden"),
+    [
+        (["dataset"], ["dataset.max_tokens=4096"], ["optimization."]),
+        (["optimizer"], ["optimizer=adam (default)", "optimizer.adam_betas=", "optimizer.momentum="], ["dataset."]),
+        (["generation"], ["generation.beam=5"], ["dataset."]),
+        (["processor"], ["generation.processors=top_k", "processor.top_k."], ["generation.beam"]),
+        (["transformer_tiny"], ["model=transformer_tiny", "model.encoder_embed_dim=128"], ["model.d_model"]),
+        (["optimization.lr"], ["learning rate per epoch", "a list of numbers", "default: [0.005]"], ["clip_norm"]),
+        (["lr"], ["optimization.lr\n", "default: [0.005]"], ["clip_norm"]),
+        (["temperature"], ["processor.temperature.temperature=1.0", "generation.temperature\n"], ["generation.beam"]),
+        (["adam_betas"], ["[0.9,0.98]", "of: adam\n", "[0.9,0.999]", "of: adamw"], []),
+        (["lr", "dataset"], ["optimization.lr", "dataset.max_tokens="], []),
+    ],
+)
+def test_topics(topics: Sequence[str], shown: Sequence[str], hidden: Sequence[str]) -> None:
+    outcome = command("train", "--help", *topics)
+    assert outcome.code == 0, outcome.err
+    for words in shown:
+        assert words in outcome.out
+    for words in hidden:
+        assert words not in outcome.out
+
+
+def test_commands_with_words_have_topics() -> None:
+    assert command("trace", "--help", "title").out.startswith("title\n")
+    assert command("runs", "--help", "sort").out.startswith("sort\n")
+    for arguments in (("trace",), ("runs", "diff")):
+        text = command(*arguments, "--help").out
+        assert "Examples\n" in text
+        assert "groups" not in text
+        assert "explains one key" in text
+
+
+def test_a_key_with_a_value_is_a_topic() -> None:
+    assert command("runs", "--help", "sort=loss").out == command("runs", "--help", "sort").out
+    assert command("runs", "sort=loss", "--help").out == command("runs", "--help").out
+
+
+def test_an_unknown_topic() -> None:
+    wrong = command("train", "--help", "lerning_rate")
+    assert wrong.code == 2
+    assert "no such group, component or key" in wrong.err
+    assert "did you mean 'diverse_beam'" in command("generate", "--help", "diverse").err
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("generate", ["--beam", "4"], "generation.beam=4"),
+        ("generate", ["--beam=4"], "generation.beam=4"),
+        ("train", ["--arch", "x"], "model=x"),
+        ("train", ["-a", "x"], "model=x"),
+        ("train", ["--lr", "0.1", "--fp16"], "optimization.lr=0.1"),
+        ("train", ["--fp16", "--lr", "0.1"], "common.fp16=true"),
+        ("train", ["--max-tokens", "4096"], "dataset.max_tokens=4096 or generation.max_tokens=4096"),
+        ("train", ["--label-smoothing", "0.1"], "criterion.label_smoothing=0.1"),
+        ("train", ["--cpu"], "common.device=cpu"),
+        ("train", ["--frobnicate"], "--help lists the keys"),
+    ],
+)
+def test_options_of_other_toolkits(name: str, arguments: Sequence[str], words: str) -> None:
+    outcome = command(name, *arguments)
+    assert outcome.code == 2
+    assert outcome.err.rstrip().endswith(words)
+
+
+def test_errors_are_red_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert _in_red("x") == "x"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert _in_red("x") == "\x1b[1;31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _in_red("x") == "x"
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "dumb")
+    assert _in_red("x") == "x"

@@ -1,0 +1,135 @@
+"""The metrics of texts, compared with the tools they come from; and the text of tokenized outputs."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from seqgen.cli.detokenizing import text_cleaner
+from seqgen.cli.output import score_lines
+from seqgen.corpus_metrics import CORPUS_METRICS, Texts, corpus_scores
+from seqgen.errors import ConfigError
+from seqgen.metrics import text_scores
+from tests.commands import command
+
+HYPOTHESES = ["the cat sat on a mat", "a dog", "Hello there , world"]
+REFERENCES = ["the cat sat on the mat", "a big dog", "Hello there, world"]
+TEXTS = Texts(HYPOTHESES, REFERENCES)
+
+
+def test_the_first_three_are_those_of_decoding() -> None:
+    assert corpus_scores(["bleu", "chrf", "exact_match"], TEXTS) == text_scores(HYPOTHESES, REFERENCES)
+
+
+def test_ter_counts_edits() -> None:
+    """One substitution in 6 words, one insertion in 3; ``,`` is a token of its own in one text only: 2 edits of 3."""
+    found = corpus_scores(["ter"], TEXTS)["ter"]
+    assert found.value == pytest.approx(100 * (1 + 1 + 2) / (6 + 3 + 3))
+    assert "tok:tercom" in found.signature
+    assert CORPUS_METRICS["ter"].lower_is_better
+
+
+def test_chrf_plus_plus_reads_words() -> None:
+    scores = corpus_scores(["chrf", "chrf++"], TEXTS)
+    assert "nw:2" in scores["chrf++"].signature
+    assert scores["chrf++"].value < scores["chrf"].value  # words differ more than characters
+
+
+def test_rouge() -> None:
+    """By hand: 5 of 6 words of each text; 2 of 2 and 3; the third has equal words."""
+    scores = corpus_scores(["rouge1", "rouge2", "rougeL"], TEXTS)
+    assert scores["rouge1"].value == pytest.approx(100 * (5 / 6 + 0.8 + 1) / 3)
+    assert scores["rouge2"].value == pytest.approx(100 * (3 / 5 + 0 + 1) / 3)
+    assert scores["rougeL"].value == pytest.approx(100 * (5 / 6 + 0.8 + 1) / 3)
+
+
+def test_comet_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Model:
+        def predict(self, data: list[dict[str, str]], **kwargs: object) -> object:
+            seen.extend(data)
+            return types.SimpleNamespace(scores=[0.25, 0.5, 0.75])
+
+    fake = types.SimpleNamespace(download_model=lambda name: f"{name}.ckpt", load_from_checkpoint=lambda path: Model())
+    monkeypatch.setitem(sys.modules, "comet", fake)
+    found = corpus_scores(["comet"], Texts(HYPOTHESES, REFERENCES, ["x", "y", "z"]))["comet"]
+    assert (found.value, found.signature) == (50.0, "comet|model:Unbabel/wmt22-comet-da")
+    assert seen[1] == {"src": "y", "mt": "a dog", "ref": "a big dog"}
+
+
+def test_what_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("comet", "rouge_score.rouge_scorer", "sacremoses"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"'blue' \(did you mean 'bleu'\?\)"):
+        corpus_scores(["blue"], TEXTS)
+    with pytest.raises(ConfigError, match="reads the sources"):
+        corpus_scores(["comet"], TEXTS)
+    with pytest.raises(ConfigError, match="pip install unbabel-comet"):
+        corpus_scores(["comet"], Texts(HYPOTHESES, REFERENCES, REFERENCES))
+    with pytest.raises(ConfigError, match="pip install rouge-score"):
+        corpus_scores(["rougeL"], TEXTS)
+    with pytest.raises(ConfigError, match="pip install sacremoses"):
+        text_cleaner("", "de")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    for name, lines in (("h", HYPOTHESES), ("r", REFERENCES)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    files = (f"hypothesis={tmp_path}/h", f"reference={tmp_path}/r")
+    outcome = command("score", *files, "metrics=[ter,chrf++]")
+    assert [line.partition(" = ")[0] for line in outcome.out.splitlines()] == ["ter", "chrf++"]
+    assert "ter = 33.33  (" in outcome.out
+    assert command("score", *files).out.count("\n") == 3
+    for keys, words in (
+        (["metrics=blue"], "did you mean 'bleu'"),
+        (["metrics=comet"], "give source=FILE"),
+        ([f"source={tmp_path}/r"], "has no effect"),
+    ):
+        wrong = command("score", *files, *keys)
+        assert wrong.code == 2
+        assert words in wrong.err
+
+
+def test_a_bleu_that_must_be_zero_is_not_shown() -> None:
+    short, longer = ["zwei", "drei Hunde"], ["eins zwei drei vier", "a"]
+    lines = score_lines(text_scores(short, short), short)
+    assert lines[0].startswith("bleu is not defined, because no output has four words")
+    assert lines[2] == "exact_match = 100.00"
+    assert score_lines(text_scores(longer, ["x", "y"]), longer)[0].startswith("bleu = 0.00")
+    assert score_lines(text_scores(longer, longer), longer)[0].startswith("bleu = ")
+
+
+@pytest.mark.parametrize(
+    ("remove_bpe", "detokenize", "output", "text"),
+    [
+        ("", "", "a b@@ c", "a b@@ c"),
+        ("subword_nmt", "", "lo@@ w@@ er pri@@ ces , a@b@@", "lower prices , a@b"),
+        ("sentencepiece", "", "▁lo w er ▁pri ces", "lower prices"),
+        ("subword_nmt", "en", "lo@@ wer , hi@@ gher", "lower, higher"),
+        ("subword_nmt", "en", "", ""),
+    ],
+)
+def test_text_of_tokenized_outputs(remove_bpe: str, detokenize: str, output: str, text: str) -> None:
+    assert text_cleaner(remove_bpe, detokenize)(output) == text
+
+
+def test_an_unknown_language_is_refused() -> None:
+    for language in ("german", "xx"):
+        with pytest.raises(ConfigError, match=f"detokenize={language}: .* the languages are .*de, .*zh"):
+            text_cleaner("", language)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [("en", 'It isn\'t "here" (yet), he said: 3.5% & more.'), ("de", 'Er sagte: "Nicht hier" (noch), 3,5 & mehr.')],
+)
+def test_detokenization_undoes_moses_tokenization(language: str, text: str) -> None:
+    from sacremoses import MosesTokenizer
+
+    tokens = MosesTokenizer(lang=language).tokenize(text, return_str=True)
+    assert tokens != text
+    assert text_cleaner("", language)(tokens) == text

@@ -1,0 +1,206 @@
+"""``seqgen-generate`` with a job: as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seqgen.checkpoints.run_lock import run_lock
+from tests.commands import Outcome, command
+from tests.job_models import COMPONENT, FAST, texts, train
+
+LINES = texts(60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and ``in.txt`` with 60 lines."""
+    root = tmp_path_factory.mktemp("job")
+    train(root)
+    (root / "in.txt").write_text("".join(line + "\n" for line in LINES))
+    return root
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """``in.txt`` without a model: what is refused before a model is read."""
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in LINES))
+    return tmp_path
+
+
+def job(folder: Path, *arguments: str) -> Outcome:
+    return command("generate", f"path={folder}/run", f"input={folder}/in.txt", *FAST, *arguments)
+
+
+def refused(outcome: Outcome, *words: str) -> None:
+    assert outcome.code == 2, (outcome.code, outcome.err)
+    assert "Traceback" not in outcome.err
+    message = outcome.err.strip().splitlines()[-1]
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generation.workers=2"], "a job needs a folder for its parts; give job.folder=FOLDER or output=FILE"),
+        (["job.folder=J", "input=-"], "a job reads its input more than once"),
+        (["job.folder=J", "input="], "a job reads its input more than once"),
+        (["job.folder=J", "input=/dev/null"], "a job reads its input more than once"),
+        (["job.folder=J", "input=nothing.txt"], "there is no such file"),
+        (["job.folder=J", "reference=x"], "reference cannot be used in a job"),
+        (["job.folder=J", "stream=true"], "stream cannot be used in a job"),
+        (["job.folder=J", "prefix=x"], "prefix cannot be used in a job"),
+        (["job.folder=J", "record=x.json"], "record cannot be used in a job"),
+        (["ray.gpus=1", "job.folder=J"], "ray.gpus needs engine=ray"),
+        (["generation.part_lines=0", "job.folder=J"], "generation.part_lines"),
+        (["engine=spark"], "engine"),
+        (["job.folder=J", "print_alignment=true"], "print_alignment=true needs format=fairseq"),
+        (["job.folder=J", "output=no/such/folder/out.txt"], "does not exist"),
+    ],
+)
+def test_what_cannot_be_used(arguments: list[str], words: str, place: Path) -> None:
+    refused(job(place, *(argument.replace("=J", f"={place}/J") for argument in arguments)), words)
+
+
+def test_places_that_cannot_be_used(place: Path) -> None:
+    folder, tmp_path = place, place / "other"
+    refused(job(folder, f"job.folder={folder}/in.txt"), "is a file; give a folder")
+    refused(job(folder, "generation.workers=1", f"output={folder}/in.txt"), "would overwrite the input")
+    refused(
+        job(folder, f"input={folder}", f"output={folder}/o.txt", f"job.folder={tmp_path}/K"),
+        "is in the folder of the input",
+    )
+    with run_lock(tmp_path / "J", "job.folder"):
+        refused(job(folder, f"job.folder={tmp_path}/J"), "in use by another process", "or choose another job.folder")
+    refused(job(folder, f"job.folder={tmp_path}/J"), "there is no such file or folder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output_format", ["text", "json", "fairseq"])
+def test_a_job_writes_what_one_process_writes(output_format: str, folder: Path, tmp_path: Path) -> None:
+    keys = (f"format={output_format}", "generation.bit_exact=true", "generation.sampling=true", "generation.beam=1")
+    stream = job(folder, *keys)
+    assert stream.code == 0, stream.err
+    outcome = job(folder, *keys, f"output={tmp_path}/out", "generation.part_lines=25", "generation.workers=2")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "out").read_text() == stream.out
+    assert "60 lines, " in outcome.out
+    assert "the output has the maximum length" in outcome.err
+    again = job(folder, *keys, "output=-", f"job.folder={tmp_path}/out.parts", "generation.part_lines=25")
+    assert (again.code, again.out) == (0, stream.out)
+    assert "60 of 60 lines were decoded before" in again.err
+    for key in ("generation.seed=2", "generation.part_lines=20", "debug.use_cache=false", "generation.lenpen=0.5"):
+        other = job(folder, *keys, "generation.part_lines=25", f"job.folder={tmp_path}/out.parts", key)
+        refused(other, key.split("=")[0], f"and it is now {key.split('=')[1].capitalize()[0]}"[:-1], "as before")
+
+
+@pytest.mark.slow
+def test_faults_of_lines_go_to_the_ledger(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "faults.py").write_text(COMPONENT)
+    lines = [
+        "the dog sees a man",
+        "the tree has a dog",
+        "the boat sees a dog",
+        "",
+        "the dog has a ball",
+        "the man has a dog",
+    ]
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines * 2))
+    stream = command("generate", f"path={folder}/run", f"input={tmp_path}/in.txt", *FAST)
+    outcome = job(
+        folder,
+        f"input={tmp_path}/in.txt",
+        f"common.user_dir={tmp_path}/faults.py",
+        "generation.processors=[faults]",
+        f"output={tmp_path}/out.txt",
+        "generation.workers=2",
+    )
+    assert outcome.code == 3, outcome.err
+    wanted = stream.out.splitlines()
+    for bad in (1, 4, 7, 10):
+        wanted[bad] = ""
+    assert (tmp_path / "out.txt").read_text().splitlines() == wanted
+    ledger = [json.loads(line) for line in (tmp_path / "out.txt.parts" / "errors.jsonl").read_text().splitlines()]
+    assert [(entry["number"], entry["text"]) for entry in ledger] == [(i + 1, (lines * 2)[i]) for i in (1, 4, 7, 10)]
+    assert ["NaN" in entry["reason"] for entry in ledger] == [True, False, True, False]
+    assert "SIGKILL" in ledger[1]["reason"]
+    assert "4 lines could not be decoded" in outcome.err
+
+
+def start(folder: Path, place: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    keys = [f"path={folder}/run", f"input={place}/in.txt", f"output={place}/out.txt", "generation.part_lines=100"]
+    command_line = [sys.executable, "-m", "seqgen.cli.generate", *keys, "common.threads=1", *arguments]
+    return subprocess.Popen(command_line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "whole_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, False)]
+)
+def test_a_signal_stops_within_seconds(number: signal.Signals, whole_group: bool, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(20000)))
+    process = start(folder, tmp_path, "generation.workers=2")
+    journal = tmp_path / "out.txt.parts" / "done.jsonl"
+    while not journal.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (os.killpg if whole_group else os.kill)(process.pid, number)  # Ctrl-C reaches all processes
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 128 + number
+    assert b"lines are done and kept in" in errors
+    assert b"to continue, run the same command again" in errors
+    assert b"Traceback" not in errors
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not (tmp_path / "out.txt").exists()
+    while _group_exists(process.pid):  # the tracker of multiprocessing ends last
+        assert time.monotonic() - begin < 10
+        time.sleep(0.05)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_reader_that_closes_early(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in texts(5000)))
+    first = start(folder, tmp_path, "generation.max_len_b=3", "generation.beam=1")
+    assert first.wait() == 0
+    keys = ("generation.max_len_b=3", "generation.beam=1", "output=-", f"job.folder={tmp_path}/out.txt.parts")
+    process = start(folder, tmp_path, *keys)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 141
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_while_merging(folder: Path, tmp_path: Path) -> None:
+    refused(job(folder, f"job.folder={tmp_path}/J", "output=/dev/full"), "No space left on device; free some space")
+    outcome = job(folder, f"job.folder={tmp_path}/J", f"output={tmp_path}/out.txt")
+    assert outcome.code == 0
+    assert (tmp_path / "out.txt").read_text() == job(folder).out
+    shutil.copytree(folder / "run", tmp_path / "moved")
+    assert job(folder, f"path={tmp_path}/moved", f"job.folder={tmp_path}/J").code == 0
+    with open(tmp_path / "moved" / "config.yaml", "a") as file:
+        file.write("# edited\n")
+    refused(
+        job(folder, f"path={tmp_path}/moved", f"job.folder={tmp_path}/J"), "begun with another model 1 (config.yaml)"
+    )

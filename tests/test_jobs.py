@@ -1,0 +1,415 @@
+"""Jobs without models: parts, continuing, refusals, faults of lines, workers and disks."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seqgen.checkpoints.run_lock import run_lock
+from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
+from seqgen.jobs.line_decoder import Piece, answer
+from seqgen.jobs.local_workers import LocalWorkers
+from seqgen.jobs.part import Failure, cut, plan_parts, text_digest
+from seqgen.jobs.progress import Progress, duration
+from seqgen.jobs.source import Source, find_source
+from seqgen.jobs.workers import start_error
+from tests.job_decoders import Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
+
+LINES = numbered(47)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.write(LINES)
+    return bench
+
+
+def ledger(bench: Bench) -> list[dict[str, Any]]:
+    file = bench.root / "job" / "errors.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_output_n_is_that_of_line_n(bench: Bench) -> None:
+    assert bench.run() == expected(LINES)
+    assert bench.messages == ["a note on the model"]
+    assert sorted(path.name for path in (bench.root / "job").iterdir()) == ["done.jsonl", "manifest.json", "parts"]
+    records = [json.loads(line) for line in (bench.root / "job" / "done.jsonl").read_text().splitlines()]
+    assert sorted(record["first_line"] for record in records) == [1, 11, 21, 31, 41]
+    assert sum(record["lines"] for record in records) == len(LINES)
+    assert {note["note"] for record in records for note in record["notes"]} == {"the line is empty"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 20])
+def test_any_number_of_lines(count: int, tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path), numbered(count)
+    bench.write(lines)
+    assert bench.run() == expected(lines)
+
+
+def test_a_finished_part_is_not_decoded_again(bench: Bench) -> None:
+    bench.run()
+    assert bench.job()[0].undone() == []
+    file = bench.root / "job" / "parts" / "part-00000002.txt"
+    content = file.read_bytes()
+    file.unlink()
+    workers = InlineWorkers()
+    assert bench.run(workers) == expected(LINES)
+    assert {piece.part for piece in workers.given} == {2}
+    assert file.read_bytes() == content
+
+
+def test_a_damaged_part_is_noticed(bench: Bench) -> None:
+    bench.run()
+    file = bench.root / "job" / "parts" / "part-00000002.txt"
+    file.write_bytes(file.read_bytes().replace(b"2", b"3"))  # of the same size
+    with pytest.raises(DataError, match=r"part-00000002.txt has changed since it was written; delete it"):
+        bench.run()
+    file.unlink()
+    assert bench.run() == expected(LINES)
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"part": 9}\n', b"\xff\xfe\n", b"[]\n", b'{"part": 1, "lines'])
+def test_a_damaged_journal_counts_for_nothing(damage: bytes, bench: Bench) -> None:
+    bench.run()
+    journal = bench.root / "job" / "done.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:3]) + damage)
+    workers = InlineWorkers()
+    assert bench.run(workers) == expected(LINES)
+    assert len({piece.part for piece in workers.given}) == 2
+    assert bench.job()[0].undone() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda bench: bench.settings.update(beam=3), "beam=(not given), and it is now 3; give the same as before"),
+        (lambda bench: setattr(bench, "part_lines", 5), "generation.part_lines=10, and it is now 5"),
+        (lambda bench: bench.write([*LINES, "more"]), "an input of 47 lines, and it now has 48"),
+        (lambda bench: bench.write([*LINES[:30], "x", *LINES[31:]]), "an input whose lines 31 to 40 were different"),
+    ],
+)
+def test_another_job_is_refused(change: Callable[[Bench], None], words: str, bench: Bench) -> None:
+    bench.run()
+    change(bench)
+    with pytest.raises(UserError) as raised:
+        bench.run()
+    assert words in str(raised.value)
+    assert "another job.folder" in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": "seqgen-job", "version": 1}', b"\xff"])
+def test_a_damaged_manifest_is_refused(content: bytes, bench: Bench) -> None:
+    bench.run()
+    (bench.root / "job" / "manifest.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"choose another job.folder"):
+        bench.run()
+
+
+def test_two_jobs_on_one_folder(bench: Bench) -> None:
+    folder = bench.root / "job"
+    with (
+        run_lock(folder, "job.folder"),
+        pytest.raises(CheckpointError, match=r"in use by another process .*another job\.folder"),
+        run_lock(folder, "job.folder"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, "more"],
+        lambda lines: [*lines[:25], "x", *lines[26:]],
+        lambda lines: lines[:20],
+    ],
+)
+def test_data_that_changes_under_a_running_job(change: Callable[[list[str]], list[str]], bench: Bench) -> None:
+    job, _ = bench.job()
+    bench.write(change(LINES))
+    with pytest.raises(DataError, match=r"in.txt has changed while the job was running"):
+        bench.run(job=job)
+    bench.write(LINES)
+    assert bench.run() == expected(LINES)
+
+
+def test_models_that_change_under_a_running_job(bench: Bench) -> None:
+    with pytest.raises(DataError, match="the models have changed while the job was running"):
+        bench.run(InlineWorkers(Capitals(fingerprint="another")))
+
+
+def test_a_line_that_fails_does_not_take_its_batch_with_it(bench: Bench) -> None:
+    lines = [*LINES[:17], "a nan here", *LINES[18:30], "large", *LINES[31:]]
+    bench.write(lines)
+    answers = expected(lines).splitlines(keepends=True)
+    answers[17] = answers[30] = b"\n"
+    assert bench.run() == b"".join(answers)
+    assert ledger(bench) == [
+        {"number": 18, "text": "a nan here", "reason": "DecodingError: the scores are NaN"},
+        {"number": 31, "text": "large", "reason": "memory ran out, also in a batch of this line alone"},
+    ]
+
+
+def test_the_batch_is_halved_when_memory_runs_out() -> None:
+    decoder = Capitals(room=3)
+    lines = [f"x{i}" for i in range(32)]
+    found = answer(decoder, Piece(0, 5, lines))
+    assert list(found.outputs) == [f"{5 + i} X{i}\n" for i in range(32)]
+    assert not found.failures
+    assert decoder.calls[:3] == [(32, 1), (16, 2), (8, 4)]
+    assert len(decoder.calls) == 7  # the smaller batches are kept to within each half
+
+
+def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
+    bench.write(["nan"] * 150)
+    with pytest.raises(ResourceError, match=r"the first 1\d\d lines all failed.*NaN"):
+        bench.run()
+
+
+def test_a_line_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path, part_lines=100, piece_lines=50), numbered(200)
+    lines[137] = "kill"
+    bench.write(lines)
+    workers = InlineWorkers(deaths=lambda piece: "kill" in piece.lines)
+    answers = expected(lines).splitlines(keepends=True)
+    answers[137] = b"\n"
+    assert bench.run(workers) == b"".join(answers)
+    (entry,) = ledger(bench)
+    assert (entry["number"], entry["text"]) == (138, "kill")
+    assert entry["reason"] == "2 workers died while they decoded it: was ended by SIGKILL"
+    assert sum("kill" in piece.lines and not piece.reason for piece in workers.given) == 2 + 1 + 2
+    alone = [piece for piece in workers.given if len(piece.lines) == 1 and not piece.reason]
+    assert len(alone) <= 5, "the others are not decoded one by one"
+
+
+def test_workers_that_die_at_random_change_nothing(bench: Bench) -> None:
+    rng = random.Random(1)
+    workers = InlineWorkers(deaths=lambda piece: len(piece.lines) > 1 and rng.random() < 0.4)
+    assert bench.run(workers) == expected(LINES)
+    assert ledger(bench) == []
+    assert any("smaller pieces" in message for message in bench.messages)
+
+
+class KilledError(BaseException):
+    """Stands for a kill."""
+
+
+OPERATIONS = ("fsync", "replace", "chmod", "truncate", "unlink", "mkdir", "open", "write")
+REAL = {name: getattr(os, name) for name in OPERATIONS}
+
+
+@contextmanager
+def failing(limit: int, error: Callable[[], BaseException], after: bool = False) -> Iterator[list[str]]:
+    """Raise an error at file operation number ``limit``, before or after it; a killed process does nothing more."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPERATIONS:
+
+            def wrapper(*args: Any, _name: str = name, _real: Any = REAL[name], **kwargs: Any) -> Any:
+                seen.append(_name)
+                dead = len(seen) > limit and error is KilledError
+                if dead or (len(seen) == limit and not after):
+                    raise error()
+                result = _real(*args, **kwargs)
+                if len(seen) == limit:
+                    raise error()
+                return result
+
+            patch.setattr(os, name, wrapper)
+        yield seen
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_at_every_file_operation(after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqgen.files.GRACE_SECONDS", -1.0)
+    lines = numbered(11)
+    limit, killed, seen = 0, 0, [""]
+    while limit <= len(seen):
+        limit += 1
+        bench = Bench(tmp_path / str(limit), part_lines=6)
+        bench.root.mkdir()
+        bench.write(lines)
+        with failing(limit, KilledError, after) as seen, suppress(KilledError):
+            bench.run()
+        killed += limit <= len(seen)
+        assert bench.run() == expected(lines), limit
+        assert not list(bench.root.rglob("*.tmp")), limit
+    assert killed > 20
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_full_or_read_only_disk_at_every_file_operation(code: int, tmp_path: Path) -> None:
+    limit, errors, seen = 0, list[BaseException | None](), [""]
+    bench = Bench(tmp_path, part_lines=6)
+    bench.write(numbered(12))
+    while limit <= len(seen):
+        limit += 1
+        with failing(limit, lambda: OSError(code, os.strerror(code))) as seen:
+            errors.append(error_of(bench.run))
+    wrong = [error for error in errors if error is not None]
+    assert len(wrong) > 5
+    assert all(isinstance(error, UserError) and os.strerror(code) in str(error) for error in wrong)
+    assert bench.run() == expected(numbered(12))
+
+
+def error_of(work: Callable[[], object]) -> BaseException | None:
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_progress_says_what_people_want_to_know() -> None:
+    said: list[str] = []
+    progress = Progress(900, 100, 1, 1e-9, said.append, terminal=False)
+    progress.start -= 10
+    progress.advance(400, 2)
+    assert said == ["500 of 900 lines (55 %), 40.0 lines/s, 10 s left, 3 failed"]
+    assert [duration(seconds) for seconds in (45, 720, 12000, 200000)] == ["45 s", "12 min", "3 h 20 min", "2 d 7 h"]
+
+
+def test_the_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(900, 100, 0, 0.0, print, terminal=True)
+    progress.advance(400, 2)
+    assert "500 of 900 lines (55 %)" in progress.text()
+    assert progress._bar.tasks[0].completed == 500
+    assert "2 failed" in progress._bar.tasks[0].description
+    progress.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_clock_that_goes_backwards(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(hours)))
+    (bench.root / "job").mkdir()
+    (bench.root / "job" / ".x.aaaaaaaa.tmp").touch()
+    assert bench.run() == expected(LINES)
+    os.utime(bench.root / "job" / "manifest.json", (2**33, 2**33))
+    assert bench.job()[0].undone() == []
+
+
+def test_files_of_every_format(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo\r x\nthree")
+    (folder / "b.txt.gz").write_bytes(gzip.compress("vier\nfünf\u2028\n".encode()))
+    (folder / "c.jsonl").write_text('{"text": "six", "id": 1}\n\n{"text": "se\\nven"}\n')
+    (folder / "d.jsonl.gz").write_bytes(gzip.compress(b'{"text": "eight"}'))
+    (folder / ".hidden").write_text("no")
+    (folder / "inner").mkdir()
+    lines = ["one", "", "two\r x", "three", "vier", "fünf\u2028", "six", "se\nven", "eight"]
+    assert list(find_source(str(folder)).lines()) == lines
+    assert list(find_source(f"{folder}/[ab].*").lines()) == lines[:6]
+    assert next(find_source(f"{folder}/c.jsonl", "text").lines()) == '{"text": "six", "id": 1}'
+    plan = plan_parts(find_source(str(folder)), 4)
+    assert [(part.first, part.lines) for part in plan.parts] == [(0, 4), (4, 4), (8, 1)]
+    assert [count for _, count in plan.files] == [4, 2, 2, 1]
+    assert [part.digest for part in plan.parts] == [text_digest(some) for some in cut(lines, 4)]
+    assert text_digest(["a", "b"]) != text_digest(["ab"]) != text_digest(["a\nb"])
+
+
+@pytest.mark.slow
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [f"line {i}" for i in range(9000)]
+    parquet.write_table(
+        pyarrow.table({"text": rows, "n": list(range(9000))}), tmp_path / "a.parquet", row_group_size=700
+    )
+    assert list(find_source(str(tmp_path / "a.parquet")).lines()) == rows
+    for column, words in (("txt", "no column 'txt' .did you mean 'text'"), ("n", "row 1: n is 0, which is not text")):
+        with pytest.raises(DataError, match=words):
+            list(find_source(str(tmp_path / "a.parquet"), column=column).lines())
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match="is it a Parquet file"):
+        list(find_source(str(tmp_path / "b.parquet")).lines())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"txt": "a"}\n', "line 1 has no field 'text' .did you mean 'txt'"),
+        (b'{"text": 3}\n', "line 1: text is 3, which is not text"),
+        (b'\n{"text": null}\n', "line 2: text is None"),
+        (b"text\n", "line 1 is not JSON"),
+        (b'["a"]\n', "is not an object"),
+        (b'{"text": "\xff"}\n', "not valid UTF-8"),
+    ],
+)
+def test_json_lines_without_text_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        plan_parts(Source((tmp_path / "x.jsonl",)), 10)
+
+
+def test_input_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"no such file.*did you mean 'corpus.txt'"):
+        find_source(str(tmp_path / "corpsu.txt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the folder has no files"):
+        find_source(str(tmp_path / "empty"))
+
+
+@pytest.mark.slow
+def test_processes_are_replaced_and_a_deadly_line_is_given_up(bench: Bench) -> None:
+    lines = ["a", "kill", "b"]
+    bench.write(lines)
+    job, plan = bench.job()
+    workers = LocalWorkers(CapitalsBuilder(), 1)
+    try:
+        job.run(workers, Progress(plan.lines, 0, 0, 0.0, bench.messages.append, terminal=False))
+    finally:
+        workers.close()
+    assert bench.run() == b"0 A\n\n2 B\n"
+    (entry,) = ledger(bench)
+    assert Failure(**entry).text == "kill"
+    assert "SIGKILL" in entry["reason"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_load_its_models(bench: Bench) -> None:
+    workers = LocalWorkers(refuse, 1)
+    try:
+        with pytest.raises(UserError, match="no such model"):
+            bench.run(workers)
+    finally:
+        workers.close()
+
+
+def test_memory_that_runs_out_while_models_are_loaded() -> None:
+    full = start_error(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert isinstance(full, ResourceError)
+    assert "choose fewer workers" in str(full)
+    assert isinstance(start_error(KeyError("x")), RuntimeError)
+
+
+@pytest.mark.slow
+def test_workers_that_die_while_they_load_their_models(bench: Bench) -> None:
+    workers = LocalWorkers(die, 1)
+    try:
+        with pytest.raises(ResourceError, match=r"5 times in a row a worker ended with exit code 7 while it"):
+            bench.run(workers)
+    finally:
+        workers.close()
+
+
+def refuse(number: int) -> Capitals:
+    raise ConfigError("no such model")
+
+
+def die(number: int) -> Capitals:
+    os._exit(7)

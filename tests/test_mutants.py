@@ -1,0 +1,34 @@
+"""The faults of ``make mutants`` can still be planted."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.mutants.fault import ROOT, Fault
+from tests.mutants.faults import FAULTS
+
+PARTS = ("seqgen/generation/", "seqgen/modules/", "seqgen/bit_exact/", "seqgen/training/", "models/")
+
+
+def test_each_fault_can_be_planted() -> None:
+    assert [objection for fault in FAULTS if (objection := fault.objection())] == []
+    assert all(sum(fault.file.startswith(part) for fault in FAULTS) >= 5 for part in PARTS)
+    for fault in FAULTS:  # a fault that cannot be imported would be found by any test
+        ast.parse((ROOT / fault.file).read_text(encoding="utf-8").replace(fault.before, fault.after), fault.reason)
+    assert len({(fault.file, fault.before, fault.after) for fault in FAULTS}) == len(FAULTS) >= 60
+
+
+def test_a_fault_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("a = 1\nb = 1\n")
+    (tmp_path / "test_code.py").write_text("")
+
+    def objection(before: str, test: str = "test_code.py") -> str:
+        return Fault("code.py", before, "a = 2", "a is 2", (test,)).objection(tmp_path)
+
+    assert objection("a = 1") == ""
+    assert "occurs 0 times" in objection("a = 3")
+    assert "occurs 2 times" in objection("= 1")
+    assert "no file other.py" in objection("a = 1", "other.py::test")
+    Fault("code.py", "a = 1", "a = 2", "a is 2", ()).plant(tmp_path)
+    assert (tmp_path / "code.py").read_text() == "a = 2\nb = 1\n"

@@ -1,0 +1,323 @@
+"""``seqgen-runs``, where the values of a run come from, and records of decodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
+from seqgen.checkpoints.resume import flatten
+from seqgen.compose import compose
+from seqgen.config import TrainConfig
+from seqgen.config_dicts import to_dict
+from seqgen.registry import MODELS
+from seqgen.runs.curves import charts, svg
+from seqgen.runs.differences import MISSING, differences
+from seqgen.runs.page import page
+from seqgen.runs.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
+from seqgen.runs.run import read_run, read_runs
+from seqgen.runs.table import as_dict, sorted_runs, text_difference, text_table
+from tests.commands import SMALL_FCONV, command, corpus, training_arguments
+
+CURVES = {"a": [(1, 5.0, 0.5), (2, 3.0, 12.25), (3, 4.0, 9.0)], "b": [(1, 6.0, 1.0), (2, 2.0, 3.0)]}
+
+
+def make_run(folder: Path, *keys: str, curve: str = "a") -> Path:
+    """A run folder as an older version wrote it: no record of where values come from."""
+    folder.mkdir(parents=True)
+    plain = to_dict(compose(TrainConfig, ["checkpoint.best_checkpoint_metric=loss", *keys]))
+    del plain["run_dir"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+    time = "2026-01-01T00:00:{:02}+00:00"
+    log: list[dict[str, Any]] = [{"event": "start", "time": time.format(0), "update": 0, "epoch": 1, "parameters": 77}]
+    for update, loss, bleu in CURVES[curve]:
+        shared = {"time": time.format(10 * update), "update": update, "epoch": 1}
+        log.append({"event": "train", **shared, "loss": loss + 1, "tokens_per_second": 100.0 * update, "lr": 0.1})
+        log.append({"event": "valid", **shared, "loss": loss, "BLEU": bleu})
+    log.append({"event": "stop", **shared, "reason": "max_update=3 reached", "seconds": 3661.0})
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose values come from a file, the command line, and defaults."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "keys.yaml").write_text("optimization.lr: 0.002\ngeneration: {beam: 2}\n")
+    arguments = [*training_arguments(data, folder / "run"), *SMALL_FCONV, "optimization.max_update=1"]
+    outcome = command("train", f"config={folder}/keys.yaml", *arguments, "optimization.clip_norm=1.0")
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+def test_what_a_run_is(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a"))
+    assert (run.best, run.best_update, run.metric) == ({"loss": 3.0, "BLEU": 12.25}, 2, "loss")
+    assert (run.parameters, run.updates, run.seconds, run.tokens_per_second) == (77, 3, 3661.0, 200.0)
+    assert run.curve("valid", "BLEU") == [(1, 0.5), (2, 12.25), (3, 9.0)]
+    assert run.values("train") == ["loss", "tokens_per_second", "lr"]
+    assert run.problems == []
+
+
+def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> None:
+    """By hand: the models differ, and beside them only what was set."""
+    make_run(tmp_path / "a", "model=fconv_tiny", "common.seed=1")
+    make_run(tmp_path / "b", "model=transformer_tiny", "common.seed=2", "model.activation_fn=gelu")
+    runs = read_runs([tmp_path / "a", tmp_path / "b"])
+    found = differences(runs)
+    presets = [dict(flatten(to_dict(MODELS.config(name)))) for name in ("fconv_tiny", "transformer_tiny")]
+    defaults = [dict(flatten(to_dict(MODELS.entry(name).config()))) for name in ("fconv", "transformer")]
+    wanted = {
+        f"model.{key}"
+        for own, default, other in zip(presets, defaults, presets[::-1], strict=True)
+        for key, value in own.items()
+        if (key in other and other[key] != value) or (key not in other and value != default[key])
+    }
+    assert {*found} == {"model._name", "common.seed", "model.activation_fn", *wanted}
+    assert found["model.activation_fn"] == [MISSING, "gelu"]
+    text = text_table(runs)
+    assert max(map(len, text.splitlines())) <= 80
+    assert ["model", "fconv", "1"] in [line.split() for line in text.splitlines()]
+
+
+def test_an_older_version_had_fewer_keys(tmp_path: Path) -> None:
+    for name in "ab":
+        make_run(tmp_path / name)
+    plain = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
+    del plain["generation"]["beam"], plain["model"]["dropout"]
+    plain["dataset"]["gone"] = 1
+    (tmp_path / "a/config.yaml").write_text(yaml.safe_dump(plain))
+    assert differences(read_runs([tmp_path / "a", tmp_path / "b"])) == {"dataset.gone": [1, MISSING]}
+
+
+def test_sorting(tmp_path: Path) -> None:
+    make_run(tmp_path / "x", "optimization.lr=[0.1]")
+    make_run(tmp_path / "y", "optimization.lr=[0.02]", curve="b")
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z/config.yaml").write_text("{}")
+    runs = read_runs([tmp_path / name for name in "xyz"])
+    for by, order in (
+        ("", "xyz"), ("loss", "yxz"), ("bleu", "xyz"), ("BLEU", "xyz"), ("updates", "yxz"), ("name", "xyz"),
+        ("tokens_per_second", "xyz"), ("tokens/s", "xyz"), ("time", "xyz"), ("run", "xyz"), ("optimization.lr", "zyx"),
+        ("model._name", "xyz"), ("model", "xyz"), ("optimizer", "xyz"),
+    ):  # fmt: skip
+        assert "".join(run.name for run in sorted_runs(runs, by)) == order, by
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("log.jsonl", b"\xff\n[1]\n{\"event\": \"valid\", \"update\": \"x\", \"loss\": NaN}\n{"),
+        ("log.jsonl", None),
+        ("scores.json", b"{\"best\": null, \"metric\": 3}"),
+        ("config.yaml", b"a: [\n"),
+        ("config.yaml", b"[1, 2]"),
+        ("config.yaml", b"model: {_name: unheard}\n"),
+        (PROVENANCE, b'{"format": "seqgen-provenance", "version": 1, "values": {"a": 1}, "sessions": [1, {}]}'),
+        (PROVENANCE, b"[]"),
+    ],
+)  # fmt: skip
+def test_damaged_runs_are_shown(tmp_path: Path, file: str, content: bytes | None) -> None:
+    folders = [make_run(tmp_path / name) for name in "ab"]
+    (folders[0] / file).unlink(missing_ok=True)
+    if content is not None:
+        (folders[0] / file).write_bytes(content)
+    runs = read_runs(folders)
+    assert text_table(runs).count("a ") >= 1
+    assert text_difference(runs)
+    assert len(charts(runs)) == 5
+    assert "polyline" in page(runs)
+    assert json.loads(json.dumps(as_dict(runs), allow_nan=False))["runs"][1]["updates"] == 3
+
+
+def test_the_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/x/1")
+    make_run(tmp_path / "runs/x/2", "common.seed=5", curve="b")
+    outcome = command("runs", f"{tmp_path}/runs", "sort=loss", "json=-", f"page={tmp_path}/p.html")
+    assert outcome.code == 0, outcome.err
+    found = json.loads(outcome.out)["runs"]
+    assert [run["name"] for run in found] == ["2", "1"]
+    assert found[0]["differs"] == {"common.seed": 5}
+    assert (tmp_path / "p.html").read_text().count("<figure>") == 5
+    twice = command("runs", f"path={tmp_path}/runs", "sort=loss", "sort=bleu")
+    assert "sort=loss is not used, because sort=bleu comes later" in twice.err
+    table = command("runs", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", "sort=bleu").out.splitlines()
+    assert table[0].split() == ["run", "updates", "BLEU", "loss", "tokens/s", "time"]
+    mixed = command("runs", f"{tmp_path}/runs/x/1", f"path={tmp_path}/runs/x/2", "sort=bleu")
+    assert mixed.out.splitlines() == table
+    assert command("runs", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/../x/1").out.count("1:01:01") == 1
+    assert table[1].split() == ["1", "1", "3", "12.25", "3", "200", "1:01:01"]
+    shown = command("runs", "diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2").out
+    command("runs", "diff", f"{tmp_path}/runs/x/1", f"{tmp_path}/runs/x/2", f"json={tmp_path}/d.json")
+    assert len(json.loads((tmp_path / "d.json").read_text())["runs"]) == 2
+    assert ["common.seed", "1", "5"] in [line.split() for line in shown.splitlines()]
+
+
+@pytest.mark.slow
+def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "runs/x/1")
+    monkeypatch.chdir(tmp_path)
+    for arguments, words in (
+        ([], "no folder is given"),
+        ([f"{tmp_path}/no"], "there is no such folder"),
+        ([f"{tmp_path}/runs", "sort=los"], "did you mean 'loss'?"),
+        ([f"{tmp_path}/runs", "page=-"], "page=-: a page is not written"),
+        ([f"{tmp_path}/runs", "png=x.jpg"], "must end in .png"),
+        (["diff", f"{tmp_path}/runs/x/1"], "two different runs are needed"),
+        (["diff", "runs/x/1", f"{tmp_path}/runs/x/1"], "but these were given: 1;"),
+        (["runs", "json"], "json is a key, which needs a value; give json=VALUE"),
+        (["runs", "format=json"], "did you mean 'json=-'?"),
+        (["runs", f"json={tmp_path}/x", f"page={tmp_path}/x"], "would overwrite"),
+    ):
+        wrong = command("runs", *arguments)
+        assert (wrong.code, wrong.err.count("\n")) == (2, 1), wrong.err
+        assert words in wrong.err
+
+
+def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "a")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    outcome = command("runs", f"{tmp_path}/a", f"png={tmp_path}/p.png")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "pip install matplotlib" in outcome.err
+
+
+@pytest.mark.slow
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    make_run(tmp_path / "a")
+    assert command("runs", f"{tmp_path}/a", f"png={tmp_path}/p.png").code == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_points_of_a_curve(tmp_path: Path) -> None:
+    """Loss of the runs: 6 is at the top, 2 at the bottom; update 3 is at the right, for both the last point."""
+    runs = [read_run(make_run(tmp_path / name, curve=name)) for name in "ab"]
+    (chart,) = (chart for chart in charts(runs) if chart.title == "loss (validation)")
+    drawing = svg(chart, ["a", "<b>"])
+    assert drawing.count("<polyline") == 2
+    second = drawing.partition('class="curve run-1"')[0].rpartition("points=")[2].split('"')[1].split()
+    assert second[0].split(",")[1] == "8.0"
+    assert second[1].split(",")[1] == "214.0"
+    assert "&lt;b&gt;: last 2 at update 2" in drawing
+
+
+@pytest.mark.slow
+def test_where_values_come_from(trained: Path) -> None:
+    run = trained / "run"
+    record = read_provenance(run)
+    values = dict(flatten(yaml.safe_load((run / "config.yaml").read_text())))
+    found = {key: recorded_origin(record, key, value) for key, value in values.items()}
+    assert found["optimization.lr"] == found["generation.beam"] == f"config={trained}/keys.yaml"
+    assert found["model.encoder_embed_dim"] == found["model._name"] == "command line"
+    assert found["optimization.clip_norm"] == "command line", "also if it is the default"
+    assert found["criterion.label_smoothing"] == "default"
+    assert "" not in found.values()
+    session = record["sessions"][0]
+    assert set(session["data"]) == {"train", "valid"}
+    assert all(session[name] for name in ("seqgen", "torch", "python", "time"))
+    text = (run / "config.yaml").read_text()
+    assert f"lr:  # config={trained}/keys.yaml\n" in text
+    assert "clip_norm: 1.0  # command line\n" in text
+    assert "label_smoothing: 0.1\n" in text
+
+
+def test_presets_and_checkpoints() -> None:
+    values = {"model._name": "fconv", "model.encoder_embed_dim": 128, "model.dropout": 0.1, "common.seed": 3}
+    values["generation.components.search.groups"] = 2
+    found = origins_of(
+        values, {"common.seed": "checkpoint x", "search.groups": "command line"}, {"model": "fconv_tiny"}
+    )
+    assert list(found.values()) == ["default", "preset fconv_tiny", "default", "checkpoint x", "command line"]
+
+
+@pytest.mark.slow
+def test_resuming_keeps_origins_and_edits_are_seen(trained: Path, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    edited = (run / "config.yaml").read_text().replace("beam: 2", "beam: 3")
+    (run / "config.yaml").write_text(edited)
+    assert recorded_origin(read_provenance(run), "generation.beam", 3) == EDITED
+    arguments = [f"run_dir={run}", f"config={run}/config.yaml", "optimization.max_update=2"]
+    fixed = [x for x in arguments if not x.startswith("optimization.max")]
+    assert command("train", *fixed).code == 0
+    record = read_provenance(run)
+    assert len(record["sessions"]) == 2
+    assert record["values"]["optimization.lr"]["from"] == f"config={trained}/keys.yaml"
+    assert record["values"]["generation.beam"]["from"] == f"config={run}/config.yaml"
+
+
+def test_comments_never_change_values() -> None:
+    plain = {"a": {"b": "two\nlines: x", "c": [1, 2], "d": "x # y", "e": ""}, "f": "long " * 60, "key: odd": 1}
+    content = yaml.safe_dump(plain, sort_keys=False)
+    origins = {"a.b": "p", "a.c": "command\nline", "a.d": "q", "a.e": "r", "f": "s", "b": "t"}
+    assert yaml.safe_load(with_origins(content, origins)) == plain
+    simple = yaml.safe_dump({"a": {"c": [1, 2], "d": "x # y"}})
+    assert "c:  # command line\n" in with_origins(simple, origins)
+
+
+@pytest.mark.slow
+def test_a_record_repeats_a_decode(trained: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = tmp_path / "in.en"
+    lines.write_text("the dog sees a man\nthe man has a tree\n")
+    (tmp_path / "keys.yaml").write_text("generation.beam: 3\n")
+    output, record = tmp_path / "out", tmp_path / "record.json"
+    given = [f"config={tmp_path}/keys.yaml", f"path={trained}/run", f"input={lines}", f"output={output}"]
+    given += ["generation.lenpen=1", f"trace={tmp_path}/t.jsonl", "trace_options.sentences=1"]
+    (tmp_path / "1").write_text("")
+    monkeypatch.chdir(tmp_path)  # where a file has the name of a value
+    assert command("generate", *given, f"record={record}", "format=json").code == 0
+    found = json.loads(record.read_text())
+    assert found["keys"] == {"generation.beam": "3", "path": f"{trained}/run", "input": str(lines), "format": "json",
+        "generation.lenpen": "1"}  # fmt: skip
+    assert "1" not in found["files"]
+    assert (found["settings"]["beam"], found["input"]["lines"], found["output"]["lines"]) == (3, 2, 2)
+    assert found["output"]["sha256"] == __import__("hashlib").sha256(output.read_bytes()).hexdigest()
+    assert {Path(name).name for name in found["files"]} >= {"model.safetensors", "config.yaml", "in.en"}
+    again = command("generate", f"config={record}", f"output={tmp_path}/again")
+    assert (again.code, "changed" in again.err) == (0, False), again.err
+    assert (tmp_path / "again").read_bytes() == output.read_bytes()
+    with lines.open("a") as file:
+        file.write("a man\n")
+    assert f"{lines} has changed since then" in command("generate", f"config={record}").err
+    for arguments, words in (
+        (("train", f"config={record}"), "which is for seqgen-generate"),
+        (("generate", *given, "record=-"), "record=- is not possible"),
+        (("generate", *given, f"record={output}"), "would overwrite"),
+        (("generate", *given, f"record={tmp_path}/no/r.json"), "does not exist"),
+    ):
+        wrong = command(*arguments)
+        assert wrong.code == 2
+        assert words in wrong.err
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "a<b>")
+    make_run(tmp_path / "b", "common.seed=5", curve="b")
+    runs = read_runs([tmp_path / "a<b>", tmp_path / "b"])
+    (tmp_path / "p.html").write_text(page(runs), encoding="utf-8")
+    browser.get((tmp_path / "p.html").as_uri())
+    cells = [cell.text for cell in browser.find_elements("css selector", "table:first-of-type tbody tr:first-child td")]
+    assert cells[:4] == ["a<b>", "3", "3", "12.25"]
+    assert len(browser.find_elements("css selector", "figure")) == 5
+    curves = browser.find_elements("css selector", "polyline.run-1")
+    assert len(curves) == 5
+    assert all(curve.is_displayed() for curve in curves)
+    browser.find_element("css selector", "input[data-run='1']").send_keys(" ")
+    assert not any(curve.is_displayed() for curve in curves)
+    assert browser.find_element("css selector", "polyline.run-0").is_displayed()
+    browser.set_window_size(420, 800)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.get_log("browser") == []

@@ -1,0 +1,457 @@
+"""Traces: they change no output, are complete enough to be replayed, and damaged ones are refused in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import seqgen
+from seqgen.config import TraceConfig
+from seqgen.errors import ConfigError, DataError, UserError
+from seqgen.generation.observers import Outcome
+from seqgen.microscope.page import page_of
+from seqgen.text.results import Translation
+from seqgen.text.translator import Translator
+from seqgen.tracing import sentence as sentence_module
+from seqgen.tracing.reference import Fate, reference_path
+from seqgen.tracing.replay import replayed
+from seqgen.tracing.trace import TABLES, Trace
+from seqgen.tracing.writer import TraceWriter
+from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
+from tests.text_models import TEXTS, text_model
+
+LINES = [*TEXTS, "", *(f"w{i} w{(3 * i) % 19} w{i // 2}" for i in range(9))]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "beam": {"beam": 3},
+    "greedy": {"beam": 1},
+    "huggingface": {"semantics": "huggingface", "early_stopping": "never", "lenpen": 0.5, "min_len": 2},
+    "huggingface_greedy": {"semantics": "huggingface", "search": "greedy", "beam": 1},
+    "sampling": {"sampling": True, "beam": 3, "sampling_topk": 5},
+    "beam_sampling": {"search": "beam_sampling", "beam": 3},
+    "diverse": {"diverse_beam_groups": 2, "beam": 4},
+    "siblings": {"diversity_rate": 0.3},
+    "rules": {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "suppress": ["w3"]},
+    "wu": {"length_penalty": "wu", "lenpen": 0.8, "unnormalized": False},
+    "prompt_lookup": {"prompt_lookup": 2, "beam": 1},
+    "stochastic": {"search": "stochastic_beam", "beam": 3},
+    "huggingface_groups": {"semantics": "huggingface", "diverse_beam_groups": 2, "beam": 4},
+    "mbr": {"mbr": "chrf", "beam": 3},
+    "contrastive": {"search": "contrastive", "beam": 1},
+    "coverage": {"coverage_penalty": 0.3},
+}
+NOT_REPLAYED = {"stochastic": "rule", "huggingface_groups": "rule", "mbr": "ranked again", "coverage": "coverage"}
+
+
+def translator(members: int = 1, single: bool = False) -> Translator:
+    models = [text_model(seed=seed) for seed in range(members)]
+    if single:
+        for item in models:
+            item.model.float()
+    return Translator(models, max_len_b=7, max_len_a=0, batch_size=4)
+
+
+def traced(
+    models: Translator, path: Path, lines: Sequence[str] = LINES, references: Sequence[str] | None = None,
+    options: TraceConfig | None = None, **settings: Any,
+) -> list[Translation]:  # fmt: skip
+    decoding = models.prepare(**settings)
+    plain = models.prepare(**settings).generator.can_merge
+    with TraceWriter(path, decoding, options, references, ["m"]) as trace:
+        assert decoding.generator.can_merge == plain, "a trace must not turn continuous batching off"
+        found = []
+        for translation in decoding.translate(trace.lines(lines)):
+            trace.add(translation)
+            found.append(translation)
+    return found
+
+
+def assert_equal(one: Sequence[Translation], other: Sequence[Translation]) -> None:
+    """The same texts, tokens and scores, bit by bit."""
+    assert len(one) == len(other)
+    for first, second in zip(one, other, strict=True):
+        assert (first.id, first.source, len(first.hypotheses)) == (second.id, second.source, len(second.hypotheses))
+        for a, b in zip(first.hypotheses, second.hypotheses, strict=True):
+            assert (a.text, a.score) == (b.text, b.score)
+            assert torch.equal(a.tokens, b.tokens)
+            assert torch.equal(a.positional_scores, b.positional_scores)
+
+
+QUICK = ("beam", "huggingface", "sampling", "stochastic")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+)
+def test_a_trace_changes_nothing_and_can_be_replayed(name: str, tmp_path: Path) -> None:
+    settings = {"nbest": min(3, SETTINGS[name].get("beam", 3)), **SETTINGS[name]}
+    settings["nbest"] = 1 if name in ("contrastive", "prompt_lookup") else settings["nbest"]
+    models = translator(single=name in ("beam", "huggingface", "sampling"))
+    plain = models.translate(LINES, **settings)
+    path = tmp_path / "t.jsonl"
+    assert_equal(traced(models, path, **settings), plain)
+    trace = Trace(path)
+    assert sum(len(sentence.steps) for sentence in trace) > len(LINES)
+    page_of(trace)
+    if name in NOT_REPLAYED:
+        with pytest.raises(DataError, match=NOT_REPLAYED[name]):
+            list(replayed(trace))
+    else:
+        assert_equal(list(replayed(trace)), plain)
+
+
+@pytest.mark.parametrize(
+    "switches", [{}, {"continuous_batching": False}, {"lazy_compaction": False, "continuous_batching": False}]
+)
+@pytest.mark.parametrize(
+    "combination", ["probability", *(pytest.param(name, marks=pytest.mark.slow) for name in ("log", "product"))]
+)
+def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) -> None:
+    models, path = translator(2), tmp_path / "t.jsonl.gz"
+    settings = {f"debug.{key}": value for key, value in switches.items()}
+    settings |= {"combination": combination, "beam": 3, "nbest": 3}
+    plain = models.translate(LINES, **settings)
+    assert_equal(traced(models, path, **settings), plain)
+    trace = Trace(path)
+    assert_equal(list(replayed(trace)), plain)
+    for row in trace.table("candidates"):
+        both = [row["member_0"], row["member_1"]]
+        if combination == "probability":  # a forbidden end of sentence has no candidates, so that nothing else differs
+            assert row["token_score"] == pytest.approx(math.log(sum(map(math.exp, both)) / 2), abs=1e-3)
+        if combination == "product":
+            assert row["token_score"] == pytest.approx(sum(both), abs=1e-3)
+
+
+def test_candidates_are_those_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the path of each hypothesis the candidates' scores add up to its own."""
+    models, path = translator(), tmp_path / "t.jsonl"
+    found = traced(models, path, beam=3, nbest=3)
+    trace = Trace(path)
+    rows = {(r["line"], r["step"], r["text"]): r for r in trace.table("candidates")}
+    for translation in found:
+        for item in translation.hypotheses:
+            pieces = [models.task.target_dictionary.symbol(token) for token in item.tokens.tolist()]
+            for length, total in enumerate(item.positional_scores.cumsum(0).tolist()):
+                row = rows[translation.id, length, "".join(pieces[: length + 1])]
+                assert row["score"] == pytest.approx(total, abs=1e-12)
+                assert row["outcome"] == ("finished" if length + 1 == len(pieces) else "continues")
+            assert row["final_score"] == pytest.approx(item.score, abs=1e-12)
+    assert {r["outcome"] for r in rows.values()} >= {"continues", "finished", "below_beam"}
+    for name in TABLES:
+        trace.table(name)
+    with pytest.raises(ConfigError, match=r"'candidate' .*did you mean 'candidates'.*the tables are sentences"):
+        trace.table("candidate")
+    monkeypatch.setitem(sys.modules, "pandas", types.ModuleType("pandas"))
+    with pytest.raises(ImportError, match="pip install pandas"):
+        trace.frame("candidates")
+    monkeypatch.undo()
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(trace.frame("candidates"), pandas.DataFrame)
+
+
+def test_the_table_looks_at_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced(translator(), tmp_path / "t.jsonl", beam=3)
+    trace, calls = Trace(tmp_path / "t.jsonl"), []
+    plain = sentence_module.next_ranks
+    monkeypatch.setattr(sentence_module, "next_ranks", lambda step: calls.append(step) or plain(step))
+    trace.table("candidates")
+    trace.table("candidates")
+    assert len(calls) == sum(len(one.steps) for one in trace)
+
+
+def test_forbidden_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    traced(translator(), path, no_repeat_ngram_size=1, suppress=["w3"])
+    rows = Trace(path).table("forbidden")
+    assert {row["by"] for row in rows} >= {"NoRepeatNgram", "Forbid"}, {row["by"] for row in rows}
+    assert {row["token"] for row in rows if row["by"] == "Forbid"} <= {"w3", "<pad>", "<s>"}
+
+
+@pytest.mark.slow
+def test_the_path_of_the_reference(tmp_path: Path) -> None:
+    """References are hypotheses of a wider beam, so that they leave the narrow one at different steps."""
+    models, path, fates = translator(), tmp_path / "t.jsonl", set()
+    lines = [line for line in LINES if line]
+    for rank in (0, 2, 5, 9):
+        wide = models.translate(lines, beam=12, nbest=12, unnormalized=True)
+        references = [item.hypotheses[min(rank, len(item.hypotheses) - 1)].text for item in wide]
+        options = TraceConfig(reference_scores=rank > 2)
+        traced(models, path, lines, references, options, beam=2, nbest=2, unnormalized=True)
+        for sentence in Trace(path):
+            reference, fate = sentence.reference, reference_path(sentence)
+            assert reference is not None
+            assert fate is not None
+            fates.add(fate.fate)
+            kept = [
+                {tuple(sentence.tokens(n, r)) for r in step.survives.nonzero().flatten().tolist()}
+                for n, step in enumerate(sentence.steps)
+            ]
+            inside = [tuple(reference.tokens[: n + 1]) in prefixes for n, prefixes in enumerate(kept)]
+            if fate.fate is Fate.FOUND:
+                assert list(sentence.hypotheses[fate.rank].tokens) == list(reference.tokens)
+                if reference.scores:
+                    assert reference.score == pytest.approx(sentence.hypotheses[fate.rank].score, abs=1e-6)
+            elif fate.fate in (Fate.BELOW_BEAM, Fate.ENDED_TOO_LOW):
+                assert inside.index(False) == fate.step == len(reference.search_scores) - 1
+                total = reference.search_scores[fate.step]
+                if reference.scores:
+                    assert total == pytest.approx(sum(reference.scores[: fate.step + 1]), abs=1e-6)
+                assert fate.score == pytest.approx(total, abs=1e-6)
+                worst = min(sentence.steps[fate.step].scores[sentence.steps[fate.step].survives].tolist())
+                assert fate.gap == pytest.approx(worst - total, abs=1e-6)
+    assert {Fate.FOUND, Fate.BELOW_BEAM} <= fates
+
+
+def test_a_reference_that_a_rule_forbids(tmp_path: Path) -> None:
+    models, path = translator(), tmp_path / "t.jsonl"
+    references = [item.text for item in models.translate(LINES)]
+    words = [text.split()[0] for text in references if text]
+    traced(models, path, LINES, references, suppress=[words[0]])
+    fate = reference_path(Trace(path)[0])
+    assert fate is not None
+    assert (fate.fate, fate.step, fate.by) == (Fate.FORBIDDEN, 0, "Forbid")
+
+
+def test_the_size_is_bounded(tmp_path: Path) -> None:
+    models, path = translator(), tmp_path / "t.jsonl"
+    plain = models.translate(LINES, beam=4)
+    for options, count in (
+        (TraceConfig(sentences=3), 3),
+        (TraceConfig(max_megabytes=0.001), 1),
+        (TraceConfig(), len(LINES)),
+    ):
+        assert_equal(traced(models, path, options=options, beam=4), plain)
+        trace = Trace(path)
+        assert len(trace) == count
+        assert trace.complete == (count == len(LINES))
+    traced(models, path, options=TraceConfig(candidates=1), beam=4)
+    trace = Trace(path)
+    survivors = {Outcome.CONTINUES, Outcome.FINISHED}
+    assert all(set(step.outcomes[1:].tolist()) <= survivors for sentence in trace for step in sentence.steps)
+    page_of(trace)
+    with pytest.raises(DataError, match=r"trace_options\.candidates=1"):
+        list(replayed(trace))
+
+
+def test_a_trace_that_was_cut_says_so(tmp_path: Path) -> None:
+    for options in (TraceConfig(sentences=3), TraceConfig(max_megabytes=1e-9), TraceConfig(sentences=len(LINES))):
+        decoding = translator().prepare(beam=1)
+        with TraceWriter(tmp_path / "t.jsonl", decoding, options) as trace:
+            for translation in decoding.translate(trace.lines(LINES)):
+                trace.add(translation)
+        key = "sentences=3" if options.sentences == 3 else "max_megabytes=1e-09"
+        if options.sentences == len(LINES):
+            assert (trace.notes, Trace(tmp_path / "t.jsonl").complete) == ([], True)
+        else:
+            assert f"of {len(LINES)} lines: it reached trace_options.{key}" in trace.notes[0]
+    only = LINES[:1]
+    traced(translator(), tmp_path / "t.jsonl", only, options=TraceConfig(max_megabytes=1e-9), beam=1)
+    assert Trace(tmp_path / "t.jsonl").complete, "the limit was reached by the last line"
+
+
+def test_attention(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    traced(translator(), path, options=TraceConfig(attention=True))
+    for sentence in Trace(path):
+        for item in sentence.hypotheses[:1]:
+            assert item.attention is not None
+            assert [len(row) for row in item.attention] == [len(sentence.source_pieces)] * len(item.tokens)
+            assert all(sum(row) == pytest.approx(1, abs=0.01) for row in item.attention)
+
+
+def test_strategies_without_steps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"generation\.search=exact has a loop of its own"):
+        traced(translator(), tmp_path / "t.jsonl", search="exact", beam=1, max_len=3)
+
+
+def _records(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+DAMAGES: dict[str, Any] = {
+    "incomplete": lambda r: r[:-1],
+    r"o.jsonl is a trace of version 2; this seqgen reads version 1; decode again, or use": (
+        lambda r: [{**r[0], "version": 2}, *r[1:]]
+    ),
+    "its first line has no version": lambda r: [{k: v for k, v in r[0].items() if k != "version"}, *r[1:]],
+    "the ranking has no len_penalty": lambda r: [{**r[0], "ranking": {"normalize": True}}, *r[1:]],
+    "a hypothesis has no score": lambda r: [r[0], _with_output(r[1], "score"), *r[2:]],
+    "a hypothesis has a wrong score": lambda r: [r[0], _with_output(r[1], score=-1e308), *r[2:]],
+    "wrong attention": lambda r: [r[0], _with_output(r[1], attention=[[0.1]] * 99), *r[2:]],
+    "a hypothesis has a wrong attention": (
+        lambda r: [
+            r[0],
+            _with_output(r[1], attention=[[None] * len(r[1]["source_pieces"])] * len(r[1]["hypotheses"][0]["tokens"])),
+            *r[2:],
+        ]
+    ),
+    "step 0 has a wrong members": lambda r: [r[0], _with_step(r[1], members=[]), *r[2:]],
+    "it has sentence 0 again": lambda r: [*r[:2], r[1], *r[2:]],
+    "its pieces do not have token": lambda r: [r[0], {**r[1], "pieces": {}}, *r[2:]],
+    "step 1 comes after the step that ended": lambda r: [r[0], _with_step(r[1], done=True), *r[2:]],
+    "step 0 has wrong outcomes": (
+        lambda r: [r[0], _with_step(r[1], outcomes="D" * len(r[1]["steps"][0]["outcomes"])), *r[2:]]
+    ),
+    "not a trace": lambda r: [{}, *r[1:]],
+    "has 14 of": lambda r: [*r[:3], *r[4:]],
+    "continues after its end": lambda r: [*r, r[1]],
+    "no steps": lambda r: [r[0], {k: v for k, v in r[1].items() if k != "steps"}, *r[2:]],
+    "wrong tokens": lambda r: [r[0], _with_step(r[1], tokens=["x"] * 10), *r[2:]],
+    "wrong beams": lambda r: [r[0], _with_step(r[1], beams=[10**6] * len(r[1]["steps"][0]["tokens"])), *r[2:]],
+    "wrong scores": lambda r: [r[0], _with_step(r[1], scores=[1.0]), *r[2:]],
+    "has wrong outcomes": lambda r: [r[0], _with_step(r[1], outcomes="C"), *r[2:]],
+    "wrong rules": lambda r: [{**r[0], "rules": "x"}, *r[1:]],
+    "beams": lambda r: [{**r[0], "beam": 10**9}, *r[1:]],
+}
+
+
+def _with_step(record: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**record, "steps": [{**record["steps"][0], **values}, *record["steps"][1:]]}
+
+
+def _with_output(record: dict[str, Any], without: str = "", **values: Any) -> dict[str, Any]:
+    first, *others = record["hypotheses"]
+    changed = {key: value for key, value in {**first, **values}.items() if key != without}
+    return {**record, "hypotheses": [changed, *others]}
+
+
+def test_damaged_traces(tmp_path: Path) -> None:
+    path, other = tmp_path / "t.jsonl", tmp_path / "o.jsonl"
+    traced(translator(), path, beam=3)
+    records = _records(path)
+    for words, damage in DAMAGES.items():
+        other.write_text("".join(json.dumps(record) + "\n" for record in damage(records)))
+        with pytest.raises(DataError, match=words):
+            Trace(other)
+    for content, words in (
+        (b"", "not a trace"),
+        (b"\x00\xff\n", "not a trace"),
+        (b"{\n", "not JSON"),
+        (gzip.compress(path.read_bytes())[:-20], "gzip"),
+    ):
+        other.write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            Trace(other)
+    for nowhere in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match="cannot be read"):
+            Trace(nowhere)
+    for change in (
+        lambda record: record["hypotheses"][0]["tokens"].reverse(),
+        lambda record: record["hypotheses"][0].update(score=record["hypotheses"][0]["score"] + 1e-6),
+        lambda record: record["steps"][0]["scores"].__setitem__(0, record["steps"][0]["scores"][0] - 1e-6),
+    ):
+        records = _records(path)
+        change(records[1])
+        other.write_text("".join(json.dumps(record) + "\n" for record in records))
+        with pytest.raises(DataError, match="does not follow"):
+            list(replayed(Trace(other)))
+
+
+@pytest.mark.slow
+def test_random_damage_raises_nothing_else(tmp_path: Path) -> None:
+    path, other = tmp_path / "t.jsonl", tmp_path / "o.jsonl"
+    traced(translator(2), path, LINES[:3], ["w1 w2"] * 3, beam=2, no_repeat_ngram_size=1)
+    content, rng, messages = path.read_bytes(), random.Random(0), []
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(rng.choice((1, 3))):
+            damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789,.[]{}":-enulCFBI')
+        other.write_bytes(bytes(damaged))
+        try:
+            trace = Trace(other)
+            page_of(trace)
+            for name in TABLES:
+                trace.table(name)
+            list(replayed(trace))
+        except UserError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    assert all(len(message) < 600 and "\n" not in message for message in messages)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    data = corpus(folder / "data")
+    outcome = command(
+        "train", *training_arguments(data, folder / "a"), *SMALL_TRANSFORMER, "optimization.max_update=10"
+    )
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+@pytest.mark.slow
+def test_the_commands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    of_decode = ("path=a", "generation.max_len_b=9", "generation.nbest=3", "format=json")
+    plain = command("generate", *of_decode, "output=plain.json")
+    outcome = command("generate", *of_decode, "output=o.json", "trace=t.jsonl.gz")
+    assert (plain.code, outcome.code) == (0, 0), outcome.err
+    assert (run / "o.json").read_text() == (run / "plain.json").read_text()
+    assert command("generate", "replay=t.jsonl.gz", "format=json", "output=r.json").code == 0
+    for one, other in zip(_records(run / "r.json"), _records(run / "o.json"), strict=True):
+        assert one.keys() == other.keys()
+        for a, b in zip(one["hypotheses"], other["hypotheses"], strict=True):
+            assert a.items() <= b.items()
+    text = command("generate", "replay=t.jsonl.gz").out.splitlines()
+    assert text == [record["hypotheses"][0]["text"] for record in _records(run / "o.json")]
+    assert len(seqgen.Trace("t.jsonl.gz")) == len(text)
+    many = (run / "data/test.en").read_text() * 2
+    assert many.count("\n") > 33
+    (run / "many.en").write_text(many)
+    cleaned = ("path=a", "input=many.en", "generation.max_len_b=9", "remove_bpe=sentencepiece")
+    first, second = command("generate", *cleaned, "trace=c.jsonl"), command("generate", "replay=c.jsonl")
+    assert first.out == second.out, "also where lines are written together"
+    outcome = command("generate", *cleaned, "trace=c.jsonl", "trace_options.sentences=3", "output=o.txt")
+    assert "the trace has only the first 3 of 40 lines" in outcome.err
+    assert "c.jsonl has only the first 3 lines" in command("generate", "replay=c.jsonl").err
+    assert "c.jsonl has only the first 3 lines" in command("trace", "c.jsonl").err
+    outcome = command("trace", "t.jsonl.gz")
+    assert (outcome.code, outcome.out.split(":")[0]) == (0, "wrote t.html"), outcome.err
+    assert "http" not in (run / "t.html").read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+REFUSED = [
+    ("generate", ("path=a", "trace=t.txt"), "must end in .jsonl or .jsonl.gz"),
+    ("generate", ("path=a", "trace=no/t.jsonl"), "does not exist"),
+    ("generate", ("path=a", "trace_options.sentences=3"), "has no effect without trace=FILE"),
+    ("generate", ("path=a", "trace=t.jsonl", "output=t.jsonl"), "would overwrite the output t.jsonl"),
+    (
+        "generate",
+        ("path=a", "input=data/test.en", "trace=e.jsonl", "trace_options.reference_scores=true"),
+        "trace_options.reference_scores has no effect without references",
+    ),
+    ("generate", ("path=a", "trace=e.jsonl", "generation.search=exact", "generation.beam=1"), "loop of its own"),
+    ("generate", ("replay=none.jsonl",), "cannot be read"),
+    ("generate", ("replay=data/test.en",), "is not a trace"),
+    ("generate", ("replay=t.jsonl", "path=a"), "path has no effect"),
+    ("generate", ("replay=t.jsonl", "generation.beam=2"), "generation.beam has no effect"),
+    ("generate", ("replay=t.jsonl", "search.length=3"), "search.length has no effect"),
+    ("generate", ("replay=t.jsonl", "format=fairseq"), "format=fairseq"),
+    ("trace", (), "the trace is missing"),
+    ("trace", ("data/test.en",), "is not a trace"),
+    ("trace", ("a.jsonl", "b.jsonl"), "a page shows one trace, but a.jsonl and b.jsonl were given"),
+    ("trace", ("a.jsonl", "output=-"), "output=-: a page is not written to standard output"),
+    ("trace", ("data/test.en", "output=data/test.en"), "would overwrite"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arguments", "words"), REFUSED)
+def test_what_is_refused(
+    name: str, arguments: tuple[str, ...], words: str, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    outcome = command(name, *arguments)
+    assert outcome.code == 2, outcome.err
+    assert words in outcome.err.splitlines()[-1], outcome.err
+    assert "Traceback" not in outcome.err
