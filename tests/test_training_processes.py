@@ -138,6 +138,23 @@ def test_processes_that_do_not_come_are_not_waited_for(monkeypatch: pytest.Monke
         join(ProcessGroup(0, 2), DistributedConfig(timeout=1), torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv",
+        "Connection closed by peer [127.0.0.1]:17023",
+        "Application timeout caused pair closure",  # of operations that wait while another one times out
+    ],
+)
+def test_what_gloo_says_of_a_lost_rank_is_told_from_other_errors(said: str) -> None:
+    with pytest.raises(LostRanksError, match="process 1 of 2 cannot continue without the others"):
+        with ProcessGroup(1, 2).collective():
+            raise RuntimeError(said)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        with ProcessGroup(1, 2).collective():
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
 class TestStopSignals:
     def test_hangup_asks_to_stop(self) -> None:
         with StopSignals() as signals, mock.patch("seqgen.training.signals._leave_terminal"):

@@ -22,6 +22,11 @@ globals()["__getattr__"] = former_names(__name__)  # a function would hide missp
 T = TypeVar("T")
 
 
+# What Gloo says of a lost rank. The first has its source file in front; the second, which the operations that were
+# pending get after another one has timed out, has not. Gloo raises a plain RuntimeError for all of them.
+LOST_CONNECTION = ("gloo", "Application timeout caused pair closure", "Connection closed by peer")
+
+
 class LostRanksError(ResourceError):
     """Another rank of the process group has ended or does not answer; the launcher reports which one."""
 
@@ -96,7 +101,7 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in LOST_CONNECTION):
                 raise
             reason = str(error).splitlines()[0][:200]
             raise LostRanksError(
