@@ -71,7 +71,8 @@ def prepare_decoding(
     Raises:
         UserError: a model or key cannot be used.
     """
-    loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+    common = cfg.common
+    loaded = load_models(cfg.path, device, cfg.reading, device_map=common.device_map, mapped=common.map_weights)
     for text in (text for item in loaded for text in item.notes):
         note(text)
     translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})

@@ -208,7 +208,8 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])
     device = set_up_device(cfg.common)
-    loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+    common = cfg.common
+    loaded = load_models(cfg.path, device, cfg.reading, device_map=common.device_map, mapped=common.map_weights)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     settings = dataclasses.asdict(cfg.generation)

@@ -117,7 +117,10 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     """
     _check_keys(cfg, tuned)
     values = dict(split_argument(argument) for argument in tuned)
-    loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
+    common = cfg.common
+    loaded = load_models(
+        cfg.path, set_up_device(common), cfg.reading, device_map=common.device_map, mapped=common.map_weights
+    )
     for note in (note for item in loaded for note in item.notes):
         log(note)
     given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}

@@ -27,7 +27,7 @@ from seqgen.checkpoints.loading import (
     register_checkpoint_loader,
 )
 from seqgen.checkpoints.model_size import build_real, check_size
-from seqgen.checkpoints.run_checkpoints import fit
+from seqgen.checkpoints.model_weights import fit
 from seqgen.config import ReadingConfig, TrainConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer

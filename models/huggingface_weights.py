@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqgen.checkpoints.loading import Placement
 from seqgen.checkpoints.model_size import materialize
 from seqgen.checkpoints.serialization import read_json, tensor_chunks, write_json, write_tensors
 from seqgen.errors import CheckpointError
+from seqgen.mapped_weights import record_file, use_mapped
 from seqgen.models.torch_file import read_torch_file
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -43,6 +45,11 @@ class Piece:
     rows: tuple[int, int] | None = None
     transposed: bool = False
     is_row: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the parameter as it is."""
+        return self.rows is None and not self.transposed and not self.is_row
 
     def of(self, parameter: Tensor) -> Tensor:
         """The part of the parameter in the folder's shape, as a view."""
@@ -163,7 +170,7 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
+def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
     Besides the model, a small part of a ``safetensors`` file is in memory, or one file of ``torch.save``.
@@ -172,7 +179,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
         model: a model on the ``meta`` device, in the wanted dtype.
         layout: the names of the weights.
         folder: the folder.
-        device: where to put the model.
+        placement: where to put the model, and whether its weights may stay in a ``safetensors`` file.
 
     Returns:
         The tensors of ``layout.tied`` that differ from those to which they should be tied, by name.
@@ -182,7 +189,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
             them; all names are listed.
     """
     files = weight_files(folder)
-    materialize(model, device)
+    materialize(model, placement.device)
     parameters = _tensors(model)
     second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
     filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
@@ -195,13 +202,18 @@ def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -
             if target not in layout.pieces:
                 unknown += [name] * (name not in layout.ignored)
                 continue
-            place = layout.pieces[target].of(parameters[layout.pieces[target].parameter]).detach()
+            piece = layout.pieces[target]
+            parameter = parameters[piece.parameter]
+            place = piece.of(parameter).detach()
             if tensor.shape != place.shape:
                 misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
             elif not tensor.is_floating_point():
                 raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
             elif target not in filled:
-                place.copy_(tensor)
+                if placement.mapped and piece.is_whole and use_mapped(parameter, tensor):
+                    record_file(model, path)
+                else:
+                    place.copy_(tensor)
             elif name != target and not _same(tensor, place):
                 different[name] = tensor.to(place)
             elif name == target and not _same(tensor, place):  # it replaces the alias that was used before

@@ -65,6 +65,11 @@ class DecodingCommonConfig(CommonConfig):
         "'encoder.layers=cuda:0,decoder.layers=cuda:1'; other layers and all other modules are on common.device; "
         "empty for one device",
     )
+    map_weights: bool = option(
+        True,
+        "let weights stay in their safetensors files, which are mapped into memory, if device and dtype allow: needs "
+        "less memory, and several processes share it; false reads files as a whole",
+    )
 
 
 @dataclass

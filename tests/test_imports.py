@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 LAYERS = [
     {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed", "signals"},
-    {"registry", "config", "devices", "conf", "memory", "corpus_metrics", "bit_exact"},
+    {"registry", "config", "devices", "conf", "memory", "mapped_weights", "corpus_metrics", "bit_exact"},
     {
         "compose",
         "sweep",

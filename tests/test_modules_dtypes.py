@@ -79,6 +79,16 @@ def test_int8_by_hand() -> None:
 
 
 @needs_int8
+def test_int8_of_a_large_matrix() -> None:
+    """More rows than are quantized at a time: each row has its own scale, wherever it is."""
+    torch.manual_seed(0)
+    integers = torch.randint(-126, 127, (2500, 40)).index_fill(1, torch.tensor([3]), 127).float()
+    matrix = integers * torch.rand(2500, 1).add(0.5)
+    x = torch.randint(-126, 127, (2, 40)).index_fill(1, torch.tensor([5]), 127).float()
+    torch.testing.assert_close(int8_product(matrix)(x, None), x @ matrix.t(), rtol=1e-5, atol=0.5)
+
+
+@needs_int8
 def test_int8_rows_do_not_depend_on_their_neighbours() -> None:
     torch.manual_seed(0)
     layer = Linear(600, 512).eval()

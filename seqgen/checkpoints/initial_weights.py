@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, run_folder
-from seqgen.checkpoints.run_checkpoints import fit, read_weights, resolve
+from seqgen.checkpoints.model_weights import fit
+from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import CheckpointError, shown
@@ -49,7 +50,7 @@ def read_initial_weights(given: str) -> InitialWeights:
     """
     path = local_path(given)
     if checkpoint_loader_of(path) is not None:
-        loaded = load_model(path, dtype=torch.float32)
+        loaded = load_model(path, dtype=torch.float32, mapped=False)  # training changes all of them
         both = {"source": loaded.task.source_dictionary, "target": loaded.task.target_dictionary}
         return InitialWeights(path, dict(loaded.model.state_dict()), both, loaded.notes)
     checkpoint = resolve(path)

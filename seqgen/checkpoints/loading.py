@@ -25,7 +25,8 @@ from torch import Tensor
 from seqgen.checkpoints.device_map import place
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.model_size import build_real, can_materialize, check_size, materialize
-from seqgen.checkpoints.run_checkpoints import load_weights, resolve, run_lock, weight_shapes
+from seqgen.checkpoints.model_weights import load_weights
+from seqgen.checkpoints.run_checkpoints import resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict, to_dict
@@ -162,10 +163,12 @@ class Placement:
     Attributes:
         device: the device.
         dtype: dtype of the weights; ``None`` for the dtype in which they were saved.
+        mapped: whether weights that are saved in this dtype stay in their file; see ``seqgen.mapped_weights``.
     """
 
     device: torch.device
     dtype: torch.dtype | None = None
+    mapped: bool = True
 
 
 CheckpointLoader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
@@ -232,6 +235,7 @@ def load_models(
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
     device_map: str = "",
+    mapped: bool = True,
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -241,6 +245,7 @@ def load_models(
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
         device_map: see ``load_model``.
+        mapped: see ``load_model``.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -253,7 +258,7 @@ def load_models(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading, device_map) for path in separate]
+    return [load_model(path, device, dtype, reading, device_map, mapped) for path in separate]
 
 
 def split_path(path: str) -> list[str]:
@@ -272,6 +277,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
     device_map: str = "",
+    mapped: bool = True,
 ) -> LoadedModel:
     """Load a trained model.
 
@@ -283,6 +289,8 @@ def load_model(
         reading: what a checkpoint of another toolkit lacks.
         device_map: distributes the layers over several devices, of which ``device`` is the main one: ``auto``, or the
             devices of layers; see ``seqgen.checkpoints.device_map``. Empty for one device.
+        mapped: whether weights of a ``safetensors`` file stay in it, if device and dtype allow; the file must then not
+            be written to. See ``seqgen.mapped_weights``.
 
     Returns:
         The model with its task.
@@ -293,7 +301,7 @@ def load_model(
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
     main, local = find_device(device), local_path(path)
-    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype))
+    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype), mapped)
     loader = checkpoint_loader_of(local)
     if loader is None:
         loaded = _load_run(local, placement)
@@ -332,7 +340,7 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
         materialize(model, placement.device)
     else:
         model = build_real(lambda: task.build_model(config.model), str(checkpoint))
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, placement.mapped)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 
 

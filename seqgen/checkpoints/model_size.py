@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from seqgen.checkpoints.run_checkpoints import fit
+from seqgen.checkpoints.model_weights import fit
 from seqgen.errors import CheckpointError, UserError
 from seqgen.modules.inspection import memory_footprint
 from seqgen.structures import map_tensors

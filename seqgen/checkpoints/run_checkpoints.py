@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqgen.checkpoints.run_lock import run_lock as run_lock
 from seqgen.checkpoints.serialization import (
@@ -32,7 +32,6 @@ from seqgen.checkpoints.serialization import (
     pack,
     read_json,
     read_tensors,
-    tensor_chunks,
     unpack,
     verify_checksums,
     write_checksums,
@@ -48,7 +47,6 @@ MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"
 FOLDER = "checkpoints"
 _HUGGINGFACE = "config.json"  # every Hugging Face folder has this file
-_UPGRADE = "upgrade_state_dict"
 _CODE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"})
 
 T = TypeVar("T")
@@ -271,9 +269,9 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing, damaged or truncated.
     """
     if is_sharded(checkpoint):
-        weights: dict[str, Tensor] = _unchanged(checkpoint, lambda: read_shards(checkpoint, only_weights=True))[WEIGHTS]
+        weights: dict[str, Tensor] = unchanged(checkpoint, lambda: read_shards(checkpoint, only_weights=True))[WEIGHTS]
         return weights
-    return _unchanged(checkpoint, lambda: _verified_tensors(checkpoint))
+    return unchanged(checkpoint, lambda: _verified_tensors(checkpoint))
 
 
 def _verified_tensors(checkpoint: Path) -> dict[str, Tensor]:
@@ -281,8 +279,19 @@ def _verified_tensors(checkpoint: Path) -> dict[str, Tensor]:
     return read_tensors(checkpoint / MODEL)
 
 
-def _unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
-    """Read a checkpoint, again if it is replaced meanwhile."""
+def unchanged(checkpoint: Path, read: Callable[[], T]) -> T:
+    """Read a checkpoint, again if it is replaced meanwhile.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+        read: reads it.
+
+    Returns:
+        What ``read`` returned.
+
+    Raises:
+        CheckpointError: it is damaged, or was replaced each time.
+    """
     for attempt in (1, 2, 3):
         before = _identity(checkpoint)
         try:
@@ -339,93 +348,6 @@ def read_training_state(checkpoint: Path) -> dict[str, Any]:
     except (KeyError, TypeError):
         raise CheckpointError(f"{checkpoint / STATE} names tensors that {STATE_TENSORS} lacks") from None
     return state
-
-
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
-
-    A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
-    sharded checkpoint.
-
-    Args:
-        model: a model of the architecture that the checkpoint was trained with.
-        checkpoint: the checkpoint's folder; see ``resolve``.
-
-    Raises:
-        CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
-    """
-    if _upgrades(model) or is_sharded(checkpoint):
-        weights = read_weights(checkpoint)
-        if _upgrades(model):
-            model.upgrade_state_dict(weights)  # type: ignore[operator]
-        fit(model, weights, str(checkpoint))
-        model.load_state_dict(weights)
-        return
-
-    def stream() -> None:
-        verify_checksums(checkpoint, [MODEL])
-        fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
-        for chunk in tensor_chunks(checkpoint / MODEL):
-            model.load_state_dict(chunk, strict=False)
-
-    _unchanged(checkpoint, stream)
-
-
-def _upgrades(model: nn.Module) -> bool:
-    """Whether a module of a model converts the weights that an older version saved, which needs all of them."""
-    return hasattr(model, _UPGRADE) and any(
-        getattr(type(module), _UPGRADE).__module__ not in ("seqgen.model", "seqgen.encoder", "seqgen.decoder")
-        for module in model.modules()
-        if hasattr(type(module), _UPGRADE)
-    )
-
-
-def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Check that weights have the names and shapes of a model's weights.
-
-    Args:
-        model: the model.
-        weights: weights by name.
-        where: the checkpoint of the weights, for messages.
-
-    Raises:
-        CheckpointError: names or shapes differ; the message lists them.
-    """
-    wanted = model.state_dict()
-    shapes = {
-        name: (tuple(weights[name].shape), tuple(tensor.shape))
-        for name, tensor in wanted.items()
-        if name in weights and weights[name].shape != tensor.shape
-    }
-    missing, unexpected = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
-    if not missing and not unexpected and not shapes:
-        return
-    for name, (there, here) in shapes.items():
-        if _is_vocabulary(model, name) and there[0] != here[0]:
-            raise CheckpointError(
-                f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
-                f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
-            )
-    parts = [
-        _listing("missing", missing),
-        _listing("unknown to the model", unexpected),
-        _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
-    ]
-    raise CheckpointError(
-        f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
-        f"{'; '.join(filter(None, parts))}"
-    )
-
-
-def _is_vocabulary(model: nn.Module, name: str) -> bool:
-    """Whether a weight is the token embedding matrix (and not the position embeddings)."""
-    module = dict(model.named_modules()).get(name.rpartition(".")[0])
-    return isinstance(module, nn.Embedding) and "position" not in name
-
-
-def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{what}: {', '.join(names[:limit])}{more}" if names else ""
 
 
 def _write(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

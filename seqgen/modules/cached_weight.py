@@ -12,6 +12,9 @@ from seqgen.bit_exact.mode import BitExact
 
 T = TypeVar("T")
 
+_SAMPLED = 16_384
+"""How many of the first values of a parameter are sampled to find changes."""
+
 
 class CachedWeight(nn.Module):
     """A module that computes something from its ``weight``, such as a normalized or prepacked weight.
@@ -123,8 +126,12 @@ class Stamp:
 
 
 def _sample(parameter: Tensor) -> Tensor:
-    """About sixty values of a parameter; the step is odd, so that they come from different columns of a matrix."""
-    return parameter.detach().flatten()[:: parameter.numel() // 61 | 1]
+    """About sixty values of a parameter; the step is odd, so that they come from different columns of a matrix.
+
+    They lie near the beginning, so that few pages of a mapped file are read (``seqgen.mapped_weights``).
+    """
+    values = parameter.detach().flatten()[:_SAMPLED]
+    return values[:: values.numel() // 61 | 1]
 
 
 def _version(parameter: Tensor) -> int | None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from seqgen.mapped_weights import give_back
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.matrix_product import has_onednn, linear
 from seqgen.switches import PREPACKED_WEIGHTS
@@ -20,6 +21,9 @@ Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 _LARGE = 256 * 256
 """Number of weights from which matrices are prepacked; below it, the kernel's overhead of 15 µs outweighs the gain."""
 
+_BLOCK = 1024
+"""Rows of a matrix that are quantized at a time, so that little memory is needed besides the result."""
+
 _ROWS = 160
 """The number of input rows that weights are prepacked for; such a layout is fast for fewer rows as well."""
 
@@ -27,7 +31,8 @@ _ROWS = 160
 class Projection(CachedWeight):
     """A module that multiplies by its weight, and keeps the weight prepacked during evaluation.
 
-    On a CPU, the prepacked weight is a copy in oneDNN's blocked layout, so that the memory of the weight doubles.
+    On a CPU, the prepacked weight is a copy in oneDNN's blocked layout. A weight that is mapped from its file does not
+    stay in memory beside it (``seqgen.mapped_weights``); any other weight then needs its memory twice.
     Microseconds on 2 cores of an AMD EPYC 9004, prepacked / ``F.linear``, for rows x in_features x out_features:
     1 x 512 x 512: 90 / 160; 5 x 512 x 2048: 190 / 560; 5 x 512 x 32128: 2,900 / 15,000; 160 x 512 x 32128: 27,000 /
     57,000; 4000 x 512 x 2048: 40,000 / 52,000.
@@ -74,7 +79,7 @@ class Projection(CachedWeight):
         """
         matrix = self.matrix().detach().index_select(0, ids)
         bias = None if self.bias is None else self.bias.detach().index_select(0, ids)
-        product = self._product_with(matrix) if self._prepacks(matrix.device) else _plain_product(matrix)
+        product = (self._maker(matrix) if self._prepacks(matrix.device) else _plain_product)(matrix)
         return lambda x: product(x, bias)
 
     def _prepacks(self, device: torch.device) -> bool:
@@ -88,15 +93,22 @@ class Projection(CachedWeight):
 
     def product(self) -> Product:
         """Prepack the current weight; a small one is used as it is."""
-        return self._product_with(self.matrix().detach())
+        matrix = self.matrix().detach()
+        make = self._maker(matrix)
+        product = make(matrix)
+        if make is not _plain_product:
+            for parameter in self._parameters_of_weight():
+                give_back(parameter)
+        return product
 
-    def _product_with(self, matrix: Tensor) -> Product:
+    def _maker(self, matrix: Tensor) -> Callable[[Tensor], Product]:
+        """What makes the fastest product with a matrix."""
         if matrix.numel() >= _LARGE:
             if self.int8:
-                return int8_product(matrix)
+                return int8_product
             if self.packs and matrix.dtype in _packable():
-                return packed_product(matrix)
-        return _plain_product(matrix)
+                return packed_product
+        return _plain_product
 
 
 class Linear(Projection, nn.Linear):
@@ -146,8 +158,10 @@ def int8_product(matrix: Tensor) -> Product:
     Returns:
         The product with the matrix.
     """
-    scales = _largest(matrix) / 127
-    integers = (matrix / scales).round().to(torch.int8).contiguous()
+    scales = torch.cat([_largest(rows) for rows in matrix.split(_BLOCK)]) / 127
+    integers = torch.empty(matrix.shape, dtype=torch.int8)
+    for rows, rounded, scale in zip(*(tensor.split(_BLOCK) for tensor in (matrix, integers, scales)), strict=True):
+        rounded.copy_((rows / scale).round_())
     packed = torch.ops.onednn.qlinear_prepack.default(integers, None)
     multiply = torch.ops.onednn.qlinear_pointwise.default
     zeros = torch.zeros(matrix.size(0), dtype=torch.int32)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.run_checkpoints import fit
+from seqgen.checkpoints.model_weights import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
 from seqgen.memory import out_of_memory

@@ -12,6 +12,7 @@ from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
 from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.generation.ensemble.shared_encoders import SharedEncoders
+from seqgen.mapped_weights import check_unchanged
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, Source
@@ -46,6 +47,7 @@ class Ensemble:
         """
         training = [model for model in self.models if model.training]
         for model in self.models:
+            check_unchanged(model)
             if any(module.training for module in model.modules()):
                 model.eval()
             for module in model.modules():

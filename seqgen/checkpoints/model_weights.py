@@ -1,0 +1,125 @@
+"""The weights of a checkpoint, and the model that they are loaded into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
+from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
+from seqgen.checkpoints.sharded import is_sharded
+from seqgen.errors import CheckpointError
+from seqgen.mapped_weights import record_file, use_mapped
+from seqgen.modules.cached_weight import CachedWeight
+
+_UPGRADE = "upgrade_state_dict"
+
+
+def load_weights(model: nn.Module, checkpoint: Path, mapped: bool = False) -> None:
+    """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
+
+    A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
+    sharded checkpoint.
+
+    Args:
+        model: a model of the architecture that the checkpoint was trained with.
+        checkpoint: the checkpoint's folder; see ``resolve``.
+        mapped: whether parameters of the file's dtype use its memory in place of their own; see
+            ``seqgen.mapped_weights``.
+
+    Raises:
+        CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
+    """
+    if _upgrades(model) or is_sharded(checkpoint):
+        weights = read_weights(checkpoint)
+        if _upgrades(model):
+            model.upgrade_state_dict(weights)  # type: ignore[operator]
+        fit(model, weights, str(checkpoint))
+        model.load_state_dict(weights)
+        return
+
+    def stream() -> None:
+        verify_checksums(checkpoint, [MODEL])
+        fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
+        mappable = _plain_parameters(model) if mapped else {}
+        for chunk in tensor_chunks(checkpoint / MODEL):
+            copied = {
+                name: tensor
+                for name, tensor in chunk.items()
+                if name not in mappable or not use_mapped(mappable[name], tensor)
+            }
+            model.load_state_dict(copied, strict=False)
+            if len(copied) < len(chunk):
+                record_file(model, checkpoint / MODEL)
+
+    unchanged(checkpoint, stream)
+
+
+def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of modules that load weights as they are, by name; a tied one has several names."""
+    return {
+        f"{prefix}.{name}" if prefix else name: parameter
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if type(module)._load_from_state_dict in (nn.Module._load_from_state_dict, CachedWeight._load_from_state_dict)
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+
+
+def _upgrades(model: nn.Module) -> bool:
+    """Whether a module of a model converts the weights that an older version saved, which needs all of them."""
+    return hasattr(model, _UPGRADE) and any(
+        getattr(type(module), _UPGRADE).__module__ not in ("seqgen.model", "seqgen.encoder", "seqgen.decoder")
+        for module in model.modules()
+        if hasattr(type(module), _UPGRADE)
+    )
+
+
+def fit(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Check that weights have the names and shapes of a model's weights.
+
+    Args:
+        model: the model.
+        weights: weights by name.
+        where: the checkpoint of the weights, for messages.
+
+    Raises:
+        CheckpointError: names or shapes differ; the message lists them.
+    """
+    wanted = model.state_dict()
+    shapes = {
+        name: (tuple(weights[name].shape), tuple(tensor.shape))
+        for name, tensor in wanted.items()
+        if name in weights and weights[name].shape != tensor.shape
+    }
+    missing, unexpected = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
+    if not missing and not unexpected and not shapes:
+        return
+    for name, (there, here) in shapes.items():
+        if _is_vocabulary(model, name) and there[0] != here[0]:
+            raise CheckpointError(
+                f"{where}: the vocabulary does not fit: the checkpoint was trained with {there[0]} tokens, the "
+                f"vocabulary here has {here[0]} ({name}); use the vocabulary and tokenizer of its run"
+            )
+    parts = [
+        _listing("missing", missing),
+        _listing("unknown to the model", unexpected),
+        _listing("of another shape", [f"{name} ({there}, here {here})" for name, (there, here) in shapes.items()]),
+    ]
+    raise CheckpointError(
+        f"{where}: the weights are not those of this model; choose the model and keys with which it was trained: "
+        f"{'; '.join(filter(None, parts))}"
+    )
+
+
+def _is_vocabulary(model: nn.Module, name: str) -> bool:
+    """Whether a weight is the token embedding matrix (and not the position embeddings)."""
+    module = dict(model.named_modules()).get(name.rpartition(".")[0])
+    return isinstance(module, nn.Embedding) and "position" not in name
+
+
+def _listing(what: str, names: Sequence[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{what}: {', '.join(names[:limit])}{more}" if names else ""

@@ -1,0 +1,145 @@
+"""Weights that stay in their file: equal outputs, less memory, and no file that changes under a model unnoticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.decoding.models import numbered_words
+from seqgen.checkpoints.loading import load_model
+from seqgen.errors import CheckpointError
+from seqgen.mapped_weights import give_back
+from seqgen.models.huggingface_checkpoint import save_pretrained
+from seqgen.models.t5 import T5Model
+from seqgen.models.t5_config import T5Config
+from seqgen.text.translator import Translator
+from tests.commands import command
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is mapped everywhere, but counted on Linux only")
+VOCABULARY = 200
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same T5, whose feed-forward layers have most of its 17 MB, in Hugging Face's layout and as a run."""
+    parent = tmp_path_factory.mktemp("mapped")
+    torch.manual_seed(1)
+    shape = T5Config(vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=8192, num_layers=2, num_heads=4)
+    save_pretrained(T5Model(shape, padding_idx=0), parent / "huggingface", numbered_words(VOCABULARY))
+    done = command("convert", f"path={parent / 'huggingface'}", f"run_dir={parent / 'run'}")
+    assert done.code == 0, done.err
+    return {"huggingface": parent / "huggingface", "run": parent / "run"}
+
+
+@pytest.fixture(params=["huggingface", "run"])
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(folders[request.param], tmp_path / request.param)
+
+
+def weights_file(folder: Path) -> Path:
+    return next(path for path in sorted(folder.rglob("model.safetensors")) if not path.is_symlink())
+
+
+def resident(folder: Path) -> int:
+    """Bytes of the folder's weight files that are in this process's memory."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(folder) in line and line.endswith(".safetensors")
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def decoded(translator: Translator) -> list[tuple[str, float]]:
+    outputs = translator.translate(["w7 w8 w9", "w5"], beam=3, nbest=3, min_len=8, max_len=8)
+    return [(one.text, one.score) for output in outputs for one in output.hypotheses]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_are_those_of_weights_that_were_read(folder: Path, dtype: torch.dtype) -> None:
+    mapped, read = (load_model(folder, dtype=dtype, mapped=choice) for choice in (True, False))
+    for name, value in mapped.model.state_dict().items():
+        assert torch.equal(value, read.model.state_dict()[name]), name
+    assert len(list(mapped.model.parameters())) == len(list(read.model.parameters()))  # tied ones are still tied
+    assert decoded(Translator([mapped])) == decoded(Translator([read]))
+
+
+@ON_LINUX
+def test_a_prepacked_weight_is_not_in_memory_twice(folder: Path) -> None:
+    size = weights_file(folder).stat().st_size
+    translator = Translator([load_model(folder)])
+    decoded(translator)
+    assert resident(folder) < size / 3
+    decoded(translator)  # looks whether the weights have changed
+    assert resident(folder) < size / 3
+    unpacked = Translator([load_model(folder)], **{"debug.prepacked_weights": False})
+    decoded(unpacked)
+    assert resident(folder) > size / 2
+
+
+@ON_LINUX
+def test_the_key_of_the_commands(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    translate = Translator.prepare
+    monkeypatch.setattr(Translator, "prepare", lambda *given: (found.append(resident(folder)), translate(*given))[1])
+    (tmp_path / "in").write_text("w7 w8\n")
+    files = [f"path={folder}", f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}", "generation.max_len=5"]
+    for value in ("true", "false"):
+        done = command("generate", *files, f"common.map_weights={value}")
+        assert done.code == 0, done.err
+    assert found[0] > 0
+    assert found[1] == 0
+
+
+@ON_LINUX
+def test_values_that_were_changed_are_not_given_back(folder: Path) -> None:
+    """A change in memory is of this process alone, and survives; the file is as it was."""
+    before = weights_file(folder).read_bytes()
+    loaded = load_model(folder)
+    outputs = decoded(Translator([loaded]))
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.5)
+            expected = parameter.clone()
+            give_back(parameter)
+            assert torch.equal(parameter, expected)
+    assert decoded(Translator([loaded])) != outputs
+    assert weights_file(folder).read_bytes() == before
+
+
+def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
+    file, translator = weights_file(folder), Translator([load_model(folder)])
+    outputs = decoded(translator)
+    content = bytearray(file.read_bytes())
+    content[-4:] = b"\x00\x00\x80\x3f"
+    with open(file, "r+b") as handle:
+        handle.write(content)
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(CheckpointError, match=r"was changed in place .* load the model again"):
+        decoded(translator)
+    assert outputs
+
+
+@pytest.mark.parametrize("new", [b"damaged", None])
+def test_a_file_that_was_replaced_or_deleted_is_still_used(folder: Path, new: bytes | None) -> None:
+    file, translator = weights_file(folder), Translator([load_model(folder)])
+    outputs = decoded(translator)
+    file.rename(file.with_suffix(".old"))
+    if new is not None:
+        file.write_bytes(new)
+    file.with_suffix(".old").unlink()
+    assert decoded(translator) == outputs
+
+
+def test_give_back_takes_any_tensor() -> None:
+    for tensor in (torch.ones(3), torch.arange(100_000.0), torch.ones(400, 400).t(), torch.empty(0)):
+        expected = tensor.clone()
+        give_back(tensor)
+        assert torch.equal(tensor, expected)
