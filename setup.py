@@ -26,6 +26,7 @@ setup(
         "seqgen.bit_exact",
         "seqgen.comparison",
         "seqgen.conf",
+        "seqgen.config",
         "seqgen.checkpoints",
         "seqgen.data",
         "seqgen.data.tokenizers",

@@ -1,0 +1,272 @@
+"""The ``generation`` and ``debug`` groups: how to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from seqgen.config.option import option
+
+SINGLE_COMPONENTS = ("search", "combination", "utility", "reranker")
+"""Groups of decoding components of which exactly one is in use."""
+
+
+@dataclass
+class GenerationConfig:
+    """How to decode. docs/decoding.md explains every key and gives its name in other toolkits."""
+
+    semantics: str = option(
+        "",
+        "toolkit whose rules decide when hypotheses are finished and how they are ranked; empty for huggingface with "
+        "models in Hugging Face's layout, else fairseq",
+        choices=("", "fairseq", "huggingface"),
+    )
+    beam: int = option(5, "beam size: hypotheses kept at each step; 1 for greedy search", minimum=1)
+    nbest: int = option(1, "number of hypotheses returned per sentence", minimum=1)
+
+    # languages
+    source_lang: str = option(
+        "", "multilingual models: language of the source, or fieldN for the code in field N of a line with tabs"
+    )
+    target_lang: str = option(
+        "", "multilingual models: language of the output, or fieldN for the code in field N of a line with tabs"
+    )
+
+    # output length
+    max_len_a: float = option(
+        0.0,
+        "maximum output length is max_len_a * source length + max_len_b; -1 for a limit of prompt and output together",
+        minimum=-1,
+    )
+    max_len_b: int = option(200, "see max_len_a; in tokens without end-of-sentence", minimum=0)
+    max_len: int = option(
+        0,
+        "maximum output length for every source, in tokens with end-of-sentence; 0 for the model's maximum",
+        minimum=0,
+    )
+    min_len: int = option(1, "minimum output length, in tokens without end-of-sentence", minimum=0)
+    min_total_len: int = option(
+        0,
+        "language models: minimum length of prompt and output together, without the output's end-of-sentence",
+        minimum=0,
+    )
+    match_source_len: bool = option(False, "make every output as long as its source")
+    early_stopping: str = option(
+        "false",
+        "when the search of a sentence stops, once it has beam finished hypotheses: at once (true); when the best "
+        "active hypothesis would not score better if it ended now (false) or at any length (never); "
+        "semantics=huggingface only",
+        choices=("false", "true", "never"),
+    )
+    end_symbols: list[str] = option([], "additional tokens that end an output, as end-of-sentence does")
+    stop_strings: list[str] = option([], "strings that end an output as soon as it contains one of them")
+    stopping_rules: list[str] = option([], "names of additional stopping rules")
+    max_time: float = option(
+        0.0, "stop a batch after so many seconds and return the hypotheses found so far; 0 for never", minimum=0
+    )
+
+    # ranking of hypotheses
+    unnormalized: bool = option(False, "rank hypotheses by the sum of log-probabilities, without a length penalty")
+    lenpen: float = option(
+        1.0, "exponent of the length penalty; values above 1 favour longer outputs", minimum=-10, maximum=10
+    )
+    length_penalty: str = option(
+        "power",
+        "scores are divided by length ** lenpen (power) or by ((5 + length) / 6) ** lenpen (wu)",
+        choices=("power", "wu"),
+    )
+    coverage_penalty: float = option(
+        0.0,
+        "weight of the penalty for source tokens with little total attention (Wu et al. 2016); 0 for none",
+        minimum=0,
+    )
+
+    # scores of tokens
+    temperature: float = option(1.0, "divide logits by this value", minimum=1e-6)
+    unkpen: float = option(0.0, "penalty subtracted from the score of the unknown token; negative values reward it")
+    suppress: list[str] = option([], "tokens of the target vocabulary that are never generated")
+    suppress_at_begin: list[str] = option([], "tokens that are not generated at the first position")
+    forced_first: str = option("", "token that every output begins with")
+    forced_last: str = option("", "token that is forced when an output reaches its maximum length")
+    bad_words: list[str] = option([], "strings that are never generated")
+    sequence_bias: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+    no_repeat_ngram_size: int = option(
+        0, "n-grams of this size occur at most once in an output; 0 for no limit", minimum=0
+    )
+    encoder_no_repeat_ngram_size: int = option(
+        0, "n-grams of this size that occur in the source are not generated; 0 for no limit", minimum=0
+    )
+    repetition_penalty: float = option(
+        1.0, "above 1, tokens that were already generated get lower scores; 1 for no effect", minimum=1e-6
+    )
+    encoder_repetition_penalty: float = option(
+        1.0, "above 1, tokens that do not occur in the source get lower scores; 1 for no effect", minimum=1e-6
+    )
+    exponential_decay_start: int = option(
+        0, "output length after which the score of end-of-sentence grows exponentially", minimum=0
+    )
+    exponential_decay_factor: float = option(1.0, "base of that exponential growth; 1 for no effect", minimum=1e-6)
+    guidance_scale: float = option(
+        1.0, "scale of classifier-free guidance against the scores for an empty source; 1 for none", minimum=0
+    )
+    renormalize: bool = option(False, "renormalize probabilities after logits processors have changed them")
+    remove_invalid: bool = option(
+        False, "replace NaN and infinite scores by finite values instead of stopping with an error"
+    )
+    processors: list[str] = option([], "names of additional logits processors, applied after all other ones")
+
+    # decoding strategy
+    search: str = option(
+        "",
+        "search strategy, by name; empty for the one selected by diverse_beam_groups, diversity_rate, constraints or "
+        "sampling, else beam search",
+    )
+    diverse_beam_groups: int = option(
+        -1, "diverse beam search: number of groups that the beam is split into; -1 for off", minimum=-1
+    )
+    diverse_beam_strength: float = option(
+        0.5, "diverse beam search: penalty on a token for each earlier group that chose it at this step", minimum=0
+    )
+    diversity_rate: float = option(
+        -1.0, "diverse siblings: penalty per rank of a candidate among the continuations of its beam; -1 for off"
+    )
+    constraints: str = option(
+        "",
+        "every output must contain the phrases that follow tabs in its input line, in this order (ordered) or in any "
+        "order (unordered); a|b requires one of two phrases",
+        choices=("", "ordered", "unordered"),
+    )
+    sampling: bool = option(
+        False, "sample tokens at random; with search=beam_sampling, sample the candidates of beam search"
+    )
+    sampling_topk: int = option(0, "top-k: sample from the k most probable tokens; 0 for all tokens", minimum=0)
+    sampling_topp: float = option(
+        1.0, "top-p: sample from the smallest set of tokens with this total probability", minimum=0, maximum=1
+    )
+    min_p: float = option(
+        0.0, "sample from tokens with at least min_p times the highest probability", minimum=0, maximum=1
+    )
+    typical_p: float = option(
+        1.0,
+        "typical sampling: sample from the most typical tokens with this total probability",
+        minimum=1e-6,
+        maximum=1,
+    )
+    epsilon_cutoff: float = option(0.0, "sample from tokens with at least this probability", minimum=0, maximum=1)
+    eta_cutoff: float = option(
+        0.0,
+        "eta sampling: as epsilon_cutoff, but the threshold is lower where the entropy is high",
+        minimum=0,
+        maximum=1,
+    )
+    seed: int = option(
+        1, "seed of sampling; random numbers depend only on the seed, the line number and the step", minimum=0
+    )
+    penalty_alpha: float = option(0.6, "contrastive search: weight of the similarity penalty", minimum=0, maximum=1)
+    contrastive_topk: int = option(4, "contrastive search: number of candidates per step", minimum=1)
+    draft: str = option(
+        "", "speculative decoding: run or checkpoint of a smaller model that drafts tokens for this one"
+    )
+    draft_tokens: int = option(5, "speculative decoding: number of tokens drafted at a time", minimum=1)
+    prompt_lookup: int = option(
+        0,
+        "n-gram drafter: maximum length of the output's last n-gram that is searched in the source; the tokens that "
+        "follow it there are the draft; 0 for off",
+        minimum=0,
+    )
+    mbr: str = option(
+        "", "minimum Bayes risk: utility by which hypotheses are ranked, by name (chrf, bleu or your own)"
+    )
+    rerank: str = option("", "name of a registered reranker, by whose scores hypotheses are ranked")
+    prefix_trie: str = option("", "file with the allowed outputs, one per line")
+    shortlist: str = option(
+        "",
+        "file with target tokens for each source token (made by seqgen-shortlist); each output contains only those of "
+        "its source",
+    )
+    replace_unknown: str = option(
+        "",
+        "replace unknown words by the source word with the highest attention (source), or by its translation in a FILE "
+        "with lines SOURCE<tab>TARGET",
+    )
+
+    observers: list[str] = option([], "names of observers, which are called at every decoding step")
+
+    # ensembles
+    combination: str = option(
+        "", "name of a registered combination of the members' scores; empty for the average that ensemble_average names"
+    )
+    ensemble_average: str = option(
+        "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
+    )
+    members: list[str] = option(
+        [],
+        "source of each model: input for the input line, empty for no tokens, fieldN for field N of a line with tabs, "
+        "or the name of a registered source; by default, all models read the input line",
+    )
+    ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
+
+    # speed
+    max_tokens: int = option(4096, "maximum source tokens per batch, padding included", minimum=1)
+    batch_size: int = option(64, "maximum sentences per batch", minimum=1)
+    buffer_size: int = option(
+        0, "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096", minimum=0
+    )
+    dtype: str = option(
+        "",
+        "dtype of weights and computation; empty for float32",
+        choices=("", "float32", "bfloat16", "float16", "int8"),
+    )
+    bit_exact: bool = option(
+        False,
+        "tokens and scores of a sentence have the same bits in every batch, order and number of threads; slower",
+    )
+
+    components: dict[str, Any] = option(
+        {}, "the decoding components' own keys, which are given as search.KEY=VALUE, processor.NAME.KEY=VALUE, ..."
+    )
+
+    def component_values(self, group: str, name: str) -> dict[str, Any]:
+        """The values that the user set for one component's own keys.
+
+        Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
+
+        Args:
+            group: the prefix of the keys, such as ``"processor"``.
+            name: the component's name.
+
+        Returns:
+            Values by field of the component's configuration class.
+        """
+        prefix = f"{group}." if group in SINGLE_COMPONENTS else f"{group}.{name}."
+        return {key.removeprefix(prefix): value for key, value in self.components.items() if key.startswith(prefix)}
+
+
+@dataclass
+class DebugConfig:
+    """Switches of the optimizations of decoding. Without them, decoding is slower; outputs differ only by rounding."""
+
+    use_cache: bool = option(
+        True,
+        "keep keys and values of earlier positions (incremental state); if false, every step computes all positions",
+    )
+    beam_table: str = option(
+        "auto",
+        "cache indirection: keep keys and values in place and read them by an indirection table, or reorder them; auto "
+        "chooses the faster one",
+        choices=("auto", "on", "off"),
+    )
+    share_encoder_output: bool = option(True, "store the encoder output once per sentence instead of once per beam")
+    shared_encoders: bool = option(True, "run identical encoders of an ensemble's members once")
+    skip_log_softmax: bool = option(True, "search on logits if no component needs normalized log-probabilities")
+    two_stage_candidates: bool = option(True, "find the top candidates via the maxima of vocabulary blocks")
+    shortlist_columns: bool = option(
+        True, "with a shortlist, compute only the scores of tokens that are in the shortlist of any sentence"
+    )
+    prepacked_weights: bool = option(True, "use weights prepacked in the memory layout that is fastest on this CPU")
+    lazy_compaction: bool = option(
+        True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
+    )
+    continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")

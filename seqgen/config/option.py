@@ -1,0 +1,36 @@
+"""Declares a configuration key: its default, help text and range."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """Declare a configuration field::
+
+        dropout: float = option(0.1, "dropout probability of features", minimum=0, maximum=1)
+
+    Args:
+        default: the default; a list is copied for each instance.
+        help: one line that says what the value does, with its unit.
+        choices: the allowed values of a string.
+        minimum: smallest allowed value of a number, or of each number in a list.
+        maximum: largest allowed value, likewise.
+
+    Returns:
+        The dataclass field.
+    """
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)

@@ -1,0 +1,165 @@
+"""The configuration of ``seqgen-train`` and its groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from seqgen.config.common import TrainCommonConfig
+from seqgen.config.generation import GenerationConfig
+from seqgen.config.option import option
+
+
+@dataclass
+class DatasetConfig:
+    """Which splits are used, and how examples are put into batches."""
+
+    max_tokens: int | None = option(4096, "maximum tokens per batch, padding included; null for no limit", minimum=1)
+    batch_size: int | None = option(None, "maximum sentences per batch; null for no limit", minimum=1)
+    max_tokens_valid: int | None = option(
+        None, "max_tokens for validation; null for the value of max_tokens", minimum=1
+    )
+    batch_size_valid: int | None = option(
+        None, "batch_size for validation; null for the value of batch_size", minimum=1
+    )
+    pack: bool = option(False, "put several training examples into one row; each keeps its own attention and positions")
+    pack_length: int = option(512, "with pack: maximum source tokens and maximum target tokens per row", minimum=2)
+    num_workers: int = option(
+        1, "threads that prepare batches in advance; 0 prepares them in the main thread", minimum=0
+    )
+    train_subset: str = option("train", "split used for training")
+    valid_subset: str = option("valid", "split used for validation")
+    validate_interval: int = option(
+        1, "number of epochs between two validations; 0 for no validation at the end of epochs", minimum=0
+    )
+    validate_interval_updates: int = option(
+        0, "number of updates between two validations; 0 for only at the end of epochs", minimum=0
+    )
+    validate_decode: int = option(
+        0, "number of validation sentences to decode and score (BLEU, ...); -1 for all, 0 for none", minimum=-1
+    )
+
+
+DEFAULT_MAX_UPDATE = 2000
+
+
+@dataclass
+class OptimizationConfig:
+    """Length of training, learning rate, gradient clipping and accumulation."""
+
+    max_update: int | None = option(
+        None,
+        "stop training after so many updates; 0 for no limit; null for 2000 unless another limit is set",
+        minimum=0,
+    )
+    max_epoch: int = option(0, "stop training after so many epochs; 0 for no limit", minimum=0)
+    stop_time_hours: float = option(0.0, "stop training after so many hours; 0 for no limit", minimum=0)
+    lr: list[float] = option([0.005], "learning rate per epoch; the last value is reused for later epochs", minimum=0)
+    stop_min_lr: float = option(-1.0, "stop training when the learning rate falls to this value; negative for never")
+    clip_norm: float = option(1.0, "clip gradients to this norm; 0 for no clipping", minimum=0)
+    update_freq: list[int] = option(
+        [1], "number of batches accumulated for an update, one value per epoch; the last value is reused", minimum=1
+    )
+    freeze: list[str] = option(
+        [], "names of parameters that training does not change, such as encoder.*; * matches any characters"
+    )
+    ema_decay: float = option(
+        0.0,
+        "decay of an exponential moving average of the weights, used to validate and decode; 0 for none",
+        minimum=0,
+        maximum=1,
+    )
+    checkpoint_activations: bool = option(
+        False, "do not store the activations inside layers, but compute them again in the backward pass"
+    )
+    out_of_memory: str = option(
+        "stop",
+        "what to do when memory runs out in an update: stop training, or skip the update in all processes",
+        choices=("stop", "skip"),
+    )
+    nonfinite_loss: str = option(
+        "stop",
+        "what to do when the loss is NaN or infinite: stop training, or skip the update",
+        choices=("stop", "skip"),
+    )
+
+    def last_update(self) -> int:
+        """The update after which training stops; 0 for no limit. If no limit is set, it is ``DEFAULT_MAX_UPDATE``."""
+        if self.max_update is not None:
+            return self.max_update
+        return 0 if self.max_epoch or self.stop_time_hours else DEFAULT_MAX_UPDATE
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are saved, and which ones are kept."""
+
+    save_interval: int = option(
+        1, "number of epochs between two checkpoints; 0 for only at the end of training", minimum=0
+    )
+    save_interval_updates: int = option(
+        0, "number of updates between two checkpoints; 0 for only at the end of epochs", minimum=0
+    )
+    keep_last_epochs: int = option(
+        0, "number of epoch checkpoints to keep in addition to last and best; -1 for all", minimum=-1
+    )
+    keep_interval_updates: int = option(
+        0, "number of update checkpoints to keep in addition to last and best; -1 for all", minimum=-1
+    )
+    best_checkpoint_metric: str = option(
+        "loss", "validation metric that selects the best checkpoint: loss, ppl, bleu, ..."
+    )
+    patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
+    finetune_from: str = option(
+        "",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights; a checkpoint of another "
+        "toolkit also provides the model, unless model=NAME is given",
+    )
+
+
+@dataclass
+class DistributedConfig:
+    """Training with several processes."""
+
+    distributed_world_size: int = option(1, "number of processes that train together on this machine", minimum=1)
+    distributed_backend: str = option(
+        "auto", "backend of torch.distributed; auto uses nccl on GPUs, else gloo", choices=("auto", "gloo", "nccl")
+    )
+    sharding: str = option(
+        "ddp",
+        "how several processes share the model: ddp, each has all of it; fsdp, each stores a part of the weights, "
+        "gradients and optimizer state; none, for one process only",
+        choices=("none", "ddp", "fsdp"),
+    )
+    param_dtype: str = option(
+        "",
+        "fsdp: data type to which weights are converted for forward and backward pass; empty for that of the model",
+        choices=("", "bfloat16", "float16"),
+    )
+    reduce_dtype: str = option(
+        "",
+        "data type in which gradients are summed over processes; empty for their own",
+        choices=("", "bfloat16", "float16"),
+    )
+    timeout: int = option(
+        600, "seconds that a process waits for the other ones; after that, all stop with an error", minimum=1
+    )
+
+
+@dataclass
+class TrainConfig:
+    """The configuration of ``seqgen-train``."""
+
+    task: Any = None
+    model: Any = None
+    criterion: Any = None
+    optimizer: Any = None
+    lr_scheduler: Any = None
+    dataset: DatasetConfig = dataclasses.field(default_factory=DatasetConfig)
+    optimization: OptimizationConfig = dataclasses.field(default_factory=OptimizationConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
+    common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
+    generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
+    run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL")
