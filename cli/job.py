@@ -195,8 +195,8 @@ def _workers(cfg: GenerateConfig, given: Mapping[str, Any]) -> Workers:
         build = CommandBuilder(cfg, dict(given), threads)
         limit = cfg.generation.workers
         workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, limit, cfg.ray.gpus, cfg.ray.cpus)
-        if workers.unused_gpus:
-            log("the Ray cluster has GPUs, which the actors do not use; to use them, give ray.gpus=1 or a fraction")
+        for note in workers.notes():
+            log(note)
         return workers
     count = cfg.generation.workers or 1
     threads = cfg.common.threads or max(1, available_cores() // count)

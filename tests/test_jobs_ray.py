@@ -93,8 +93,24 @@ def test_what_cannot_work(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="has 64 CPU cores and 0 GPUs for an actor"):
         RayWorkers(CapitalsBuilder(), cluster.address, 1, 0, 0.0, 64.0)
     workers = RayWorkers(refuse, cluster.address, 1, 0, 0.0, 1.0)
+    assert workers.notes() == []
     try:
         with pytest.raises(UserError, match="no such model"):
             bench.run(workers)
+    finally:
+        workers.close()
+
+
+def test_more_actors_than_a_node_has_room_for(cluster: Any, tmp_path: Path) -> None:
+    """A job with actors that Ray would never start uses those that fit, and says so."""
+    lines = [f"line {number}" for number in range(40)]
+    bench = Bench(tmp_path, part_lines=10, piece_lines=5)
+    bench.write(lines)
+    workers = RayWorkers(CapitalsBuilder(), cluster.address, per_node=5, limit=0, gpus=0, cpus=0.7)
+    try:
+        assert len(workers._actors) == 2 * 2
+        (note,) = workers.notes()
+        assert note.startswith("ray.actors_per_node=5: a node of the Ray cluster has room for 2 only")
+        assert bench.run(workers) == expected(lines)
     finally:
         workers.close()

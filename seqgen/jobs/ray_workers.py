@@ -108,10 +108,9 @@ class RayWorkers:
         if time.monotonic() - self._looked < NODES_SECONDS:
             return
         self._looked = time.monotonic()
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        nodes = [node["NodeID"] for node in alive if self._fits(node["Resources"])]
+        rooms = self._rooms()
         for number in range(self._per_node):
-            for node in nodes:
+            for node in (node for node, room in rooms.items() if number < room):
                 if self._limit and len(self._actors) >= self._limit:
                     break
                 if not any((actor.node, actor.number) == (node, number) for actor in self._actors):
@@ -124,8 +123,17 @@ class RayWorkers:
                 "smaller ray.cpus and ray.gpus, or add nodes, and run the same command again"
             )
 
-    def _fits(self, resources: dict[str, float]) -> bool:
-        return resources.get("CPU", 0.0) >= self._cpus and resources.get("GPU", 0.0) >= self._gpus
+    def _rooms(self) -> dict[str, int]:
+        """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait."""
+        needs = {"CPU": self._cpus, "GPU": self._gpus}
+        return {
+            node["NodeID"]: min(
+                (int(node["Resources"].get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need),
+                default=self._per_node,
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        }
 
     def _started(self, node: str, number: int) -> _Actor:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -186,10 +194,20 @@ class RayWorkers:
                 )
         return Died(actor.piece, how)
 
-    @property
-    def unused_gpus(self) -> bool:
-        """Whether the cluster has GPUs, and the actors use none."""
-        return not self._gpus and self._ray.cluster_resources().get("GPU", 0.0) > 0
+    def notes(self) -> list[str]:
+        """What the user should know about the cluster and its actors."""
+        found = []
+        if not self._gpus and self._ray.cluster_resources().get("GPU", 0.0) > 0:
+            found.append(
+                "the Ray cluster has GPUs, which the actors do not use; to use them, give ray.gpus=1 or a fraction"
+            )
+        least = min((room for room in self._rooms().values() if room), default=self._per_node)
+        if least < self._per_node:
+            found.append(
+                f"ray.actors_per_node={self._per_node}: a node of the Ray cluster has room for {least} only, with "
+                f"ray.cpus={self._cpus:g} and ray.gpus={self._gpus:g} of each actor; smaller values make room for more"
+            )
+        return found
 
     def close(self) -> None:
         """End all actors immediately, and Ray if it was started here."""
