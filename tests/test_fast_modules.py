@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from seqgen.incremental_state import IncrementalState
 from seqgen.laws import stepping
 from seqgen.laws.decode import Decode
 from seqgen.laws.subject import BEAM, LENGTHS, expand
+from seqgen.modules import attention
 from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -35,12 +37,21 @@ def _no_grad() -> Any:
         yield
 
 
-@pytest.fixture(params=["roomy", "tight"])
-def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With much room, and with so little that slots are collected and memories grow all the time."""
+@pytest.fixture(params=["roomy", "tight", "rounded"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With much room; with so little that slots are collected and memories grow all the time; with rounded numbers.
+
+    With rounded numbers of keys, which are usual in bfloat16 only, what is not initialized is NaN.
+    """
     if request.param == "tight":
         monkeypatch.setattr(indirection, "_BLOCK", 2)
         monkeypatch.setattr(growing, "_BLOCK", 1)
+    if request.param == "rounded":
+        monkeypatch.setattr(attention, "_COMPILED", (torch.float64,))
+        monkeypatch.setattr(attention, "_ROUNDED", 4)
+        torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @every_model

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState
+from seqgen.modules.attention import attend
 from seqgen.modules.kv_cache.choice import choose_cache
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTable
@@ -92,3 +94,27 @@ def test_all_layers_share_one_table() -> None:
     assert isinstance(first, IndirectionCache)
     assert isinstance(second, IndirectionCache)
     assert first.table is second.table
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_few_numbers_of_keys_in_bfloat16(beams: int) -> None:
+    """In 100 steps, attention gets few different numbers of keys, because oneDNN compiles a kernel for each."""
+    torch.manual_seed(0)
+    numbers = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        table = IndirectionTable(1, beams, torch.device("cpu"))
+        cache: KeyValueCache = IndirectionCache(table, stays=True) if beams > 1 else GrowingCache()
+        found = numbers[dtype] = set[int]()
+        for _ in range(100):
+            cache = cache.append(KeysAndValues(*torch.randn(2, beams, 2, 1, 8).to(dtype)), beams)
+            cache = cache.reorder_within_beams(torch.randint(beams, (1, beams)))
+            query = torch.randn(beams, 2, 1, 8).to(dtype)
+            keys, values, mask, _ = cache.attended(None, False, 1, dtype)
+            found.add(keys.size(2))
+            all_beams = query.transpose(0, 1).reshape(1, 2, beams, 8)
+            seen, _ = attend(all_beams, keys, values, mask)
+            view = cache.view()
+            expected, _ = attend(query, view.keys, view.values)
+            torch.testing.assert_close(seen[0].transpose(0, 1), expected.squeeze(2), rtol=0.02, atol=0.02)
+    assert len(numbers[torch.bfloat16]) <= 100 * beams / 32 + 4
+    assert len(numbers[torch.float32]) > 50

@@ -20,6 +20,10 @@ positions 5 / 12, of 50 positions 13 / 12, of 100 positions 17 / 19, of 400 posi
 rows, 8 heads, 5 queries and 32 keys: 0.13 / 0.36.
 """
 
+_COMPILED = (torch.bfloat16, torch.float16)
+_ROUNDED = 32
+"""Dtypes for which numbers of keys are rounded up on a CPU, and the multiple."""
+
 _FEW = 16
 """Number of queries up to which plain products are faster for any number of keys.
 
@@ -99,6 +103,24 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
     if query.dtype == torch.bfloat16 and query.device.type == "cpu" and query.size(-2) <= _FEW and key.stride(-1) == 1:
         return torch.matmul(key, query.transpose(-1, -2)).transpose(-1, -2).contiguous()
     return torch.matmul(query, key.transpose(-1, -2))
+
+
+def rounded_keys(keys: int, memory: Tensor) -> int:
+    """How many keys of a memory attention reads, so that few different numbers occur.
+
+    On a CPU, oneDNN compiles a kernel of about a megabyte for each number of keys in bfloat16 and float16. There, the
+    number is rounded up; the keys after the filled ones must be finite, and masked.
+
+    Args:
+        keys: number of keys that are filled.
+        memory: ``(B, H, capacity, D)`` the memory of keys.
+
+    Returns:
+        A number from ``keys`` to the capacity.
+    """
+    if memory.device.type != "cpu" or memory.dtype not in _COMPILED:
+        return keys
+    return min(-(-keys // _ROUNDED) * _ROUNDED, memory.size(2))
 
 
 def empty_keys(like: Tensor, rows: int, heads: int, keys: int, dim: int) -> Tensor:

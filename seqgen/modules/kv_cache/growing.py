@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
+from seqgen.modules.attention import rounded_keys
+from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
 from seqgen.modules.kv_cache.rows import join_rows
+from seqgen.modules.masks import step_mask
 
 _BLOCK = 32
 """The memory grows by this many positions, or by an eighth of those filled if that is more."""
@@ -36,6 +39,7 @@ class _Memory:
             room = end + max(_BLOCK, seen // 8)
             self.filled = new.new_empty(new.size(0), new.size(1), room, new.size(3))
             self.filled[:, :, :seen] = old[:, :, :seen]
+            self.filled[:, :, end:] = 0  # positions that are not filled can be read, see rounded_keys
         self.filled[:, :, seen:end] = new
 
     def reorder(self, new_order: Tensor) -> None:
@@ -90,6 +94,19 @@ class GrowingCache(KeyValueCache):
         keys, values = (memory.filled[:, :, : self.length] for memory in self._memories())
         return KeysAndValues(keys, values, self.padding_mask)
 
+    def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
+        """All positions, and some that are not filled, but masked; see ``rounded_keys``."""
+        filled = self.view().attended(attn_mask, is_causal, queries, dtype)
+        memories = [memory.filled for memory in self._memories()]
+        positions = rounded_keys(self.length, memories[0])
+        if positions == self.length:
+            return filled
+        keys, values = (memory[:, :, :positions] for memory in memories)
+        causal = step_mask(0, queries, None, keys.device) if filled.is_causal else None
+        return Attended(
+            keys, values, _extended(filled.mask if causal is None else causal, self.length, positions), False
+        )
+
     def reorder(self, new_order: Tensor) -> Self:
         """Move all keys and values of each row; see ``KeyValueCache``."""
         keys, values = self._memories()
@@ -124,6 +141,14 @@ class GrowingCache(KeyValueCache):
         if self._keys is None or self._values is None:
             raise ValueError("a key/value cache is empty until its first append")
         return self._keys, self._values
+
+
+def _extended(mask: Tensor | None, length: int, positions: int) -> Tensor:
+    """A mask over ``length`` positions, with further ones that are masked: ``(..., positions)``."""
+    if mask is None:
+        return torch.arange(positions) < length
+    hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    return F.pad(mask.expand(*mask.shape[:-1], length), (0, positions - length), value=hidden)
 
 
 def _join_masks(old: Tensor | None, new: Tensor | None, rows: int, seen: int, added: int) -> Tensor | None:

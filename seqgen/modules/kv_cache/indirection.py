@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqgen.modules.attention import as_keys, empty_keys, take_rows
+from seqgen.modules.attention import as_keys, empty_keys, rounded_keys, take_rows
 from seqgen.modules.kv_cache.growing import GrowingCache
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
 from seqgen.modules.masks import step_mask
@@ -160,7 +160,9 @@ class IndirectionTable:
             self._merged = other, merged
         return self._merged[1]
 
-    def mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, is_causal: bool = False) -> Tensor:
+    def mask(
+        self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, is_causal: bool = False, slots: int = 0
+    ) -> Tensor:
         """The mask over all slots of a sentence, built once for all layers.
 
         Args:
@@ -169,19 +171,21 @@ class IndirectionTable:
             queries: number of queries of each beam.
             dtype: dtype of the scores.
             is_causal: whether each position attends only to those up to itself; ``attn_mask`` is then ``None``.
+            slots: number of slots in the mask, the same in all layers; at least ``used``, which 0 stands for.
 
         Returns:
-            ``(sentences, heads or 1, beam * queries, used)``, added to the scores; ``-inf`` at slots of other beams.
+            ``(sentences, heads or 1, beam * queries, slots)``, added to the scores; ``-inf`` at slots of other beams
+            and at those that are not filled.
         """
         built = self._mask
         if built is None or built[0] is not attn_mask or built[1] != is_causal or built[2].dtype != dtype:
             allowed = attn_mask
             if is_causal:
                 allowed = step_mask(self.length - queries, queries, None, self.table.device)
-            built = self._mask = attn_mask, is_causal, self._build_mask(allowed, queries, dtype)
+            built = self._mask = attn_mask, is_causal, self._build_mask(allowed, queries, dtype, slots or self.used)
         return built[2]
 
-    def _build_mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype) -> Tensor:
+    def _build_mask(self, attn_mask: Tensor | None, queries: int, dtype: torch.dtype, count: int) -> Tensor:
         sentences, beam, _ = self.table.shape
         added = torch.zeros(1, 1, queries, 1, dtype=dtype, device=self.table.device)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -196,7 +200,7 @@ class IndirectionTable:
         heads = added.size(2)
         added = added.transpose(1, 2).expand(sentences, heads, beam, queries, self.length)
         slots = self.table[:, None, :, None, : self.length].expand(added.shape)
-        mask = torch.full((sentences, heads, beam, queries, self.used), -torch.inf, dtype=dtype, device=added.device)
+        mask = torch.full((sentences, heads, beam, queries, count), -torch.inf, dtype=dtype, device=added.device)
         return mask.scatter_(4, slots, added).flatten(2, 3)
 
 
@@ -258,8 +262,9 @@ class IndirectionCache(KeyValueCache):
     def attended(self, attn_mask: Tensor | None, is_causal: bool, queries: int, dtype: torch.dtype) -> Attended:
         """All slots of a sentence, for all of its beams together; see ``KeyValueCache``."""
         keys, values = self._memories()
-        mask = self.table.mask(attn_mask, queries, dtype, is_causal)
-        return Attended(keys[:, :, : self.table.used], values[:, :, : self.table.used], mask, False)
+        slots = rounded_keys(self.table.used, keys)
+        mask = self.table.mask(attn_mask, queries, dtype, is_causal, slots)
+        return Attended(keys[:, :, :slots], values[:, :, :slots], mask, False)
 
     def reorder(self, new_order: Tensor) -> KeyValueCache:
         """Change to a ``GrowingCache``, since a row may continue one of another sentence."""
@@ -313,8 +318,11 @@ def _with_room(memory: Tensor | None, table: IndirectionTable, added: Tensor, ar
     """Memory with the capacity of the table, with the slots in use at their current numbers."""
     shape = (added.size(0), added.size(1), table.capacity, added.size(-1))
     larger = empty_keys(added, *shape) if are_keys else added.new_empty(shape)
+    kept = 0
     if memory is not None and table.collected is not None:
-        larger[:, :, : table.collected.size(1)] = _collected(memory, table.collected)
+        kept = table.collected.size(1)
+        larger[:, :, :kept] = _collected(memory, table.collected)
+    larger[:, :, kept:] = 0  # slots that are not filled can be read, see rounded_keys
     return larger
 
 
