@@ -102,10 +102,8 @@ class GrowingCache(KeyValueCache):
         if positions == self.length:
             return filled
         keys, values = (memory[:, :, :positions] for memory in memories)
-        causal = step_mask(0, queries, None, keys.device) if filled.is_causal else None
-        return Attended(
-            keys, values, _extended(filled.mask if causal is None else causal, self.length, positions), False
-        )
+        mask = step_mask(0, queries, None, keys.device) if filled.is_causal else filled.mask
+        return Attended(keys, values, _extended(mask, self.length, positions), False)
 
     def reorder(self, new_order: Tensor) -> Self:
         """Move all keys and values of each row; see ``KeyValueCache``."""
