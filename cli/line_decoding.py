@@ -12,6 +12,7 @@ from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.cli.formats import wanted_details
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.errors import ConfigError
+from seqgen.switches import MAPPED_WEIGHTS, switched
 from seqgen.task import Task
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
@@ -71,12 +72,12 @@ def prepare_decoding(
     Raises:
         UserError: a model or key cannot be used.
     """
-    common = cfg.common
-    loaded = load_models(cfg.path, device, cfg.reading, device_map=common.device_map, mapped=common.map_weights)
-    for text in (text for item in loaded for text in item.notes):
-        note(text)
-    translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
-    decoding = translator.prepare(wanted_details(cfg, translator), streamer)
+    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
+        for text in (text for item in loaded for text in item.notes):
+            note(text)
+        translator = Translator(loaded, **{**settings_of_part(cfg.dataset, loaded[0].task), **given})
+        decoding = translator.prepare(wanted_details(cfg, translator), streamer)
     for text in decoding.notes:
         note(text)
     if cfg.format == "text" and decoding.cfg.nbest > 1:

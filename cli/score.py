@@ -23,6 +23,7 @@ from seqgen.errors import ConfigError
 from seqgen.language_model import LanguageModel
 from seqgen.metrics import METRICS
 from seqgen.structures import Hypothesis
+from seqgen.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With hypothesis=[A,B,C] it compares
@@ -208,8 +209,8 @@ def _score_by_model(cfg: ScoreConfig) -> int:
         raise ConfigError("tokens_per_sample and context_window are for text without sources; remove them, or source")
     sources, references = parallel_lines([cfg.source or reference, reference])
     device = set_up_device(cfg.common)
-    common = cfg.common
-    loaded = load_models(cfg.path, device, cfg.reading, device_map=common.device_map, mapped=common.map_weights)
+    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+        loaded = load_models(cfg.path, device, cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     settings = dataclasses.asdict(cfg.generation)

@@ -40,6 +40,7 @@ from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.files import write_atomically
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
+from seqgen.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.
@@ -117,10 +118,8 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     """
     _check_keys(cfg, tuned)
     values = dict(split_argument(argument) for argument in tuned)
-    common = cfg.common
-    loaded = load_models(
-        cfg.path, set_up_device(common), cfg.reading, device_map=common.device_map, mapped=common.map_weights
-    )
+    with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
+        loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
         log(note)
     given = {**settings_of_part(cfg.dataset, loaded[0].task), **given_values(cfg, "generation", shared)}

@@ -87,7 +87,7 @@ def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Place
             f"{path}: its config.json has a quantization_config (quant_method={shown}), which is ignored: the weights "
             "are floating-point numbers and are used as they are"
         )
-    untied = fill(model, architecture.layout(cfg), path, placement)
+    untied = fill(model, architecture.layout(cfg), path, placement.device)
     if untied:
         architecture.untie(model, untied)
         if HEAD in untied and not config.string("transformers_version").startswith("5."):  # which writes all folders so

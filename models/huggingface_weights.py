@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.checkpoints.loading import Placement
 from seqgen.checkpoints.model_size import materialize
-from seqgen.checkpoints.serialization import read_json, tensor_chunks, write_json, write_tensors
+from seqgen.checkpoints.serialization import read_json, read_tensors, tensor_chunks, write_json, write_tensors
 from seqgen.errors import CheckpointError
-from seqgen.mapped_weights import record_file, use_mapped
+from seqgen.mapped_weights import MappedFile, give_back
 from seqgen.models.torch_file import read_torch_file
+from seqgen.switches import MAPPED_WEIGHTS
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
@@ -146,14 +146,15 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file by name, one after another.
 
     Args:
-        path: a ``safetensors`` file, of which a small part at a time is in memory, or a file of ``torch.save``.
+        path: a ``safetensors`` file, which is mapped or of which a small part at a time is in memory, or a file of
+            ``torch.save``.
 
     Raises:
         CheckpointError: the file is damaged, holds code or something else than tensors.
     """
     if path.suffix == ".safetensors":
         try:
-            for chunk in tensor_chunks(path):
+            for chunk in [read_tensors(path)] if MAPPED_WEIGHTS.is_on() else tensor_chunks(path):
                 yield from chunk.items()
         except CheckpointError as error:
             raise CheckpointError(f"{error}: download it again") from None
@@ -170,16 +171,18 @@ def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
 
 
-def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -> dict[str, Tensor]:
+def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
     """Allocate a model's parameters and stream a folder's weights into them.
 
-    Besides the model, a small part of a ``safetensors`` file is in memory, or one file of ``torch.save``.
+    Parameters of the device and dtype of a ``safetensors`` file use its memory in place of their own, see
+    ``seqgen.mapped_weights``. Of what is copied, a small part is in memory besides the model, or one file of
+    ``torch.save``.
 
     Args:
         model: a model on the ``meta`` device, in the wanted dtype.
         layout: the names of the weights.
         folder: the folder.
-        placement: where to put the model, and whether its weights may stay in a ``safetensors`` file.
+        device: where to put the model.
 
     Returns:
         The tensors of ``layout.tied`` that differ from those to which they should be tied, by name.
@@ -189,7 +192,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -
             them; all names are listed.
     """
     files = weight_files(folder)
-    materialize(model, placement.device)
+    materialize(model, device)
     parameters = _tensors(model)
     second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
     filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
@@ -197,6 +200,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -
     unknown: list[str] = []
     misshapen: list[str] = []
     for path in files:
+        mapped = MappedFile(model, path) if path.suffix == ".safetensors" and MAPPED_WEIGHTS.is_on() else None
         for name, tensor in tensors_of(path):
             target = second_names.get(name, name)
             if target not in layout.pieces:
@@ -210,9 +214,7 @@ def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -
             elif not tensor.is_floating_point():
                 raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
             elif target not in filled:
-                if placement.mapped and piece.is_whole and use_mapped(parameter, tensor):
-                    record_file(model, path)
-                else:
+                if not (mapped and piece.is_whole and mapped.lend(parameter, tensor)):
                     place.copy_(tensor)
             elif name != target and not _same(tensor, place):
                 different[name] = tensor.to(place)
@@ -221,6 +223,8 @@ def fill(model: nn.Module, layout: Layout, folder: Path, placement: Placement) -
                 place.copy_(tensor)
             if name == target or target not in filled:
                 filled[target] = name
+            if mapped:
+                give_back(tensor)
     different = {
         name: tensor
         for name, tensor in different.items()

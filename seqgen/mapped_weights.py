@@ -1,7 +1,7 @@
-"""Weights that stay in their file: its pages are mapped into memory, and the system can take unused ones back.
+"""Weights that stay in their file: its pages are mapped into memory, and the system reads those that are needed.
 
-The processes of a machine share the pages. A weight that was prepacked is not needed twice: ``give_back`` frees its
-pages, and if they are read after all, the system reads them from the file again.
+All processes that map a file share its pages. A weight that was prepacked is not needed twice: ``give_back`` frees its
+memory, and if the weight is read after all, its values come from the file again. The switch is ``MAPPED_WEIGHTS``.
 """
 
 from __future__ import annotations
@@ -11,45 +11,61 @@ import mmap
 import os
 import re
 import sys
+import weakref
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from seqgen.errors import CheckpointError
 
-_MADV_PAGEOUT = 21
-"""Of Linux 5.4 and later: pages that are unchanged are dropped, changed ones are swapped out or kept."""
+_FILES: weakref.WeakKeyDictionary[nn.Module, list[MappedFile]] = weakref.WeakKeyDictionary()
+_ADDRESSES: set[int] = set()
+"""Addresses of parameters that were ever mapped."""
 
-_FILES: WeakKeyDictionary[nn.Module, dict[Path, tuple[int, ...]]] = WeakKeyDictionary()
-
-
-def use_mapped(parameter: Tensor, tensor: Tensor) -> bool:
-    """Let a parameter have its values in the memory of a tensor, without a copy.
-
-    Args:
-        parameter: the parameter.
-        tensor: its values, mapped from a file.
-
-    Returns:
-        Whether it was possible: only if device, dtype and shape are the same, and the tensor is contiguous.
-    """
-    if (parameter.device, parameter.dtype, parameter.shape) != (tensor.device, tensor.dtype, tensor.shape):
-        return False
-    if not tensor.is_contiguous():
-        return False
-    parameter.data = tensor
-    return True
+_DONTNEED = 4
+"""``MADV_DONTNEED`` of Linux: pages of a file are dropped, and read again when they are needed."""
 
 
-def record_file(model: nn.Module, path: Path) -> None:
-    """Record that a model has weights in a file, for ``check_unchanged``.
+class MappedFile:
+    """A ``safetensors`` file that weights of a model stay in. It is made before the file is read.
 
     Args:
         model: the model.
         path: the file.
     """
-    _FILES.setdefault(model, {})[path.absolute()] = _version(path)
+
+    def __init__(self, model: nn.Module, path: Path):
+        self.path = path.absolute()
+        self.version = _version(path)
+        self._users: dict[int, weakref.ref[Tensor]] = {}
+        _FILES.setdefault(model, []).append(self)
+
+    def lend(self, parameter: Tensor, tensor: Tensor) -> bool:
+        """Let a parameter have its values in the memory of a tensor, without a copy.
+
+        Args:
+            parameter: the parameter.
+            tensor: its values, mapped from this file.
+
+        Returns:
+            Whether it was possible: not if device, dtype or shape differ, the tensor is not contiguous, or another
+            parameter uses it.
+        """
+        if (parameter.device, parameter.dtype, parameter.shape) != (tensor.device, tensor.dtype, tensor.shape):
+            return False
+        address = tensor.data_ptr()
+        if not tensor.is_contiguous() or self._users.setdefault(address, weakref.ref(parameter))() is not parameter:
+            return False
+        _ADDRESSES.add(address)
+        parameter.data = tensor
+        return True
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a parameter still has its values here; it does not after a conversion, for example."""
+        found = ((address, user()) for address, user in self._users.items())
+        return any(parameter is not None and parameter.data_ptr() == address for address, parameter in found)
 
 
 def check_unchanged(model: nn.Module) -> None:
@@ -61,17 +77,18 @@ def check_unchanged(model: nn.Module) -> None:
         model: the model.
 
     Raises:
-        CheckpointError: a file was changed in place, so that the model has some of its new values.
+        CheckpointError: a file was written to, so that the model may have some of its new values.
     """
-    for path, before in _FILES.get(model, {}).items():
+    for file in _FILES.get(model, ()):
         try:
-            now = _version(path)
+            now = _version(file.path)
         except OSError:
             continue
-        if now[:2] == before[:2] and now != before:
+        if now[:2] == file.version[:2] and now != file.version and file.in_use:
             raise CheckpointError(
-                f"{path} was changed in place while a model with its weights was in use; load the model again, and "
-                "replace files by renaming new ones, or set common.map_weights=false, which reads files as a whole"
+                f"{file.path} was changed in place (its size or time differs) while a model with its weights was in "
+                "use; load the model again, and replace such files by renaming new ones, or set "
+                "common.map_weights=false"
             )
 
 
@@ -81,22 +98,31 @@ def _version(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter that was mapped from a file."""
+    return tensor.data_ptr() in _ADDRESSES
+
+
 def give_back(tensor: Tensor) -> None:
-    """Free the memory of a tensor whose values are in a mapped file; no other tensor changes, nor does its value.
+    """Free the memory of a tensor that is mapped from a file. Its values stay as they are, also if they were changed.
 
     Args:
-        tensor: any tensor; nothing happens if it is not mapped from a file, or on systems other than Linux.
+        tensor: any tensor; nothing happens if it is not mapped, or on systems other than Linux.
     """
     if sys.platform != "linux" or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return
     start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    # Only whole pages: with pages of 4,096 bytes, of the bytes 5,000 to 20,000 the pages from 8,192 to 16,384.
-    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last and _is_mapped(start, end):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_PAGEOUT)
+    # Only whole pages: with pages of 4,096 bytes, of the bytes 5,000 to 20,000 those from 8,192 to 16,384.
+    first, last = -(-start // mmap.PAGESIZE), end // mmap.PAGESIZE
+    try:
+        if first < last and _in_file(start, end) and not _changed(first, last):
+            size = ctypes.c_size_t((last - first) * mmap.PAGESIZE)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first * mmap.PAGESIZE), size, _DONTNEED)
+    except OSError:
+        return  # a system that does not tell what is mapped
 
 
-def _is_mapped(start: int, end: int) -> bool:
+def _in_file(start: int, end: int) -> bool:
     """Whether a range of addresses lies in a mapped file."""
     line = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ ([0-9]+) *(.*)")
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -104,3 +130,22 @@ def _is_mapped(start: int, end: int) -> bool:
             if int(found[1], 16) <= start and end <= int(found[2], 16):
                 return found[3] != "0"
     return False
+
+
+def _changed(first: int, last: int) -> bool:
+    """Whether a page of a mapped file was changed in memory, so that only this process has its values.
+
+    Linux tells of each page, in 64 bits, whether it is in memory (bit 63), swapped out (62), and of a file (61).
+
+    Args:
+        first: number of the first page.
+        last: number of the page after the last one.
+    """
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(8 * first)
+        content = bytearray(pagemap.read(8 * (last - first)))
+    if len(content) < 8 * (last - first):
+        return True
+    pages = torch.frombuffer(content, dtype=torch.int64)
+    private = (pages < 0) & (pages >> 61 & 1 == 0)
+    return bool((private | (pages >> 62 & 1 == 1)).any())

@@ -36,6 +36,8 @@ class Switch:
 
 
 PREPACKED_WEIGHTS = Switch("prepacked_weights")
+MAPPED_WEIGHTS = Switch("mapped_weights")
+"""Using weights from their mapped file when a model is loaded; see ``seqgen.mapped_weights``."""
 TWO_STAGE_CANDIDATES = Switch("two_stage_candidates")
 INPUT_CHOICES = Switch("input_choices")
 """Choosing the computation by the size or the values of the input, for example no mask for a batch without padding. It

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import torch
 
 from benchmarks.decoding.models import numbered_words
 from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.model_weights import load_weights
+from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
 from seqgen.errors import CheckpointError
 from seqgen.mapped_weights import give_back
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
+from seqgen.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
 
@@ -64,11 +68,15 @@ def decoded(translator: Translator) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_outputs_are_those_of_weights_that_were_read(folder: Path, dtype: torch.dtype) -> None:
-    mapped, read = (load_model(folder, dtype=dtype, mapped=choice) for choice in (True, False))
+    mapped = load_model(folder, dtype=dtype)
+    with MAPPED_WEIGHTS.off():
+        read = load_model(folder, dtype=dtype)
     for name, value in mapped.model.state_dict().items():
         assert torch.equal(value, read.model.state_dict()[name]), name
     assert len(list(mapped.model.parameters())) == len(list(read.model.parameters()))  # tied ones are still tied
-    assert decoded(Translator([mapped])) == decoded(Translator([read]))
+    found, expected = decoded(Translator([mapped])), decoded(Translator([read]))
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-5)
 
 
 @ON_LINUX
@@ -99,8 +107,8 @@ def test_the_key_of_the_commands(folder: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @ON_LINUX
-def test_values_that_were_changed_are_not_given_back(folder: Path) -> None:
-    """A change in memory is of this process alone, and survives; the file is as it was."""
+def test_values_that_were_changed_survive(folder: Path) -> None:
+    """A change in memory is of this process alone, and is not lost when pages are given back."""
     before = weights_file(folder).read_bytes()
     loaded = load_model(folder)
     outputs = decoded(Translator([loaded]))
@@ -116,7 +124,7 @@ def test_values_that_were_changed_are_not_given_back(folder: Path) -> None:
 
 def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
     file, translator = weights_file(folder), Translator([load_model(folder)])
-    outputs = decoded(translator)
+    decoded(translator)
     content = bytearray(file.read_bytes())
     content[-4:] = b"\x00\x00\x80\x3f"
     with open(file, "r+b") as handle:
@@ -124,7 +132,13 @@ def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
     os.utime(file, ns=(1, 1))
     with pytest.raises(CheckpointError, match=r"was changed in place .* load the model again"):
         decoded(translator)
-    assert outputs
+
+
+def test_a_converted_model_does_not_need_its_file(folder: Path) -> None:
+    loaded = load_model(folder)
+    loaded.model.double()
+    os.utime(weights_file(folder), ns=(2, 2))
+    assert decoded(Translator([loaded]))
 
 
 @pytest.mark.parametrize("new", [b"damaged", None])
@@ -143,3 +157,72 @@ def test_give_back_takes_any_tensor() -> None:
         expected = tensor.clone()
         give_back(tensor)
         assert torch.equal(tensor, expected)
+
+
+@ON_LINUX
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_memory_is_given_back_of_a_file_that_others_use(tmp_path: Path) -> None:
+    """The file belongs to somebody else, and another process has mapped it."""
+    file = tmp_path / "weights.safetensors"
+    write_tensors(file, {"a": torch.rand(1 << 20)})
+    for folder in tmp_path.parents[:3]:
+        folder.chmod(0o755)
+    tmp_path.chmod(0o755)
+    others = read_tensors(file)
+    assert others["a"].isfinite().all()
+    program = f"""
+import ctypes, os, sys
+from pathlib import Path
+from safetensors import safe_open
+from seqgen.mapped_weights import give_back
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from tests.test_mapped_weights import resident
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1)  # as for a process that this user had started
+a = safe_open({str(file)!r}, "pt").get_tensor("a")
+total = float(a.sum())
+before = resident(Path({str(file)!r}))
+give_back(a)
+print(before, resident(Path({str(file)!r})), float(a.sum()) == total)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    before, after, same = done.stdout.split()
+    assert int(before) > 4_000_000 > 40 * int(after)
+    assert same == "True"
+
+
+def test_parameters_do_not_begin_to_share_memory(tmp_path: Path) -> None:
+    """Two tensors that a file has once, because they were equal, are two parameters again."""
+    weight = torch.rand(3, 4)
+    folder = tmp_path / "checkpoints" / "last"
+    folder.mkdir(parents=True)
+    write_tensors(folder / "model.safetensors", {"0.weight": weight, "1.weight": weight})
+    write_checksums(folder)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 3, bias=False))
+    load_weights(model, folder)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert torch.equal(model[1].weight, weight)
+
+
+def test_systems_that_do_not_tell_what_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    give_back(torch.ones(100_000))
+
+
+def test_a_file_of_torch_is_not_mapped(tmp_path: Path) -> None:
+    """Touching a pytorch_model.bin, whose weights were copied, is no reason to stop."""
+    folder = tmp_path / "bin"
+    torch.manual_seed(1)
+    shape = T5Config(vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    save_pretrained(T5Model(shape, padding_idx=0), folder, numbered_words(VOCABULARY))
+    torch.save(read_tensors(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    translator = Translator([load_model(folder)])
+    outputs = decoded(translator)
+    os.utime(folder / "pytorch_model.bin", ns=(1, 1))
+    assert decoded(translator) == outputs

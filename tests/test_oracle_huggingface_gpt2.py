@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
-from seqgen.checkpoints.loading import LoadedModel, Placement, load_model
+from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
@@ -68,7 +68,7 @@ def seqgen_model(seed: int) -> TransformerLanguageModel:
         sharp_model(seed).save_pretrained(folder)
         cfg = ARCHITECTURE.read_config(JSONConfig.read(folder / "config.json"))
         model = TransformerLanguageModel.build_model(cfg, Vocabularies())
-        fill(model, ARCHITECTURE.layout(cfg), folder, Placement(torch.device("cpu")))
+        fill(model, ARCHITECTURE.layout(cfg), folder, torch.device("cpu"))
     return model.eval()
 
 

@@ -16,6 +16,7 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.switches import MAPPED_WEIGHTS
 
 PREFIXES = {"source": "encoder.", "target": "decoder."}
 """What the names of each side's weights begin with."""
@@ -50,7 +51,8 @@ def read_initial_weights(given: str) -> InitialWeights:
     """
     path = local_path(given)
     if checkpoint_loader_of(path) is not None:
-        loaded = load_model(path, dtype=torch.float32, mapped=False)  # training changes all of them
+        with MAPPED_WEIGHTS.off():  # training changes all of them
+            loaded = load_model(path, dtype=torch.float32)
         both = {"source": loaded.task.source_dictionary, "target": loaded.task.target_dictionary}
         return InitialWeights(path, dict(loaded.model.state_dict()), both, loaded.notes)
     checkpoint = resolve(path)

@@ -163,12 +163,10 @@ class Placement:
     Attributes:
         device: the device.
         dtype: dtype of the weights; ``None`` for the dtype in which they were saved.
-        mapped: whether weights that are saved in this dtype stay in their file; see ``seqgen.mapped_weights``.
     """
 
     device: torch.device
     dtype: torch.dtype | None = None
-    mapped: bool = True
 
 
 CheckpointLoader: TypeAlias = Callable[[Path, ReadingConfig, Placement], LoadedModel]
@@ -235,7 +233,6 @@ def load_models(
     reading: ReadingConfig | None = None,
     dtype: torch.dtype | str | None = torch.float32,
     device_map: str = "",
-    mapped: bool = True,
 ) -> list[LoadedModel]:
     """Load the members of an ensemble.
 
@@ -245,7 +242,6 @@ def load_models(
         reading: what checkpoints of other toolkits lack.
         dtype: dtype of the weights, or its name; ``None`` for the dtype in which they were saved.
         device_map: see ``load_model``.
-        mapped: see ``load_model``.
 
     Raises:
         CheckpointError: one cannot be loaded.
@@ -258,7 +254,7 @@ def load_models(
             f"reading.{given[0]} applies only to checkpoints of other toolkits, but {', '.join(separate)} is a run of "
             "seqgen; remove the key"
         )
-    return [load_model(path, device, dtype, reading, device_map, mapped) for path in separate]
+    return [load_model(path, device, dtype, reading, device_map) for path in separate]
 
 
 def split_path(path: str) -> list[str]:
@@ -277,9 +273,11 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     reading: ReadingConfig | None = None,
     device_map: str = "",
-    mapped: bool = True,
 ) -> LoadedModel:
     """Load a trained model.
+
+    On a CPU, weights that are used in the dtype of their ``safetensors`` file stay in it, and the file must not be
+    written to; see ``seqgen.mapped_weights``. In ``with MAPPED_WEIGHTS.off()`` they are copied.
 
     Args:
         path: a run folder (its best checkpoint is loaded), a checkpoint inside one, a path that a checkpoint loader
@@ -289,8 +287,6 @@ def load_model(
         reading: what a checkpoint of another toolkit lacks.
         device_map: distributes the layers over several devices, of which ``device`` is the main one: ``auto``, or the
             devices of layers; see ``seqgen.checkpoints.device_map``. Empty for one device.
-        mapped: whether weights of a ``safetensors`` file stay in it, if device and dtype allow; the file must then not
-            be written to. See ``seqgen.mapped_weights``.
 
     Returns:
         The model with its task.
@@ -301,7 +297,7 @@ def load_model(
         DataError: a vocabulary or tokenizer is missing or damaged.
     """
     main, local = find_device(device), local_path(path)
-    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype), mapped)
+    placement = Placement(torch.device("cpu") if device_map else main, _weight_dtype(dtype))
     loader = checkpoint_loader_of(local)
     if loader is None:
         loaded = _load_run(local, placement)
@@ -340,7 +336,7 @@ def _load_run(path: Path, placement: Placement) -> LoadedModel:
         materialize(model, placement.device)
     else:
         model = build_real(lambda: task.build_model(config.model), str(checkpoint))
-    load_weights(model, checkpoint, placement.mapped)
+    load_weights(model, checkpoint)
     return LoadedModel(model, task, config, checkpoint, notes=notes, generation=own_settings(config.generation))
 
 

@@ -11,14 +11,18 @@ from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError
-from seqgen.mapped_weights import record_file, use_mapped
+from seqgen.mapped_weights import MappedFile, give_back
 from seqgen.modules.cached_weight import CachedWeight
+from seqgen.switches import MAPPED_WEIGHTS
 
 _UPGRADE = "upgrade_state_dict"
 
 
-def load_weights(model: nn.Module, checkpoint: Path, mapped: bool = False) -> None:
-    """Read a checkpoint's weights into a model; a small part of the file is in memory at a time.
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Read a checkpoint's weights into a model.
+
+    Parameters of the file's device and dtype use its memory in place of their own, see ``seqgen.mapped_weights``; of
+    what is copied, a small part is in memory at a time.
 
     A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
     sharded checkpoint.
@@ -26,8 +30,6 @@ def load_weights(model: nn.Module, checkpoint: Path, mapped: bool = False) -> No
     Args:
         model: a model of the architecture that the checkpoint was trained with.
         checkpoint: the checkpoint's folder; see ``resolve``.
-        mapped: whether parameters of the file's dtype use its memory in place of their own; see
-            ``seqgen.mapped_weights``.
 
     Raises:
         CheckpointError: the file cannot be used, or names or shapes differ. In the latter case the model is unchanged.
@@ -43,18 +45,25 @@ def load_weights(model: nn.Module, checkpoint: Path, mapped: bool = False) -> No
     def stream() -> None:
         verify_checksums(checkpoint, [MODEL])
         fit(model, read_tensors(checkpoint / MODEL, values=False), str(checkpoint))
-        mappable = _plain_parameters(model) if mapped else {}
+        if MAPPED_WEIGHTS.is_on():
+            _map_weights(model, checkpoint / MODEL)
+            return
         for chunk in tensor_chunks(checkpoint / MODEL):
-            copied = {
-                name: tensor
-                for name, tensor in chunk.items()
-                if name not in mappable or not use_mapped(mappable[name], tensor)
-            }
-            model.load_state_dict(copied, strict=False)
-            if len(copied) < len(chunk):
-                record_file(model, checkpoint / MODEL)
+            model.load_state_dict(chunk, strict=False)
 
     unchanged(checkpoint, stream)
+
+
+def _map_weights(model: nn.Module, path: Path) -> None:
+    file, parameters = MappedFile(model, path), _plain_parameters(model)
+    others = {}
+    for name, tensor in read_tensors(path).items():
+        if name not in parameters:
+            others[name] = tensor
+        elif not file.lend(parameters[name], tensor):
+            parameters[name].detach().copy_(tensor)
+            give_back(tensor)
+    model.load_state_dict(others, strict=False)
 
 
 def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

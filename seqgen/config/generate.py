@@ -109,7 +109,9 @@ class RayConfig:
         "",
         "address of the Ray cluster, such as HOST:6379, or auto to find it; empty to start Ray on this machine",
     )
-    actors_per_node: int = option(1, "actors on each node; each holds a copy of the models", minimum=1)
+    actors_per_node: int = option(
+        1, "actors on each node, or as many as it has cores and GPUs for; each holds a copy of the models", minimum=1
+    )
     gpus: float = option(0.0, "GPUs of each actor, such as 0.5; actors with fractions share a GPU", minimum=0)
     cpus: float = option(1.0, "CPU cores of each actor", minimum=0)
 

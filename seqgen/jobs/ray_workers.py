@@ -1,8 +1,8 @@
 """``engine=ray``: workers are actors of Ray, on any number of machines; those that die are replaced.
 
-Each node of the cluster gets the same number of actors, also a node that joins while the job is running. When a node
-dies, its actors' pieces are decoded by others. All files are read and written by the process that started the job; the
-other machines need seqgen, and the models under the same path.
+Each node of the cluster gets the same number of actors, or as many as it has cores and GPUs for, also a node that joins
+while the job is running. When a node dies, its actors' pieces are decoded by others. All files are read and written by
+the process that started the job; the other machines need seqgen, and the models under the same path.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RayWorkers:
     Args:
         build: makes the decoder of each actor.
         address: address of the cluster; empty to start Ray on this machine.
-        per_node: number of actors on each node.
+        per_node: number of actors on each node; fewer on one that has not enough cores or GPUs.
         limit: largest number of actors; 0 for no limit.
         gpus: GPUs of each actor; fractions are possible.
         cpus: CPU cores of each actor.
@@ -124,7 +124,7 @@ class RayWorkers:
             )
 
     def _rooms(self) -> dict[str, int]:
-        """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait."""
+        """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait for ever."""
         needs = {"CPU": self._cpus, "GPU": self._gpus}
         return {
             node["NodeID"]: min(

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.bit_exact.mode import BitExact
+from seqgen.mapped_weights import is_mapped
 
 T = TypeVar("T")
 
 _SAMPLED = 16_384
-"""How many of the first values of a parameter are sampled to find changes."""
+"""How many of the first values of a mapped parameter are sampled to find changes."""
 
 
 class CachedWeight(nn.Module):
@@ -22,8 +23,8 @@ class CachedWeight(nn.Module):
     In training, and whenever gradients are recorded, it is computed at every use. Otherwise it is computed once and
     cached until ``train`` or ``eval`` is called, weights are loaded or moved, or a parameter is changed in place or
     replaced. Changes in place that autograd does not count (``parameter.data.add_``) are found only by ``refresh``,
-    which every decode calls first, and only if they change one of the values that it samples: call ``model.eval()``
-    after changing a few values.
+    which every decode calls first, and only if they change one of the values that it samples, which lie near the
+    beginning of a weight that is mapped from its file: call ``model.eval()`` after changing a few values.
     """
 
     weight: Tensor
@@ -128,9 +129,10 @@ class Stamp:
 def _sample(parameter: Tensor) -> Tensor:
     """About sixty values of a parameter; the step is odd, so that they come from different columns of a matrix.
 
-    They lie near the beginning, so that few pages of a mapped file are read (``seqgen.mapped_weights``).
+    Of a parameter that is mapped from a file they lie near the beginning, so that few pages of the file are read.
     """
-    values = parameter.detach().flatten()[:_SAMPLED]
+    values = parameter.detach().flatten()
+    values = values[:_SAMPLED] if is_mapped(parameter) else values
     return values[:: values.numel() // 61 | 1]
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from seqgen.modules.attention import rounded_keys
 from seqgen.modules.kv_cache.protocol import Attended, KeysAndValues, KeyValueCache
 from seqgen.modules.kv_cache.rows import join_rows
-from seqgen.modules.masks import step_mask
 
 _BLOCK = 32
 """The memory grows by this many positions, or by an eighth of those filled if that is more."""
@@ -99,11 +98,11 @@ class GrowingCache(KeyValueCache):
         filled = self.view().attended(attn_mask, is_causal, queries, dtype)
         memories = [memory.filled for memory in self._memories()]
         positions = rounded_keys(self.length, memories[0])
-        if positions == self.length:
+        derived = type(self).view is not GrowingCache.view  # of a subclass, whose keys are those of its ``view``
+        if derived or filled.is_causal or positions == self.length:
             return filled
         keys, values = (memory[:, :, :positions] for memory in memories)
-        mask = step_mask(0, queries, None, keys.device) if filled.is_causal else filled.mask
-        return Attended(keys, values, _extended(mask, self.length, positions), False)
+        return Attended(keys, values, _extended(filled.mask, self.length, keys), False)
 
     def reorder(self, new_order: Tensor) -> Self:
         """Move all keys and values of each row; see ``KeyValueCache``."""
@@ -141,10 +140,11 @@ class GrowingCache(KeyValueCache):
         return self._keys, self._values
 
 
-def _extended(mask: Tensor | None, length: int, positions: int) -> Tensor:
-    """A mask over ``length`` positions, with further ones that are masked: ``(..., positions)``."""
+def _extended(mask: Tensor | None, length: int, keys: Tensor) -> Tensor:
+    """A mask over ``length`` positions, extended to those of ``keys``, which are masked: ``(..., positions)``."""
+    positions = keys.size(2)
     if mask is None:
-        return torch.arange(positions) < length
+        return (torch.arange(positions, device=keys.device) < length).unsqueeze(0)
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return F.pad(mask.expand(*mask.shape[:-1], length), (0, positions - length), value=hidden)
 
