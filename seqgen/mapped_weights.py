@@ -33,11 +33,17 @@ class MappedFile:
     Args:
         model: the model.
         path: the file.
+
+    Raises:
+        CheckpointError: there is no such file.
     """
 
     def __init__(self, model: nn.Module, path: Path):
         self.path = path.absolute()
-        self.version = _version(path)
+        try:
+            self.version = _version(path)
+        except OSError as error:  # a training run may have just replaced the checkpoint
+            raise CheckpointError(f"{path}: {error.strerror or error}") from None
         self._users: dict[int, weakref.ref[Tensor]] = {}
         _FILES.setdefault(model, []).append(self)
 

@@ -17,7 +17,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
 from seqgen.errors import CheckpointError
-from seqgen.mapped_weights import give_back
+from seqgen.mapped_weights import MappedFile, give_back
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_config import T5Config
@@ -204,6 +204,11 @@ def test_parameters_do_not_begin_to_share_memory(tmp_path: Path) -> None:
     with torch.no_grad():
         model[0].weight.zero_()
     assert torch.equal(model[1].weight, weight)
+
+
+def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gone\.safetensors: No such file"):
+        MappedFile(torch.nn.Linear(2, 2), tmp_path / "gone.safetensors")
 
 
 def test_systems_that_do_not_tell_what_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
