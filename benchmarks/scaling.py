@@ -1,10 +1,12 @@
 """What bounds training on many GPUs (computed), and what several processes cost on this machine (measured).
 
     python -m benchmarks.scaling table [--gpu h100|a100] [--tokens 8192]
-    python -m benchmarks.scaling measure [--rounds 3] [--updates 20]
+    python -m benchmarks.scaling train [--rounds 3] [--updates 20]
+    python -m benchmarks.scaling decode [--rounds 3] [--lines 4000]
 
-``table`` computes from the numbers of parameters and the vendors' figures, which are in ``GPUS``. ``measure`` trains
-the same updates of the built-in example by one process with two threads, and by two processes with one thread each.
+``table`` computes from the numbers of parameters and the vendors' figures, which are in ``GPUS``. ``train`` runs the
+same updates of the built-in example, and ``decode`` decodes the same lines with random weights, by one process with two
+threads, and by two processes with one thread each. The runs alternate.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -29,6 +34,7 @@ from seqgen.compose import compose
 from seqgen.config import TrainConfig
 from seqgen.data.iterator import EpochIterator
 from seqgen.registry import TASKS
+from seqgen.tasks.number_names import names
 
 ROOT = Path(__file__).parent.parent
 COUNTS = (1, 8, 64, 1024)
@@ -171,31 +177,66 @@ def table(gpu: Gpu, tokens: int) -> list[list[str]]:
 
 MODEL = ["model=transformer_tiny", "dataset.max_tokens=1000", "dataset.validate_interval=0"]
 MODEL += [f"model.{side}_{key}" for side in ("encoder", "decoder") for key in ("embed_dim=256", "ffn_embed_dim=1024")]
-RUNS = {
+QUIET = ["common.tensorboard=false", "common.log_format=none"]
+TRAINING = {
     "one process, 2 threads": ["optimization.update_freq=[2]"],
     "DDP, 2 processes": ["distributed_training.distributed_world_size=2"],
     "FSDP, 2 processes": ["distributed_training.distributed_world_size=2", "distributed_training.sharding=fsdp"],
 }
+DECODING = {
+    "one process, 2 threads": ["common.threads=2"],
+    "job, 1 worker, 2 threads": ["generation.workers=1", "generation.part_lines=256", "common.threads=2"],
+    "job, 2 workers": ["generation.workers=2", "generation.part_lines=256", "common.threads=1"],
+    "job, 2 Ray actors": ["engine=ray", "ray.actors_per_node=2", "generation.part_lines=256", "common.threads=1"],
+}
 
 
-def measure(name: str, updates: int, examples: int, folder: Path) -> tuple[float, float]:
-    """Train; return target tokens per second, without the start, and CPU seconds of all processes, with it."""
-    run, before = folder / "run", resource.getrusage(resource.RUSAGE_CHILDREN)
-    keys = [
-        *MODEL,
-        *RUNS[name],
-        f"task.train_size={examples}",
-        "common.threads=2",
-        f"common.log_interval={min(5, updates)}",
-        f"optimization.max_update={updates}",
-    ]
-    keys += ["common.tensorboard=false", "common.log_format=none", f"task.cache_dir={folder / 'cache'}"]
-    subprocess.run([sys.executable, "-m", "seqgen.cli.train", f"run_dir={run}", *keys], cwd=ROOT, check=True)
+@dataclass(frozen=True)
+class Cost:
+    """What a run took: tokens or lines per second, and CPU seconds of all of its processes."""
+
+    speed: float
+    cpu_seconds: float
+
+
+def command(module: str, keys: list[str]) -> tuple[float, float]:
+    """Run a command; return its seconds, and the CPU seconds of its processes."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-m", module, *keys], cwd=ROOT, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - start, cpu
+
+
+def train(keys: list[str], updates: int, examples: int, folder: Path) -> Cost:
+    """Train; return target tokens per second, without the start, and CPU seconds, with it."""
+    run = folder / "run"
+    common = [*MODEL, *QUIET, *keys, f"task.train_size={examples}", f"task.cache_dir={folder / 'cache'}"]
+    common += ["common.threads=2", f"common.log_interval={min(5, updates)}", f"optimization.max_update={updates}"]
+    _, cpu = command("seqgen.cli.train", [f"run_dir={run}", *common])
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     speeds = [row["tokens_per_second"] for row in rows if row["event"] == "train"]
     run.rename(folder / f"run-{len(list(folder.iterdir()))}")
-    return statistics.median(speeds), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(statistics.median(speeds), cpu)
+
+
+def untrained_run(lines: int, folder: Path) -> tuple[Path, Path]:
+    """Write a run of one update and a file of sources; return both paths."""
+    train([], 1, 100, folder)
+    (run,) = folder.glob("run-*")
+    text = folder / "lines"
+    text.write_text("".join(name + "\n" for name in names(list(range(10_000, 10_000 + lines)), "en")))
+    return run, text
+
+
+def decode(keys: list[str], run: Path, text: Path) -> Cost:
+    """Decode by the whole command; return lines per second and CPU seconds, both with the start."""
+    with tempfile.TemporaryDirectory() as folder:
+        common = [f"path={run}", f"input={text}", f"output={folder}/output", "generation.max_len_a=0"]
+        common += ["generation.max_len_b=32", "generation.min_len=32", *keys]
+        seconds, cpu = command("seqgen.cli.generate", common)
+        lines = len(Path(folder, "output").read_text().splitlines())
+    return Cost(lines / seconds, cpu)
 
 
 def batches_per_second(examples: int, folder: Path) -> float:
@@ -210,15 +251,29 @@ def batches_per_second(examples: int, folder: Path) -> float:
     return tokens / (time.perf_counter() - start)
 
 
+def alternate(runs: dict[str, Callable[[], Cost]], rounds: int, unit: str) -> None:
+    """Print the costs of runs that take turns, and a table of their medians."""
+    found: dict[str, list[Cost]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name, run in runs.items():
+            found[name].append(run())
+            print(f"round {number + 1}, {name}: {found[name][-1].speed:,.0f} {unit}", flush=True)
+    print(f"| | {unit}, median of {rounds} | lowest | highest | CPU s |\n|---|---|---|---|---|")
+    for name, costs in found.items():
+        speeds, cpu = [cost.speed for cost in costs], statistics.median(cost.cpu_seconds for cost in costs)
+        print(f"| {name} | {statistics.median(speeds):,.0f} | {min(speeds):,.0f} | {max(speeds):,.0f} | {cpu:.1f} |")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print the table or the measurements."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("table", "measure"))
+    parser.add_argument("what", choices=("table", "train", "decode"))
     parser.add_argument("--gpu", choices=sorted(GPUS), default="h100")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens in a batch of each GPU")
+    parser.add_argument("--tokens", type=int, default=8192, help="table: tokens in a batch of each GPU")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--updates", type=int, default=20, help="train: updates of each run")
+    parser.add_argument("--examples", type=int, default=20_000, help="train: examples of the training set")
+    parser.add_argument("--lines", type=int, default=4_000, help="decode: lines of the text")
     given = parser.parse_args(arguments)
     if given.what == "table":
         rows = table(GPUS[given.gpu], given.tokens)
@@ -226,19 +281,20 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"| {' | '.join(row)} |" + ("\n|" + "---|" * len(row) if not number else ""))
         return
     os.environ.pop("OMP_NUM_THREADS", None)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in RUNS}
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(given.rounds):
-            for name in RUNS:
-                found[name].append(measure(name, given.updates, given.examples, Path(folder)))
-                print(f"round {number + 1}, {name}: {found[name][-1][0]:,.0f} tokens/s", flush=True)
-        speed = batches_per_second(given.examples, Path(folder))
-        print(f"one thread makes batches of {speed:,.0f} tokens/s")
-    print(f"| | tokens/s, median of {given.rounds} | lowest | highest | CPU s |\n|---|---|---|---|---|")
-    for name, values in found.items():
-        speeds, seconds = zip(*values, strict=True)
-        middle, spent = statistics.median(speeds), statistics.median(seconds)
-        print(f"| {name} | {middle:,.0f} | {min(speeds):,.0f} | {max(speeds):,.0f} | {spent:.1f} |")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if given.what == "train":
+            sizes = given.updates, given.examples, folder
+            runs = {name: partial(train, keys, *sizes) for name, keys in TRAINING.items()}
+            alternate(runs, given.rounds, "tokens/s")
+            print(f"one thread makes batches of {batches_per_second(given.examples, folder):,.0f} tokens/s")
+        else:
+            work = untrained_run(given.lines, folder)
+            runs = {name: partial(decode, keys, *work) for name, keys in DECODING.items()}
+            if find_spec("ray") is None:
+                runs = {name: run for name, run in runs.items() if "Ray" not in name}
+                print("Ray is left out: the extra seqgen[ray] is not installed")
+            alternate(runs, given.rounds, "lines/s")
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def run(line: str) -> None:
         python = [sys.executable, *(["-m", "torch.distributed.run"] if words[0] == "torchrun" else []), *words[1:]]
         if "seqgen.cli.train" in words:
             python += [*QUICK, "task.train_size=200"]
-        if "measure" in words:
-            python += ["--rounds", "1", "--updates", "2", "--examples", "300"]
+        if {"train", "decode"} & {*words}:
+            python += ["--rounds", "1", "--updates", "2", "--examples", "300", "--lines", "40"]
         shown = subprocess.run(python, check=False, capture_output=True, env=environment, input=stdin)
         assert shown.returncode == 0, f"{line}\n{shown.stderr.decode()}"
         return
