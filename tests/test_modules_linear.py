@@ -16,17 +16,18 @@ from seqgen.modules import linear as module
 from seqgen.modules.conv_tbc import ConvTBC
 from seqgen.modules.linear import Linear, Projection
 
-ROWS = [0, 1, 5, 8, 160]
+ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 
 
 @pytest.fixture(autouse=True)
 def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGE", 1)
+    monkeypatch.setattr(module, "_LARGE_FOR_FEW", 1)
 
 
 def packs(layer: Projection) -> bool:
     """Whether the layer uses a prepacked weight, which the name of its product function shows."""
-    return layer.product().__name__ == "packed_multiply"
+    return layer.product().__name__ in ("packed_multiply", "padded_multiply")
 
 
 @torch.no_grad()
