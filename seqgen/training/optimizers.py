@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from seqgen.config import option
@@ -132,6 +131,8 @@ class NAG(torch.optim.SGD):
 
 
 def _can_fuse(params: Iterable[Tensor]) -> bool:
+    from torch.distributed.tensor import DTensor  # takes half a second, and decoding imports this file, too
+
     return all(
         param.device.type in ("cpu", "cuda", "mps") and param.is_floating_point() and not isinstance(param, DTensor)
         for param in params
