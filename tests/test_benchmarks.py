@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import ensembles
+import seqgen
+from benchmarks import ensembles, interactive
 from benchmarks.decode import checkout, main
 from benchmarks.decoding import report
 from benchmarks.decoding.command import Command, compare_commands
@@ -92,6 +93,25 @@ def test_the_benchmark_of_ensembles(capsys: pytest.CaptureFixture[str]) -> None:
     one, two = ensembles.models_of_one_shape("transformer_tiny", Vocabulary(50), 2, same=True)
     same = {name for name, weight in two.state_dict().items() if torch.equal(weight, one.state_dict()[name])}
     assert {name for name in one.state_dict() if name.startswith("encoder.")} <= same != set(one.state_dict())
+
+
+def test_the_benchmark_of_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_random_t5("t5_tiny", 50, tmp_path / "t5")
+    (tmp_path / "text").write_text("w5 w6\n\nw7\n")
+    interactive.main([str(tmp_path / "t5"), str(tmp_path / "text"), "--starts", "1", "--threads", "1", "--beam", "2"])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    names = [
+        "greedy, first token",
+        "greedy, whole line",
+        "beam 2, whole line",
+        "import torch",
+        "seqgen-generate, one line",
+    ]
+    assert [name for name, *_ in rows] == names
+    found = interactive.waits(seqgen.Translator(str(tmp_path / "t5")), ["w5 w6", "w7"], beam=2)
+    first, whole, _ = found.values()
+    assert len(first) == 2
+    assert all(0 < early < late for early, late in zip(first, whole, strict=True))
 
 
 def test_all_of_benchmark_b(tmp_path: Path) -> None:
