@@ -70,13 +70,24 @@ def waits(translator: seqgen.Translator, lines: Sequence[str], beam: int) -> dic
     return found
 
 
-def starts(model: str, line: str, count: int) -> dict[str, list[float]]:
-    """The seconds of ``import torch`` and of the whole command with one line, alternating."""
+def starts(model: str, line: str, count: int, threads: int) -> dict[str, list[float]]:
+    """Start ``import torch`` and the whole command with one line, alternating.
+
+    Args:
+        model: the model's path.
+        line: the text; it is decoded with the model's own settings.
+        count: how often each is started.
+        threads: CPU threads of the command.
+
+    Returns:
+        The seconds of each start.
+    """
     found: dict[str, list[float]] = {"import torch": [], "seqgen-generate, one line": []}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "line")
         text.write_text(line + "\n", encoding="utf-8")
         decode = ["-m", "seqgen.cli.generate", f"path={model}", f"input={text}", f"output={folder}/output"]
+        decode.append(f"common.threads={threads}")
         for _ in range(count):
             for seconds, arguments in zip(found.values(), (["-c", "import torch"], decode), strict=True):
                 start = time.perf_counter()
@@ -96,10 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(given.threads)
     keep_freed_memory()
     lines = [line for line in given.text.read_text(encoding="utf-8").splitlines() if line.strip()][: given.lines]
+    if not lines:
+        parser.error(f"{given.text} has no line with text")
     print("| | ms, median | 95th percentile |\n|---|---|---|")
     for found in (
         waits(seqgen.Translator(given.model), lines, given.beam),
-        starts(given.model, lines[0], given.starts),
+        starts(given.model, lines[0], given.starts, given.threads),
     ):
         for name, seconds in found.items():
             slow = sorted(seconds)[min(len(seconds) - 1, int(0.95 * len(seconds)))]

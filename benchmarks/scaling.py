@@ -193,7 +193,7 @@ DECODING = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took: tokens or lines per second, and CPU seconds of all of its processes."""
+    """What a run took: tokens or lines per second, and CPU seconds of its processes, without Ray's actors."""
 
     speed: float
     cpu_seconds: float

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +87,9 @@ def run_job(cfg: GenerateConfig, given: Mapping[str, Any], overrides: Sequence[s
         try:
             return _run(cfg, given, keys, source, folder, stop)
         except JobStopped as stopped:
-            done = sum(known.lines for known in folder.done.values())
-            log(f"stopped; {done} lines are done and kept in {place}; to continue, run the same command again")
+            done = f"{sum(known.lines for known in folder.done.values())} lines are done and kept in {place}"
+            what = done if folder.is_open else f"what was decoded before is kept in {place}"
+            log(f"stopped; {what}; to continue, run the same command again")
             return 128 + stopped.number
 
 
@@ -99,15 +103,15 @@ def _run(
 ) -> int:
     start = time.monotonic()
     models = models_fingerprint(cfg.path)
-    files = {name: digest(Path(name)) for name in named_files(_without_data(keys))}
+    files = _digests(named_files(_without_data(keys)))
     log(f"reading {cfg.input} ...")
     plan = plan_parts(source, cfg.generation.part_lines, stop.check)
     manifest = Manifest(_settings(cfg, given), {**models, **files}, cfg.generation.part_lines, plan, versions())
-    folder.open()
-    manifest.write_or_compare(folder.path)
+    folder.open(manifest)
     piece_lines = cfg.generation.buffer_size or BUFFER_SIZE
-    job = Job(folder, source, plan, manifest.digest, fingerprint(models), piece_lines, log, stop.check)
+    job = Job(folder, source, plan, manifest.digest, fingerprint({**models, **files}), piece_lines, log, stop.check)
     undone = job.undone()
+    folder.forget(undone)
     before = plan.lines - sum(part.lines for part in undone)
     if before:
         log(f"{before} of {plan.lines} lines were decoded before; continuing")
@@ -116,7 +120,7 @@ def _run(
         progress = Progress(plan.lines, before, failed, cfg.job.progress, log)
         workers: Workers | None = None
         try:
-            workers = _workers(cfg, given)
+            workers = _workers(cfg, given, tuple(files))
             job.run(workers, progress)
         finally:
             if workers is not None:
@@ -158,19 +162,36 @@ def _check_keys(cfg: GenerateConfig, keys: Mapping[str, str]) -> None:
 
 def _check_places(cfg: GenerateConfig, source: Source, folder: Path) -> None:
     """Check that outputs do not overwrite inputs, and do not become inputs when the command is repeated."""
-    check_output("output", cfg.output, *map(str, source.files))
+    check_output("output", cfg.output, *map(str, source.files), cfg.generation.shortlist, cfg.generation.prefix_trie)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"job.folder={folder} is a file; give a folder")
     inputs = Path(cfg.input)
-    if inputs.is_dir() and cfg.output != "-" and Path(cfg.output).resolve().parent == inputs.resolve():
+    if inputs.is_dir() and folder.resolve() == inputs.resolve():
         raise ConfigError(
-            f"output={cfg.output} is in the folder of the input, and would be part of the input when the job is "
-            "continued; give a file in another folder"
+            f"job.folder={folder} is the folder of the input, and the job's files would be part of the input when it "
+            "is continued; give another folder"
         )
+    if cfg.output != "-" and _is_input(Path(cfg.output), inputs):
+        raise ConfigError(
+            f"output={cfg.output} would be part of input={cfg.input} when the job is continued; give a file in another "
+            "folder"
+        )
+
+
+def _is_input(file: Path, inputs: Path) -> bool:
+    """Whether a file would be found as input: it is in the input's folder, or matches its name with wildcards."""
+    place = file.resolve()
+    if inputs.is_dir():
+        return place.parent == inputs.resolve()
+    return fnmatch(place.name, inputs.name) and fnmatch(str(place.parent), str(inputs.parent.resolve()))
 
 
 def _without_data(keys: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in keys.items() if key not in ("path", "input", "output", "job.folder")}
+
+
+def _digests(files: Sequence[str]) -> dict[str, str]:
+    return {name: digest(Path(name)) for name in files}
 
 
 def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,12 +208,12 @@ def _settings(cfg: GenerateConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _workers(cfg: GenerateConfig, given: Mapping[str, Any]) -> Workers:
+def _workers(cfg: GenerateConfig, given: Mapping[str, Any], files: tuple[str, ...]) -> Workers:
     if cfg.engine == "ray":
         from seqgen.jobs.ray_workers import RayWorkers  # Ray need not be installed
 
         threads = cfg.common.threads or max(1, int(cfg.ray.cpus))
-        build = CommandBuilder(cfg, dict(given), threads)
+        build = CommandBuilder(cfg, dict(given), threads, files, os.getcwd())
         limit = cfg.generation.workers
         workers = RayWorkers(build, cfg.ray.address, cfg.ray.actors_per_node, limit, cfg.ray.gpus, cfg.ray.cpus)
         for note in workers.notes():
@@ -200,7 +221,7 @@ def _workers(cfg: GenerateConfig, given: Mapping[str, Any]) -> Workers:
         return workers
     count = cfg.generation.workers or 1
     threads = cfg.common.threads or max(1, available_cores() // count)
-    return LocalWorkers(CommandBuilder(cfg, dict(given), threads), count)
+    return LocalWorkers(CommandBuilder(cfg, dict(given), threads, files, os.getcwd()), count)
 
 
 @dataclass(frozen=True)
@@ -211,20 +232,26 @@ class CommandBuilder:
         cfg: the whole configuration.
         given: see ``generate``.
         threads: CPU threads of each worker.
+        files: the files that keys name; workers on other machines must have the same.
+        folder: the working folder of the command, to which paths are relative.
     """
 
     cfg: GenerateConfig
     given: dict[str, Any]
     threads: int
+    files: tuple[str, ...]
+    folder: str
 
     def __call__(self, number: int) -> CommandDecoder:
         """Load the models; see ``Builder``."""
+        with contextlib.suppress(OSError):  # another machine need not have the folder if all paths are absolute
+            os.chdir(self.folder)
         import_plugins([])
         common = replace(self.cfg.common, threads=self.threads)
         device = set_up_device(common)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", number % torch.cuda.device_count())
-        return CommandDecoder(self.cfg, self.given, device)
+        return CommandDecoder(self.cfg, self.given, device, self.files)
 
 
 class CommandDecoder:
@@ -234,12 +261,13 @@ class CommandDecoder:
         cfg: the whole configuration.
         given: see ``generate``.
         device: where to decode.
+        files: the files that keys name.
     """
 
-    def __init__(self, cfg: GenerateConfig, given: Mapping[str, Any], device: torch.device):
+    def __init__(self, cfg: GenerateConfig, given: Mapping[str, Any], device: torch.device, files: Sequence[str]):
         self.cfg, self.notes = cfg, list[str]()
         _, self.decoding = prepare_decoding(cfg, given, device, self.notes.append)
-        self.fingerprint = fingerprint(models_fingerprint(cfg.path))
+        self.fingerprint = fingerprint({**models_fingerprint(cfg.path), **_digests(files)})
         self.write = FORMATS[cfg.format](self.decoding, None)
         self.clean = text_cleaner(cfg.remove_bpe, cfg.detokenize)
         task = self.decoding.task
@@ -274,7 +302,7 @@ def _merge(cfg: GenerateConfig, folder: JobFolder, job: Job, stop: Stop, named: 
             with open(sys.stdout.fileno(), "wb", closefd=False) as file:
                 folder.merge(job.plan.parts, file, stop.check)
         return
-    output = Path(cfg.output)
+    output = Path(cfg.output).resolve()  # a link is written through, and stays
     if is_pipe(output):
         with disk_errors(output), open(output, "wb") as file:
             folder.merge(job.plan.parts, file, stop.check)

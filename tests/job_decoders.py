@@ -129,11 +129,12 @@ class Bench:
     def job(self, check: Callable[[], None] = lambda: None) -> tuple[Job, Plan]:
         plan = plan_parts(self.source, self.part_lines)
         folder = JobFolder(self.root / "job", ".txt")
-        folder.open()
         manifest = Manifest(self.settings, {"model": "a"}, self.part_lines, plan, {})
-        manifest.write_or_compare(folder.path)
+        folder.open(manifest)
         log = self.messages.append
-        return Job(folder, self.source, plan, manifest.digest, FINGERPRINT, self.piece_lines, log, check), plan
+        job = Job(folder, self.source, plan, manifest.digest, FINGERPRINT, self.piece_lines, log, check)
+        folder.forget(job.undone())
+        return job, plan
 
     def run(self, workers: Workers | None = None, job: Job | None = None) -> bytes:
         """Decode, merge, and write the ledger; return the merged output."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from seqgen.checkpoints.run_lock import run_lock
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError, UserError
 from seqgen.jobs.line_decoder import Piece, answer
 from seqgen.jobs.local_workers import LocalWorkers
+from seqgen.jobs.manifest import Manifest
 from seqgen.jobs.part import Failure, cut, plan_parts, text_digest
 from seqgen.jobs.progress import Progress, duration
 from seqgen.jobs.source import Source, find_source
@@ -117,6 +120,54 @@ def test_a_damaged_manifest_is_refused(content: bytes, bench: Bench) -> None:
         bench.run()
 
 
+@pytest.mark.parametrize("name", ["done.jsonl", "errors.jsonl", "parts"])
+def test_a_folder_with_files_of_the_user_is_refused(name: str, bench: Bench) -> None:
+    (bench.root / "job").mkdir()
+    mine = bench.root / "job" / name
+    mine.write_bytes(b"mine, without an end of line")
+    with pytest.raises(ConfigError, match=f"has {name}, but no manifest.json of a job"):
+        bench.run()
+    assert mine.read_bytes() == b"mine, without an end of line"
+
+
+def test_another_job_changes_nothing_in_the_folder(bench: Bench) -> None:
+    bench.run()
+    journal = bench.root / "job" / "done.jsonl"
+    journal.write_bytes(journal.read_bytes() + b"torn")
+    before = journal.read_bytes()
+    bench.settings["beam"] = 3
+    with pytest.raises(ConfigError, match="beam"):
+        bench.run()
+    assert journal.read_bytes() == before
+
+
+@pytest.mark.parametrize("also_made_again", [False, True])
+def test_a_folder_that_is_deleted_during_the_run(also_made_again: bool, bench: Bench) -> None:
+    bench.write([*LINES, *["nan"] * 5])  # with an entry of the error ledger
+
+    def delete(piece: Piece) -> bool:
+        if piece.part == 3:
+            shutil.rmtree(bench.root / "job", ignore_errors=True)
+            if also_made_again:
+                (bench.root / "job").mkdir()
+        return False
+
+    job, plan = bench.job()
+    with pytest.raises(DataError, match="was deleted or replaced while the job was running"):
+        bench.run(InlineWorkers(deaths=delete), job)
+    with pytest.raises(DataError, match="was deleted or replaced"):
+        job.folder.write_errors(plan.parts)
+    assert not also_made_again or list((bench.root / "job").iterdir()) == []
+
+
+def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    name = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    name.write_bytes(b"one\ntwo\n")
+    manifest = Manifest({}, {}, 10, plan_parts(Source((name,)), 10), {})
+    assert [manifest.write_or_compare(tmp_path) for _ in range(2)] == [False, True]
+    assert "caf\\\\udce9" in (tmp_path / "manifest.json").read_text()
+
+
 def test_two_jobs_on_one_folder(bench: Bench) -> None:
     folder = bench.root / "job"
     with (
@@ -176,6 +227,23 @@ def test_a_job_in_which_everything_fails_is_stopped(bench: Bench) -> None:
     bench.write(["nan"] * 150)
     with pytest.raises(ResourceError, match=r"the first 1\d\d lines all failed.*NaN"):
         bench.run()
+
+
+def test_a_job_is_continued_although_the_next_hundred_lines_fail(tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path, part_lines=150, piece_lines=50), [*numbered(150), *["nan"] * 150]
+    bench.write(lines)
+    bench.run()
+    (bench.root / "job" / "parts" / "part-00000001.txt").unlink()
+    bench.run()
+    assert len(ledger(bench)) == 150
+
+
+def test_the_last_piece_of_a_split_one_may_lose_two_workers_too(tmp_path: Path) -> None:
+    bench, lines = Bench(tmp_path, part_lines=17, piece_lines=17), numbered(17)
+    bench.write(lines)
+    deaths = itertools.count()
+    workers = InlineWorkers(deaths=lambda piece: lines[16] in piece.lines and next(deaths) < 3)
+    assert bench.run(workers) == expected(lines), "its third death is the first one while it is alone"
 
 
 def test_a_line_that_kills_its_worker_is_given_up(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ROWS = [0, 1, 2, 3, 4, 5, 8, 160]
 @pytest.fixture(autouse=True)
 def _pack_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGE", 1)
-    monkeypatch.setattr(module, "_LARGE_FOR_FEW", 1)
+    monkeypatch.setattr(module, "_LARGE_TO_PAD", 1)
 
 
 def packs(layer: Projection) -> bool:

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import DataError
+from seqgen.errors import ConfigError, DataError
 from seqgen.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
+from seqgen.jobs.manifest import MANIFEST, Manifest
 from seqgen.jobs.part import Answers, Failure, Part
 from seqgen.reading import parse_json
 
@@ -70,15 +71,44 @@ class JobFolder:
     def __init__(self, path: Path, ending: str):
         self.path, self.ending = path, ending
         self.done: dict[int, Done] = {}
+        self._identity: tuple[int, int, int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the journal was read, so that ``done`` has all parts that are done."""
+        return self._identity is not None
 
     def file_of(self, index: int) -> Path:
         """The file with the outputs of a part."""
         return self.path / PARTS / f"part-{index:08d}{self.ending}"
 
-    def open(self) -> None:
-        """Make the folder, remove what killed processes have left, and read the journal."""
+    def _check_new(self) -> None:
+        """Check that a folder without a manifest has no files with the names of those of a job."""
+        if (self.path / MANIFEST).exists():
+            return
+        for name in (JOURNAL, ERRORS, PARTS):
+            if (self.path / name).exists():
+                raise ConfigError(
+                    f"job.folder={self.path} has {name}, but no {MANIFEST} of a job; give a new folder, or delete it"
+                )
+
+    def open(self, manifest: Manifest) -> None:
+        """Make the folder of a job or continue it: compare the manifest, remove what killed processes have left, and
+        read the journal.
+
+        Args:
+            manifest: that of this command.
+
+        Raises:
+            ConfigError: the folder is of a job with other settings or models, or has other files of these names.
+            DataError: the input is another one, or the manifest is damaged.
+            UserError: a file cannot be written.
+        """
+        self._check_new()
+        manifest.write_or_compare(self.path)
         with disk_errors(self.path):
             (self.path / PARTS).mkdir(parents=True, exist_ok=True)
+            self._identity = _identity(self.path / MANIFEST)
         for folder in (self.path, self.path / PARTS):
             remove_leftovers(folder)
         journal = self.path / JOURNAL
@@ -107,6 +137,27 @@ class JobFolder:
             return
         self.done[index] = Done(key, size, sha256, lines, failed, tokens, place)
 
+    def forget(self, parts: Iterable[Part]) -> None:
+        """Take parts that are decoded again out of ``done``."""
+        for part in parts:
+            self.done.pop(part.index, None)
+
+    def _check_there(self) -> None:
+        """Check that the folder is still the one that was opened, whose lock this process holds.
+
+        Raises:
+            DataError: somebody has deleted or replaced it.
+        """
+        try:
+            same = _identity(self.path / MANIFEST) == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise DataError(
+                f"{self.path} was deleted or replaced while the job was running; run the same command again to begin "
+                "anew"
+            )
+
     def is_done(self, part: Part, settings: str) -> bool:
         """Whether the outputs of a part exist, for these lines and settings.
 
@@ -133,7 +184,9 @@ class JobFolder:
 
         Raises:
             UserError: a file cannot be written; the part counts as not done.
+            DataError: the folder is gone.
         """
+        self._check_there()
         content = "".join(answers.outputs).encode("utf-8", "surrogatepass")
         file = self.file_of(part.index)
         write_atomically(file, content)
@@ -172,21 +225,36 @@ class JobFolder:
         return place
 
     def records(self, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        """The journal's lines of parts that are done, in the order of the parts."""
+        """The journal's lines of parts that are done, in the order of the parts.
+
+        Raises:
+            DataError: the journal has changed since it was read.
+        """
         if not self.done:
             return
-        with open(self.path / JOURNAL, "rb") as file:
-            for part in parts:
-                if part.index in self.done:
-                    file.seek(self.done[part.index].place)
-                    yield json.loads(file.readline())
+        journal = self.path / JOURNAL
+        try:
+            with open(journal, "rb") as file:
+                for part in parts:
+                    if part.index in self.done:
+                        file.seek(self.done[part.index].place)
+                        record = json.loads(file.readline())
+                        if record["key"] != self.done[part.index].key:
+                            raise ValueError("another part")
+                        yield record
+        except (OSError, ValueError, KeyError, TypeError):
+            raise DataError(f"{journal} was changed while the job was running; run the same command again") from None
 
     def write_errors(self, parts: Sequence[Part]) -> int:
         """Write the error ledger: a line of JSON for each line that could not be decoded, in the order of the input.
 
         Returns:
             The number of these lines. Without any there is no file.
+
+        Raises:
+            DataError: the folder is gone, or the journal was changed.
         """
+        self._check_there()
         total = sum(self.done[part.index].failed for part in parts if part.index in self.done)
         ledger = self.path / ERRORS
         if not total:
@@ -222,6 +290,12 @@ class JobFolder:
                 name = self.file_of(part.index)
                 raise DataError(f"{name} has changed since it was written; delete it and run the same command again")
             check()
+
+
+def _identity(file: Path) -> tuple[int, int, int]:
+    """What another file that was written to the same place differs in; the numbers of deleted files are used again."""
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _content(name: Path) -> Iterator[bytes]:

@@ -97,6 +97,7 @@ class Job:
         pieces = self._pieces()
         again: deque[Piece] = deque()  # of workers that have died
         running, at_end = 0, False
+        self._decoded = sum(known.lines - known.failed for known in self.folder.done.values())
         self._open: dict[int, _OpenPart] = {}
         while True:
             self.check()
@@ -191,6 +192,6 @@ class Job:
         self.log(f"the worker that decoded {lines} {event.how}; they are decoded in smaller pieces")
         size = -(-len(piece.lines) // SPLIT)
         return [
-            Piece(piece.part, piece.first + start, some, deaths=DEATHS - 1 if size > 1 else 0)
+            Piece(piece.part, piece.first + start, some, deaths=DEATHS - 1 if len(some) > 1 else 0)
             for start, some in zip(itertools.count(0, size), cut(piece.lines, size), strict=False)
         ]

@@ -53,7 +53,7 @@ class Manifest:
             "models": dict(self.models),
             "part_lines": self.part_lines,
             "lines": self.plan.lines,
-            "input": [{"file": name, "lines": lines} for name, lines in self.plan.files],
+            "input": [{"file": _readable(name), "lines": lines} for name, lines in self.plan.files],
             "parts": [[part.lines, part.digest] for part in self.plan.parts],
         }
 
@@ -88,6 +88,11 @@ class Manifest:
         if found := difference(theirs, mine):
             raise ConfigError(f"job.folder={folder} was begun with {found}; {ADVICE}")
         return True
+
+
+def _readable(name: str) -> str:
+    """The name of a file, in which bytes that are not UTF-8 are shown as numbers."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -28,14 +28,15 @@ _ROWS = 160
 """The number of input rows that weights are prepacked for; such a layout is fast for fewer rows as well."""
 
 
-_FEW, _ENOUGH = 3, 5
-"""A product in float32 of up to ``_FEW`` rows is computed with ``_ENOUGH`` rows, because oneDNN is slower for fewer.
+_SLOW_ROWS, _PADDED_ROWS = 2, 5
+"""A product in float32 of one or two rows is computed with five rows, for which oneDNN needs less time.
 
-With too few rows, each sum waits for the one before it. Microseconds with one thread on an AMD EPYC (Zen 5), for 1, 2,
-3, 4, 5 and 6 rows x 512 x 2048: 340, 360, 280, 265, 260, 270; in bfloat16 there is no such difference.
+With few rows, each sum waits for the one before it. Microseconds with one thread on an AMD EPYC (Zen 5), for 1, 2, 3,
+4, 5 and 6 rows: x 512 x 2048: 340, 360, 280, 265, 260, 270; x 512 x 32128: 4,800, 5,900, 4,300, 3,600, 3,500, 3,600. In
+bfloat16 and int8 there is no such difference.
 """
 
-_LARGE_FOR_FEW = 512 * 1024
+_LARGE_TO_PAD = 512 * 1536
 """Number of weights from which padding the rows, which takes 10 microseconds, pays off."""
 
 
@@ -156,12 +157,12 @@ def packed_product(matrix: Tensor) -> Product:
 
     def padded_multiply(x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.numel() // x.size(-1)
-        if not 0 < rows <= _FEW:
+        if not 0 < rows <= _SLOW_ROWS:
             return packed_multiply(x, bias)
-        enough = F.pad(x.reshape(rows, -1), (0, 0, 0, _ENOUGH - rows))
-        return packed_multiply(enough, bias)[:rows].view(*x.shape[:-1], -1)
+        padded = F.pad(x.reshape(rows, -1), (0, 0, 0, _PADDED_ROWS - rows))
+        return packed_multiply(padded, bias)[:rows].view(*x.shape[:-1], -1)
 
-    large = matrix.dtype == torch.float32 and matrix.numel() >= _LARGE_FOR_FEW
+    large = matrix.dtype == torch.float32 and matrix.numel() >= _LARGE_TO_PAD
     return padded_multiply if large else packed_multiply
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -115,7 +116,8 @@ def _wait(processes: list[BaseProcess], pipes: list[Connection], signals: StopSi
             passed_on = True
             for process in processes:
                 if process.pid is not None:
-                    os.kill(process.pid, signal.SIGTERM)
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(process.pid, signal.SIGTERM)
     return results
 
 
