@@ -91,9 +91,12 @@ def test_a_job_writes_what_one_process_writes(output_format: str, folder: Path, 
     keys = (f"format={output_format}", "generation.bit_exact=true", "generation.sampling=true", "generation.beam=1")
     stream = job(folder, *keys)
     assert stream.code == 0, stream.err
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "out")
     outcome = job(folder, *keys, f"output={tmp_path}/out", "generation.part_lines=25", "generation.workers=2")
     assert outcome.code == 0, outcome.err
-    assert (tmp_path / "out").read_text() == stream.out
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "disk" / "out").read_text() == stream.out
     assert "60 lines, " in outcome.out
     assert "the output has the maximum length" in outcome.err
     again = job(folder, *keys, "output=-", f"job.folder={tmp_path}/out.parts", "generation.part_lines=25")
