@@ -19,6 +19,7 @@ from seqgen.generation.setup import DecodingSetup
 from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
 from seqgen.text.translator import Translator
 from tests.commands import command
+from tests.covering import covering
 from tests.test_generation_keys import STRATEGIES
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
@@ -89,8 +90,7 @@ def test_each_switch_is_honoured(key: str, members: list[Member]) -> None:
     assert generator.can_merge == (key not in ("use_cache", "continuous_batching"))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+@pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), ["fairseq", "huggingface"]))
 def test_no_switch_changes_an_output(name: str, semantics: str) -> None:
     translator = Translator(text_model(seed=2), semantics=semantics, **{"max_len_b": 6, **STRATEGIES[name]})
     lines = [line + "\tw3" for line in TEXTS] if name == "constrained" else TEXTS

@@ -22,13 +22,19 @@ from seqgen.modules.kv_cache.indirection import IndirectionCache, IndirectionTab
 from seqgen.modules.kv_cache.protocol import KeysAndValues, KeyValueCache
 from seqgen.modules.masks import QueryPositions
 from seqgen.modules.multihead_attention import MultiheadAttention
+from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, build, subject_of
 from tests.scripted_model import batch_of, dictionary
 from tests.waiting_sentences import queue
 
+MEMORIES = ["roomy", "tight", "rounded"]
+
 every_model = pytest.mark.parametrize("name", list(ZOO))
+every_model_and_memory = pytest.mark.parametrize(
+    ("name", "beam_table", "memory"), covering(list(ZOO), [True, False], MEMORIES, times=2), indirect=["memory"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +43,7 @@ def _no_grad() -> Any:
         yield
 
 
-@pytest.fixture(params=["roomy", "tight", "rounded"])
+@pytest.fixture(params=MEMORIES)
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With much room; with so little that slots are collected and memories grow all the time; with rounded numbers.
 
@@ -54,8 +60,9 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     torch.use_deterministic_algorithms(False)
 
 
-@every_model
-@pytest.mark.parametrize("beam_table", [None, True, False])
+@pytest.mark.parametrize(
+    ("name", "beam_table", "memory"), covering(list(ZOO), [None, True, False], MEMORIES, times=3), indirect=["memory"]
+)
 def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> None:
     decode = Decode(subject_of(name), beam_table=beam_table)
     for step in range(12):
@@ -69,8 +76,7 @@ def test_beams_in_place(name: str, beam_table: bool | None, memory: None) -> Non
     decode.step()
 
 
-@every_model
-@pytest.mark.parametrize("beam_table", [True, False])
+@every_model_and_memory
 def test_positions_taken_back(name: str, beam_table: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_roll_back:
@@ -94,8 +100,7 @@ def test_a_convolution_takes_back_only_what_it_was_told() -> None:
         decode.roll_back(2)
 
 
-@every_model
-@pytest.mark.parametrize("beam_table", [True, False])
+@every_model_and_memory
 def test_batches_that_join(name: str, beam_table: bool, memory: None) -> None:
     subject = subject_of(name)
     if subject.decoder.can_merge:

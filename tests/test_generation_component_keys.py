@@ -13,6 +13,7 @@ from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import COMBINATIONS, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
+from tests.covering import covering
 from tests.text_models import TEXTS, text_model
 
 
@@ -80,8 +81,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 DRAWN = ("temperature", "sampling_topk", "sampling_topp", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
-@pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
-@pytest.mark.parametrize("key", PROCESSORS)
+@pytest.mark.parametrize(("key", "semantics"), covering(list(PROCESSORS), ["fairseq", "huggingface"]))
 def test_a_flat_key_and_its_processor_give_the_same(key: str, semantics: str, tmp_path: Path) -> None:
     if (key, semantics) in {("forced_last", "fairseq"), ("temperature", "fairseq")}:
         return  # the one is refused, the other is no processor

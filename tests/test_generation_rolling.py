@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
 from seqgen.structures import EncoderOut, Hypothesis
+from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, registered, sharp
@@ -22,18 +23,16 @@ from tests.waiting_sentences import queue, sources
 JOINING = [name for name in ZOO if getattr(sharp(name).decoder, "can_merge", False)]
 
 
-@pytest.mark.parametrize("name", JOINING)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
-        {"semantics": "huggingface", "beam_size": 1},
-        {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2},
-        {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
-    ],
-    ids=str,
-)
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"semantics": "huggingface", "early_stopping": "never", "len_penalty": 0.5},
+    {"semantics": "huggingface", "beam_size": 1},
+    {"min_len": 3, "beam_size": 2, "max_len_a": 1.0, "max_len_b": 2},
+    {"beam_table": "off", "tokens_to_suppress": ["w3"], "unk_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize(("name", "options"), covering(JOINING, OPTIONS, times=2), ids=str)
 def test_joined_equals_alone(name: str, options: dict[str, object]) -> None:
     model = sharp(name, seed=3)
     rows = sources(17, seed=len(name))

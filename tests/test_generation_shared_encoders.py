@@ -18,6 +18,7 @@ from seqgen.generation.search.sampling import Sampling
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis
+from tests.covering import covering
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
@@ -76,8 +77,7 @@ STRATEGIES: dict[str, Callable[[], Search | None]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", list(ZOO))
+@pytest.mark.parametrize(("name", "strategy"), covering(list(ZOO), list(STRATEGIES)))
 def test_sharing_changes_no_bit(name: str, strategy: str, runs: list[nn.Module]) -> None:
     model = sharp(name)
     models, batch = [model, with_the_same_encoder(name), sharp(name, seed=5)], batch_for(model)

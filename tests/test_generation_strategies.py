@@ -25,6 +25,7 @@ from seqgen.generation.search.diverse import DiverseBeamSearch, DiverseSiblingsS
 from seqgen.generation.search.lexical_constraints import LexicalConstraints, OneAtATime, alternatives
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
+from tests.covering import covering
 from tests.generators import make_generator
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO
@@ -402,8 +403,7 @@ def test_a_preset_of_a_strategy_of_ones_own_has_its_values() -> None:
 STRATEGIES = {"groups": DiverseBeamSearch(2), "siblings": DiverseSiblingsSearch(), "constraints": ConstrainedSearch()}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=list(STRATEGIES))
-@pytest.mark.parametrize("name", list(ZOO))
+@pytest.mark.parametrize(("name", "strategy"), covering(list(ZOO), list(STRATEGIES.values())))
 def test_cache_and_batch_change_nothing(name: str, strategy: Search) -> None:
     torch.manual_seed(1)
     model = ZOO[name].build().double().eval()

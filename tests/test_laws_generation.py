@@ -22,8 +22,6 @@ from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, sharp, subject_of
 from tests.scripted_model import batch_of, dictionary
 
-SEEDS = {"search: cached = uncached": 3, "search: alone = in a batch": 3, "search: beams in place = moved": 0}
-"""The number of random models, by default one; the last invariant has a test of its own."""
 WITHOUT_CACHED_WEIGHTS = ("lstm_tiny", "average")
 SOURCES = [(4, 9, 12, 5, 2), (6, 2), (4, 4, 21, 4, 6, 13, 8, 2), (2,), (7, 8, 9, 2)]
 
@@ -46,11 +44,11 @@ names = pytest.mark.parametrize("name", list(ZOO))
 
 
 @names
-@pytest.mark.parametrize("law", [law for law in catalog.SEARCH if SEEDS.get(law, 1)])
+@pytest.mark.parametrize("law", [law for law in catalog.SEARCH if law != "search: beams in place = moved"])
 def test_invariants(name: str, law: str) -> None:
-    for seed in range(SEEDS.get(law, 1)):
-        with torch.no_grad():
-            catalog.SEARCH[law](subject_of(name, seed=seed, peaked=True))
+    """The invariant that is left out has the test below."""
+    with torch.no_grad():
+        catalog.SEARCH[law](subject_of(name, peaked=True))
 
 
 @names

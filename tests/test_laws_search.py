@@ -22,6 +22,7 @@ from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import SEARCHES
 from seqgen.structures import Batch, map_tensors
+from tests.covering import covering
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, sharp
 from tests.scripted_model import Rule, batch_of, random_rule
@@ -29,7 +30,9 @@ from tests.strategy_zoo import ENDS, PHRASES, SOURCES, STRATEGIES, Readable, dec
 
 EOS, PAD = 2, 1
 names = pytest.mark.parametrize("name", list(STRATEGIES))
-semantics = pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
+SEMANTICS = ["fairseq", "huggingface"]
+semantics = pytest.mark.parametrize("semantics", SEMANTICS)
+names_and_semantics = pytest.mark.parametrize(("name", "semantics"), covering(list(STRATEGIES), SEMANTICS))
 
 
 def test_every_registered_strategy_has_an_entry() -> None:
@@ -65,8 +68,7 @@ def test_alone_equals_batched_and_optimizations_change_nothing(model: str, seman
     assert_same(shuffled, [together[row] for row in order])
 
 
-@names
-@semantics
+@names_and_semantics
 def test_ensembles(semantics: str, name: str) -> None:
     """An ensemble of a model with itself equals the model, in any order of members; or ensembles are refused."""
     one, other = sharp("transformer_tiny", factor=1.6), sharp("fconv_tiny", factor=1.6)
@@ -136,11 +138,14 @@ class Nothing(LogitsProcessor):
         return lprobs.masked_fill((context.sentence_ids == self.sentence).unsqueeze(1), -torch.inf)
 
 
-@names
-@semantics
-@pytest.mark.parametrize(("step", "skip_log_softmax"), [(0, True), (2, True), (2, False)])
-def test_everything_forbidden_gives_no_hypothesis(step: int, skip_log_softmax: bool, semantics: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "semantics", "forbidden"),
+    covering(list(STRATEGIES), SEMANTICS, [(0, True), (2, True), (2, False)], times=2),
+    ids=str,
+)
+def test_everything_forbidden_gives_no_hypothesis(name: str, semantics: str, forbidden: tuple[int, bool]) -> None:
     """That sentence has no hypothesis that is longer; the other sentences do not change."""
+    step, skip_log_softmax = forbidden
     models = [sharp("transformer_tiny", factor=1.6)]
     options = {"semantics": semantics, "skip_log_softmax": skip_log_softmax}
     found = decode(name, models, lines(), VOCAB - 4, processors=[Nothing(step, 2)], **options)
