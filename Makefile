@@ -1,5 +1,5 @@
 # make demo   train, decode and score the built-in example      make test      the fast tests
-# make lint   ruff and mypy                                      make test-all  the slow ones too
+# make lint   ruff and mypy                                      make test-all  the slow and the nightly ones too
 # make fuzz   10,000 damaged and malicious inputs of each reader; make fuzz FUZZ="reader=gz cases=100"
 # make mutants  plant small faults in copies of the code, which the fast tests must find
 # make soak   kill a job of 200,000 lines 100 times; its output must not change
@@ -26,7 +26,7 @@ demo: install
 TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 test: install
-	$(TESTS) -m "not slow"
+	$(TESTS) -m "not slow and not nightly"
 
 test-all: install
 	$(TESTS)

@@ -121,7 +121,7 @@ def test_all_of_benchmark_b(tmp_path: Path) -> None:
     assert all(row["same"] == 1 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_of_benchmark_e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = run_tiny("e", tmp_path, "--inside")
     of_model = [(batch, beam) for batch, beam in ((1, 1), (1, 5), (4, 5)) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_the_shares_of_the_parts(tmp_path: Path) -> None:
     assert "shares" not in worker.answer(request)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("work", ["a", "d", "e"])
 def test_workers_in_processes_of_their_own(work: str, tmp_path: Path) -> None:
     rows = run_tiny(work, tmp_path)
@@ -341,7 +341,7 @@ def test_a_commit_that_does_not_exist() -> None:
         raise AssertionError
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_commit_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a repository")

@@ -22,6 +22,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch, Hypothesis
+from tests.covering import covering
 from tests.model_zoo import VOCAB, ZOO, sharp
 from tests.scripted_model import batch_of, dictionary
 
@@ -86,7 +87,7 @@ def test_every_batching_gives_the_same_bits() -> None:
     assert differences(generator_of([single("fconv_tiny")]), batchings=6, count=12) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", list(ZOO))
 def test_200_batchings_give_the_same_bits(name: str) -> None:
     assert differences(generator_of([single(name)]), batchings=200) == 0
@@ -113,9 +114,10 @@ STRATEGIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer_shared", "fconv_shared", "transformer_lm_tiny"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy(name: str, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "name"), covering(list(STRATEGIES), ["transformer_shared", "fconv_shared", "transformer_lm_tiny"])
+)
+def test_every_strategy(strategy: str, name: str) -> None:
     try:
         generator = generator_of([single(name)], **STRATEGIES[strategy])
         generator.generate(batch_for(generator.models, [(5, 2)], [0]))
@@ -124,7 +126,7 @@ def test_every_strategy(name: str, strategy: str) -> None:
     assert differences(generator, batchings=30) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["fconv_tiny", "transformer_tiny", "t5_tiny"])
 def test_other_dtypes(name: str, dtype: str) -> None:

@@ -148,11 +148,11 @@ class KeepsAnAverage(Plain):
         return super().of(losses / self.average, batch)
 
 
-def with_slow(names: Iterable[str], fast: str) -> list[Any]:
-    return [name if name == fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def with_nightly(names: Iterable[str], fast: str) -> list[Any]:
+    return [name if name == fast else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
-@pytest.mark.parametrize("name", with_slow(CRITERIA, "MeanLoss"))
+@pytest.mark.parametrize("name", with_nightly(CRITERIA, "MeanLoss"))
 def test_planted_bugs_of_criteria(name: str) -> None:
     criterion, cause = CRITERIA[name]
     words = tiny_dictionary(7)
@@ -331,7 +331,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.mark.parametrize("name", with_slow(TASKS, "target_not_shifted"))
+@pytest.mark.parametrize("name", with_nightly(TASKS, "target_not_shifted"))
 def test_planted_bugs_of_tasks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, cause = TASKS[name]
     plant(lambda owner, attribute, value: monkeypatch.setattr(owner, attribute, value, raising=False))

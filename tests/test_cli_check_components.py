@@ -103,7 +103,7 @@ def test_a_component_that_fails(tmp_path: Path) -> None:
     assert lines[-1].startswith("probable cause: the component draws from PyTorch's own random numbers")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("chosen", BUILT_IN)
 def test_every_built_in_component(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -79,7 +79,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "what"), [KEYS[0], *(pytest.param(*row, marks=pytest.mark.slow) for row in KEYS[1:])]
+    ("arguments", "named", "what"), [KEYS[0], *(pytest.param(*row, marks=pytest.mark.nightly) for row in KEYS[1:])]
 )
 def test_keys_are_named(runs: Path, arguments: list[str], named: str, what: str) -> None:
     outcome = diff(runs, *arguments)

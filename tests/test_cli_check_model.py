@@ -61,7 +61,7 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     assert f"probable cause: {Cause.ERROR.value}" in outcome.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -115,7 +115,7 @@ def test_unusual_characters(tmp_path: Path, name: str) -> None:
     assert_equal(load_pretrained_tokenizer(folder), oracle, [*planes(600), *single_characters()[::5], *LONG])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*SLOW, *FAST])
 def test_all_characters(tmp_path: Path, name: str) -> None:
     folder = write_folder(tmp_path / "folder", name)

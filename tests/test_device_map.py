@@ -64,7 +64,7 @@ def _generate(name: str, model: Any) -> list[list[Hypothesis]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_with_layers_elsewhere_does_not_mix_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[str, str]] = []
 

@@ -44,14 +44,14 @@ def test_some_cases(name: str, tmp_path: Path) -> None:
     run(READERS[name], range(READERS[name].fast_cases), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BOTH)
 def test_more_cases(name: str, tmp_path: Path) -> None:
     right, refused = run(READERS[name], range(CASES), tmp_path)
     assert min(right, refused) >= CASES // 20, (right, refused)  # some inputs are intact enough, many are not
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_decoding_with_random_settings(tmp_path: Path) -> None:
     right, refused = run(Generation, range(150), tmp_path)
     assert right >= 60, (right, refused)

@@ -145,7 +145,7 @@ def outputs(cfg: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "semantics"),
     [
-        pytest.param(name, semantics, marks=[] if (name, semantics) == ("greedy", "fairseq") else pytest.mark.slow)
+        pytest.param(name, semantics, marks=[] if (name, semantics) == ("greedy", "fairseq") else pytest.mark.nightly)
         for name in STRATEGIES
         for semantics in ("fairseq", "huggingface")
     ],

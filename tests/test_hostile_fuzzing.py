@@ -44,7 +44,7 @@ def damage_text(path: Path, rng: random.Random) -> None:
 DEEDS: list[Callable[[Path, random.Random], None]] = [damage_structure, damage_structure, damage_bytes, damage_text]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["run", "folder", "fairseq"])
 def test_damaged_models(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     whole: Path = request.getfixturevalue(kind)

@@ -145,7 +145,7 @@ def test_random_configs(kind: str, tmp_path: Path) -> None:
     outcomes(outcome, kind, 2, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", sorted(FIELDS))
 def test_many_random_configs(kind: str, tmp_path: Path) -> None:
     found = outcomes(outcome, kind, 60, tmp_path)

@@ -87,7 +87,7 @@ def test_weights_that_are_not_those_of_the_config(tmp_path: Path) -> None:
     assert "of another shape: decoder.final_layer_norm.weight ((3,), expected (24,))" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_values_that_make_no_sense(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
     original = (folder / "config.json").read_text()

@@ -144,7 +144,7 @@ def test_random_settings(kind: str, tmp_path: Path) -> None:
     outcomes(outcome, kind, 2, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_random_settings(kind: str, tmp_path: Path) -> None:
     found = outcomes(outcome, kind, 120, tmp_path)

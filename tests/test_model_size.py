@@ -85,7 +85,7 @@ def test_values_that_would_be_lost_are_noticed(module: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if "lstm" not in name])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_is_complete_with_its_saved_weights(name: str) -> None:
     built = ZOO[name].build()
     with torch.device("meta"):

@@ -52,7 +52,7 @@ def contrast(distributions: dict[int, Tensor], last: int, alpha: float) -> Tenso
     return result.log_softmax(-1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_is_the_formula(name: str) -> None:
     loaded = text_model(name, sharpness=1.2)

@@ -261,6 +261,6 @@ def test_a_flipped_bit_changes_nothing_or_is_an_error(run: Path) -> None:
     read_by_flips(run, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_flipped_bits(run: Path) -> None:
     read_by_flips(run, 500)

@@ -90,7 +90,7 @@ QUICK = ("beam", "huggingface", "sampling", "stochastic")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in SETTINGS]
 )
 def test_a_trace_changes_nothing_and_can_be_replayed(name: str, tmp_path: Path) -> None:
     settings = {"nbest": min(3, SETTINGS[name].get("beam", 3)), **SETTINGS[name]}
@@ -113,7 +113,7 @@ def test_a_trace_changes_nothing_and_can_be_replayed(name: str, tmp_path: Path) 
     "switches", [{}, {"continuous_batching": False}, {"lazy_compaction": False, "continuous_batching": False}]
 )
 @pytest.mark.parametrize(
-    "combination", ["probability", *(pytest.param(name, marks=pytest.mark.slow) for name in ("log", "product"))]
+    "combination", ["probability", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("log", "product"))]
 )
 def test_ensembles(combination: str, switches: dict[str, bool], tmp_path: Path) -> None:
     models, path = translator(2), tmp_path / "t.jsonl.gz"
@@ -356,7 +356,7 @@ def test_damaged_traces(tmp_path: Path) -> None:
             list(replayed(Trace(other)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_damage_raises_nothing_else(tmp_path: Path) -> None:
     path, other = tmp_path / "t.jsonl", tmp_path / "o.jsonl"
     traced(translator(2), path, LINES[:3], ["w1 w2"] * 3, beam=2, no_repeat_ngram_size=1)

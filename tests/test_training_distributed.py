@@ -178,7 +178,7 @@ def test_variables_of_slurm() -> None:
         assert (os.environ["LOCAL_RANK"], os.environ["MASTER_PORT"]) == ("1", "20015")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["torchrun", "torchrun on two nodes", "srun"])
 def test_other_programs_start_the_run_of_one_process(tmp_path: Path, how: str) -> None:
     """Two processes write one run, with the weights of one process that accumulates two batches."""

@@ -35,7 +35,7 @@ def checkpoint_exists(run: Path) -> bool:
     return (run / "checkpoints" / "last").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigkill_at_random_moments(tmp_path: Path) -> None:
     assert start(tmp_path, "once").wait() == 0
     once, often = tmp_path / "once", tmp_path / "often"

@@ -397,7 +397,7 @@ def uninterrupted(lab: Lab) -> Path:
 
 
 @pytest.mark.parametrize(
-    "update", [n if n in (1, 4, 5) else pytest.param(n, marks=pytest.mark.slow) for n in range(1, 11)]
+    "update", [n if n in (1, 4) else pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 11)]
 )
 def test_resuming_after_any_update_is_exact(
     lab: Lab, uninterrupted: Path, update: int, monkeypatch: pytest.MonkeyPatch

@@ -291,7 +291,7 @@ def test_a_worker_that_dies_ends_the_run_with_a_sentence(start: Callable[..., Ru
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_worker_that_hangs_ends_the_run_with_a_sentence(start: Callable[..., Run], rank: int) -> None:
     run = start("distributed_training.timeout=3")
     os.kill(run.wait_for_updates()[rank], signal.SIGSTOP)
@@ -342,8 +342,7 @@ def test_an_error_of_one_rank_is_shown_once_and_ends_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("torchrun", [False, True])
+@pytest.mark.parametrize(("rank", "torchrun"), [(0, False), (1, True)])
 def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], rank: int, torchrun: bool) -> None:
     run = start(torchrun=torchrun)
     workers = run.wait_for_updates()
@@ -356,7 +355,7 @@ def test_a_killed_rank_ends_all_within_ten_seconds(start: Callable[..., Run], ra
     assert "cannot continue without the others" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run], sharding: str) -> None:
     """Each rank is killed once; the run continues by itself."""
@@ -378,7 +377,7 @@ def test_torchrun_restarts_from_the_newest_checkpoint(start: Callable[..., Run],
     assert everything(run.folder)["state"]["update"] == records(run.folder, "stop")[-1]["update"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
     run = start(torchrun=True)
     workers = run.wait_for_updates()
@@ -387,7 +386,7 @@ def test_processes_of_a_killed_torchrun_end(start: Callable[..., Run]) -> None:
     wait_until(lambda: not any(map(alive, workers)), 10)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_torchrun_and_its_processes_saves(start: Callable[..., Run], number: signal.Signals) -> None:
     """torchrun sends its processes once more what the terminal has sent them."""
@@ -401,7 +400,9 @@ def test_a_signal_to_torchrun_and_its_processes_saves(start: Callable[..., Run],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_to_all_processes_of_a_run_saves(start: Callable[..., Run], number: signal.Signals) -> None:
     """As a terminal sends Ctrl-C, and a job scheduler SIGTERM: to the launcher and to each process that it started."""
     run = start()

@@ -84,7 +84,7 @@ def test_what_two_processes_save_one_reads(lab: Lab, capsys: pytest.CaptureFixtu
         compare(wanted, lab.root / resumed, 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_any_number_of_processes_resumes_what_any_number_has_saved(lab: Lab) -> None:
     """Every example of the epoch is used exactly once, and the updates are those of one process."""
 

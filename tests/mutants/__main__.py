@@ -43,7 +43,7 @@ PRELOADED = (
 )
 """Libraries that are imported once: each mutant is a fork of this process, and imports only seqgen and the tests."""
 
-OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short")
+OPTIONS = ("-x", "-q", "-n", "0", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--tb=short")
 
 
 class Run:
