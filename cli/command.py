@@ -141,7 +141,8 @@ def _dispatch(
         pairs = [argument.partition("=") for argument in after if argument in overrides]
         words += [key for key, _, _ in pairs if key not in (CONFIG_KEY, "common.user_dir")]
     read = with_config_files(schema, overrides)
-    overrides = import_plugins(read.overrides)
+    overrides = [*read.overrides, *import_plugins(overrides)]
+    read.check_trusted(schema)
     if informing:
         print(_information(schema, program, description, flags, words))
         return 0
@@ -186,10 +187,10 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
     """Import the user's own components: installed plugins, and the files of ``common.user_dir``.
 
     Args:
-        overrides: the command's ``key=value`` arguments.
+        overrides: the ``key=value`` arguments that the user typed; those of ``config=FILE`` import nothing.
 
     Returns:
-        The arguments; ``common.user_dir=run`` is replaced by the files that the run has recorded.
+        The argument that replaces ``common.user_dir=run``: the files that the run has recorded; empty without it.
 
     Raises:
         ConfigError: a plugin is missing or fails to import.
@@ -205,7 +206,7 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
     paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
     for path in paths:
         import_user_dir(Path(path))
-    return [*overrides, f"common.user_dir={text_list(paths)}"] if RECORDED in given else list(overrides)
+    return [f"common.user_dir={text_list(paths)}"] if RECORDED in given else []
 
 
 def _recorded(overrides: Sequence[str]) -> list[str]:
@@ -218,8 +219,8 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
     folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
     if not folders:
         raise ConfigError(
-            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run; "
-            "give common.user_dir=FILE (or ./run, if run is the name of your folder)"
+            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run "
+            "on the command line; give common.user_dir=FILE (or ./run, if run is the name of your folder)"
         )
     found: list[str] = []
     for folder in folders:

@@ -23,8 +23,8 @@ DESCRIPTION = """shows a trace, which seqgen-generate trace=FILE has written, as
 class TracePageConfig:
     """The configuration of ``seqgen-trace``."""
 
-    trace: list[str] = option([], "the trace; trace= may be left out")
-    output: str = option("", "the page; empty for the trace's name with .html")
+    trace: list[str] = option([], "the trace; trace= may be left out", names="output")
+    output: str = option("", "the page; empty for the trace's name with .html", names="output")
     title: str = option("", "title of the page; empty for the trace's name")
 
 

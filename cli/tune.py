@@ -75,7 +75,7 @@ class TuneConfig:
     input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
     reference: str = option("", "text file with the reference outputs of input")
     prefix: str = option("", "text file whose line n is the forced beginning of output n")
-    output: str = option("tuning", "folder for the outputs of all decodes and the result")
+    output: str = option("tuning", "folder for the outputs of all decodes and the result", names="output")
     method: str = option(
         "grid",
         "try all combinations of the values (grid), or tune one number after the other, in rounds (coordinate)",
