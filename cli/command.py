@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -62,6 +64,8 @@ def run(
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     log_progress()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the names of files need not be UTF-8
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             code = _dispatch(
@@ -120,6 +124,8 @@ def _dispatch(
     program: str,
     complete: Callable[[list[str]], list[str]],
 ) -> int | None:
+    if wrong := next((argument for argument in arguments if re.search("[\ud800-\udfff]", argument)), ""):
+        raise ConfigError(f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file")
     flags = [argument for argument in arguments if argument.startswith("-")]
     unknown = {flag.partition("=")[0] for flag in flags} - {*INFORMING, *(("-m", "--multirun") if sweep else ())}
     if "--version" in flags:

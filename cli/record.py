@@ -128,7 +128,7 @@ class Record:
             "output": self._output.summary(),
         }
         content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(Path(self._path), content.encode("utf-8", "backslashreplace"))
+        write_atomically(Path(self._path), content)
         typed = [f"config={self._path}", "output=FILE"]
         if own := self._keys.get("common.user_dir"):  # which is not taken from a file
             typed.append(f"common.user_dir={own}")

@@ -72,7 +72,7 @@ def work(cfg: RunsConfig) -> int:
     check_report(cfg.json, cfg.page, other_outputs=[cfg.png])
     runs = sorted_runs(_read(cfg.path), cfg.sort)
     if cfg.page:
-        write_atomically(Path(cfg.page), page_of(runs).encode())
+        write_atomically(Path(cfg.page), page_of(runs))
     if cfg.png:
         write_png(Path(cfg.png), runs)
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)

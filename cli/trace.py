@@ -57,7 +57,7 @@ def work(cfg: TracePageConfig) -> int:
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
-    page = page_of(trace, cfg.title).encode()
+    page = page_of(trace, cfg.title).encode("utf-8", "backslashreplace")
     write_atomically(Path(output), page)
     print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
     return 0

@@ -320,7 +320,7 @@ def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
             {"setting": arguments(trials.space, point), "reason": reason} for point, reason in trials.refused.items()
         ],
     }
-    write_atomically(place, (json.dumps(result, ensure_ascii=False, indent=1) + "\n").encode())
+    write_atomically(place, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
     kept = [item for item in shared if split_argument(item)[0] not in tuned and item.startswith(KEPT)]
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
     print(trials.table())
