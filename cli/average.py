@@ -37,10 +37,10 @@ OF_TRAINING = (CACHE, CHECKPOINTS, EVENTS, LOG, SCORES)
 class AverageConfig:
     """The configuration of ``seqgen-average``."""
 
-    path: list[str] = option([], "run folder (with last), or the checkpoints or runs to average")
+    path: list[str] = option([], "run folder (with last), or the checkpoints or runs to average", names="output")
     last: int = option(0, "number of newest checkpoints of the run to average", minimum=0)
-    name: str = option("average", "name of the checkpoint to write into the first run")
-    run_dir: str = option("", "new run folder for the average; empty to write it into the first run")
+    name: str = option("average", "name of the checkpoint to write into the first run", names="output")
+    run_dir: str = option("", "new run folder for the average; empty to write it into the first run", names="output")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

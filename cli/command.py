@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -62,6 +64,8 @@ def run(
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = "seqgen-" + Path(sys.argv[0]).stem.removeprefix("seqgen-") + (f" {subcommand}" if subcommand else "")
     log_progress()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the names of files need not be UTF-8
     try:
         with memory_errors(lambda: "on this machine; close other programs, or use a machine with more memory"):
             code = _dispatch(
@@ -120,6 +124,8 @@ def _dispatch(
     program: str,
     complete: Callable[[list[str]], list[str]],
 ) -> int | None:
+    if wrong := next((argument for argument in arguments if re.search("[\ud800-\udfff]", argument)), ""):
+        raise ConfigError(f"the argument {wrong} is not UTF-8, which the libraries for weights need; rename the file")
     flags = [argument for argument in arguments if argument.startswith("-")]
     unknown = {flag.partition("=")[0] for flag in flags} - {*INFORMING, *(("-m", "--multirun") if sweep else ())}
     if "--version" in flags:
@@ -141,7 +147,8 @@ def _dispatch(
         pairs = [argument.partition("=") for argument in after if argument in overrides]
         words += [key for key, _, _ in pairs if key not in (CONFIG_KEY, "common.user_dir")]
     read = with_config_files(schema, overrides)
-    overrides = import_plugins(read.overrides)
+    overrides = [*read.overrides, *import_plugins(overrides)]
+    read.check_trusted(schema)
     if informing:
         print(_information(schema, program, description, flags, words))
         return 0
@@ -186,10 +193,10 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
     """Import the user's own components: installed plugins, and the files of ``common.user_dir``.
 
     Args:
-        overrides: the command's ``key=value`` arguments.
+        overrides: the ``key=value`` arguments that the user typed; those of ``config=FILE`` import nothing.
 
     Returns:
-        The arguments; ``common.user_dir=run`` is replaced by the files that the run has recorded.
+        The argument that replaces ``common.user_dir=run``: the files that the run has recorded; empty without it.
 
     Raises:
         ConfigError: a plugin is missing or fails to import.
@@ -205,7 +212,7 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
     paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
     for path in paths:
         import_user_dir(Path(path))
-    return [*overrides, f"common.user_dir={text_list(paths)}"] if RECORDED in given else list(overrides)
+    return [f"common.user_dir={text_list(paths)}"] if RECORDED in given else []
 
 
 def _recorded(overrides: Sequence[str]) -> list[str]:
@@ -218,8 +225,8 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
     folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
     if not folders:
         raise ConfigError(
-            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run; "
-            "give common.user_dir=FILE (or ./run, if run is the name of your folder)"
+            "common.user_dir=run imports the files that a run has recorded, but neither path nor run_dir names a run "
+            "on the command line; give common.user_dir=FILE (or ./run, if run is the name of your folder)"
         )
     found: list[str] = []
     for folder in folders:

@@ -72,4 +72,4 @@ def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
     write_report(text_report(comparison), comparison.as_dict(), json_file)
     if page:
         names = ", ".join(system.name for system in comparison.systems)
-        write_atomically(Path(page), page_of(comparison, f"Comparison of {names}").encode())
+        write_atomically(Path(page), page_of(comparison, f"Comparison of {names}"))

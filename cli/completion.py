@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seqgen.cli.config_file import KEY as CONFIG_KEY
-from seqgen.cli.keys import PATHS, Key, choosers, is_switch, keys_of
+from seqgen.cli.keys import Key, choosers, every_key, is_switch
 from seqgen.errors import ConfigError, nearest
 
 RUNS = ("path", "other", "run_dir", "checkpoint.finetune_from", "generation.draft")
@@ -36,6 +36,7 @@ class Words:
         subcommands: the keys of each sub-command.
         values: the values of keys that have a fixed set of them.
         topics: what can follow ``--help``.
+        paths: the keys whose values are files or folders.
     """
 
     program: str
@@ -43,15 +44,17 @@ class Words:
     subcommands: dict[str, dict[str, str]]
     values: dict[str, list[str]]
     topics: list[str]
+    paths: list[str]
 
     @property
     def function(self) -> str:
         """The name of the shell function."""
         return "_" + re.sub(r"\W", "_", self.program)
 
-    def of_paths(self, keys: Sequence[str]) -> list[str]:
-        """Those of some keys that the command or a sub-command has."""
-        return [key for key in keys if any(key in own for own in (self.keys, *self.subcommands.values()))]
+    @property
+    def runs(self) -> list[str]:
+        """Those of ``paths`` that are completed as run folders first."""
+        return [key for key in self.paths if key in RUNS]
 
 
 def completion_script(schema: type, program: str, shell: str) -> str:
@@ -84,15 +87,15 @@ def _words(schema: type, program: str) -> Words:
         subcommands[name], of_subcommand = _keys_and_values(own)
         values |= of_subcommand
     groups = {name.partition(".")[0] for name in keys if "." in name}
-    return Words(program, keys, subcommands, values, sorted({*groups, *keys}))
+    every = [key for own in (schema, *getattr(schema, "subcommands", {}).values()) for key in every_key(own)]
+    paths = sorted({CONFIG_KEY, *(key.name for key in every if key.is_path)})
+    return Words(program, keys, subcommands, values, sorted({*groups, *keys}), paths)
 
 
 def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The keys of a command with their help, and the values of those that have a fixed set of them."""
     every = choosers(schema)
-    keys: dict[str, Key] = {
-        key.name: key for key in [*keys_of(schema), *(key for one in every for key in one.component_keys())]
-    }
+    keys: dict[str, Key] = {key.name: key for key in every_key(schema)}
     values = {name: found for name, found in _suggestions().items() if name in keys}
     for name, key in keys.items():
         choices = key.field.metadata.get("choices")
@@ -153,8 +156,8 @@ def _bash(words: Words) -> str:
     tail=${{value##*[\\[,]}} head=${{value%"${{value##*[\\[,]}}"}}
     local IFS=$'\\n'
     case $key in
-{_case(words.of_paths(RUNS), f"COMPREPLY=($({words.function}_runs {runs}")}
-{_case(words.of_paths([key for key in PATHS if key not in RUNS]), f"COMPREPLY=($({files}")}
+{_case(words.runs, f"COMPREPLY=($({words.function}_runs {runs}")}
+{_case([key for key in words.paths if key not in RUNS], f"COMPREPLY=($({files}")}
     *)
         words=
         case $key in
@@ -197,7 +200,7 @@ def _zsh(words: Words) -> str:
     cases = "\n".join(
         f"        {key}) compadd -- {' '.join(map(shlex.quote, items))} ;;" for key, items in words.values.items()
     )
-    paths = _case(words.of_paths(PATHS), "_files").replace("    ", "        ", 1)
+    paths = _case(words.paths, "_files").replace("    ", "        ", 1)
     return f"""#compdef {words.program}
 # zsh completion of {words.program}; to install it, write it to a folder of $fpath:
 #   {words.program} --completion zsh > FOLDER/_{words.program}
@@ -271,7 +274,7 @@ function {words.function}
     set -l key (string split -m 1 = -- $word)[1]
     set -l value (string split -m 1 = -- $word)[2]
     switch $key
-        case {" ".join(words.of_paths(PATHS))}
+        case {" ".join(words.paths)}
             set -l head (string match -r '^.*[\\[,]' -- $value)
             set -l tail (string replace -r '^.*[\\[,]' '' -- $value)
             for file in (__fish_complete_path $tail)

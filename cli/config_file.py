@@ -40,6 +40,29 @@ class Arguments:
         found = [file for key, file in self.files.items() if repr(key) in message or f"{key}=" in message]
         return f"; the key is in {KEY}={found[0]}" if found else ""
 
+    def check_trusted(self, schema: type) -> None:
+        """Check that no file names what is written or what can run code. The user's components are imported already.
+
+        Args:
+            schema: the root dataclass of the command's configuration.
+
+        Raises:
+            ConfigError: a file does, and the user has not typed the key.
+        """
+        if not self.files:
+            return
+        from seqgen.cli.keys import every_key  # not for every start of a command
+
+        values = dict(map(split_argument, self.overrides))
+        for key in every_key(schema):
+            names, value = key.field.metadata.get("names"), values.get(key.name)
+            if names and key.name in self.files and value != _text(key.default):
+                what = "is written" if names == "output" else "can run code"
+                raise ConfigError(
+                    f"{KEY}={self.files[key.name]} sets {key.name}={value}, which names what {what}; no file may do "
+                    f"that: type {key.name}={value} as well if you trust it, or another value"
+                )
+
 
 def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
     """Replace ``config=FILE`` by the keys in the file.
@@ -91,6 +114,8 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
             unused += [f"{group}.*"] if any("." in key for key in dropped) else []
         if unused:
             messages.append(f"{KEY}={file}: not used by this command: {', '.join(unused)}")
+        if wrong := next((key for key in pairs if "=" in key), ""):
+            raise ConfigError(f"{KEY}={file}: {wrong!r} is not a key")
         used = {key: value for key, value in pairs.items() if key not in given}
         found |= used
         origins |= dict.fromkeys(used, file)
@@ -131,7 +156,7 @@ def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterat
         key = f"{prefix}{name}"
         if name in _RECORDED or (value is None and is_group(schema, key)):
             continue
-        if key == "generation.components":
+        if key == "generation.components" and isinstance(value, Mapping):
             yield from ((own, _text(item)) for own, item in value.items())
         elif isinstance(value, Mapping):
             if is_group(schema, key) and _NAME in value:

@@ -42,6 +42,7 @@ class UserCodeConfig:
         [],
         "Python files or folders with your own components (models, loaders, ...), imported first; the value run "
         "imports the files that were used in training",
+        names="code",
     )
 
 
@@ -54,8 +55,8 @@ class ConvertConfig:
         "checkpoint to convert: a fairseq model.pt, a Hugging Face folder, hf:ORGANIZATION/NAME[@REVISION], or (with "
         "huggingface_dir) a run",
     )
-    run_dir: str = option("", "run folder to write; it must not exist yet")
-    huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet")
+    run_dir: str = option("", "run folder to write; it must not exist yet", names="output")
+    huggingface_dir: str = option("", "Hugging Face folder to write; it must not exist yet", names="output")
     source_lang: str = option("", "source language, if the checkpoint does not name it")
     target_lang: str = option("", "target language, if the checkpoint does not name it")
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)

@@ -28,7 +28,7 @@ class ExportConfig:
     """The configuration of ``seqgen-export``."""
 
     path: str = option("", "run folder, checkpoint in one, fairseq model.pt, or Hugging Face folder")
-    output: str = option("", "folder to write; it must not exist yet")
+    output: str = option("", "folder to write; it must not exist yet", names="output")
     formats: list[str] = option(list(FORMATS), "formats of the graphs: onnx, torch (files of torch.export), or both")
     opset: int = option(20, "version of ONNX's operator set", minimum=18, maximum=23)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)

@@ -13,7 +13,7 @@ from seqgen.checkpoints.loading import CONFIG_FILE, checkpoint_loader_of, run_fo
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_checksums import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
-from seqgen.cli.keys import PATHS
+from seqgen.cli.keys import INPUTS
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 
 _COMPONENTS = tuple(f"{group}." for group in (*GROUPS, *DECODING_COMPONENTS))
@@ -57,7 +57,7 @@ def named_files(keys: Mapping[str, str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for key, value in keys.items():
-        if key not in PATHS and not key.startswith(_COMPONENTS):
+        if key not in INPUTS and not key.startswith(_COMPONENTS):
             continue
         named = [Path(name) for name in text_values([f"{key}={value}"], key)]
         own = [file for path in named for file in path.rglob("*.py")] if key == "common.user_dir" else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqgen.cli.keys import choosers, is_switch, keys_of
+from seqgen.cli.keys import choosers, every_key, is_switch
 from seqgen.key_hints import similar_keys
 
 
@@ -20,7 +20,7 @@ def unknown_option(schema: type, arguments: Sequence[str], option: str) -> str:
         The message.
     """
     every = choosers(schema)
-    keys = {key.name: key for key in [key for one in every for key in one.component_keys()] + keys_of(schema)}
+    keys = {key.name: key for key in every_key(schema)}
     name, equals, value = option.partition("=")
     following = arguments[arguments.index(option) + 1 :][:1]
     if not equals and following and not following[0].startswith("-") and "=" not in following[0]:

@@ -16,16 +16,16 @@ from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 
 HIDDEN = ("components", "user_files")
 """Fields that are set by the keys of components and by training, not by the user."""
-PATHS = (
-    "config", "path", "other", "run_dir", "input", "output", "reference", "hypothesis", "source", "target", "prefix",
+INPUTS = (
+    "config", "path", "other", "input", "reference", "hypothesis", "source", "target", "prefix", "replay",
     "common.user_dir", "checkpoint.finetune_from", "generation.draft", "generation.prefix_trie", "generation.shortlist",
     "generation.replace_unknown", "processor.prefix_trie.file", "task.train", "task.valid", "task.test", "task.mixture",
-    "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.cache_dir",
-    "reading.dictionary", "reading.source_dictionary", "reading.target_dictionary", "reading.sentencepiece",
-    "reading.source_sentencepiece", "reading.target_sentencepiece", "reading.lang_dict",
-    "trace", "replay", "record", "page", "json", "png", "compare.frequencies", "comet_model",
+    "task.pretrained_tokenizer", "task.spm_model", "task.source_spm_model", "task.target_spm_model", "task.srcdict",
+    "task.tgtdict", "reading.dictionary", "reading.source_dictionary", "reading.target_dictionary",
+    "reading.sentencepiece", "reading.source_sentencepiece", "reading.target_sentencepiece", "reading.lang_dict",
+    "compare.frequencies",
 )  # fmt: skip
-"""Keys whose values are files or folders."""
+"""Keys whose values are files or folders to read. Those of files to write are declared with ``names="output"``."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Key:
         """What the value does, and its choices."""
         names = " | ".join(choice or "empty" for choice in self.field.metadata.get("choices") or ())
         return str(self.field.metadata.get("help", "")) + (f" ({names})" if names else "")
+
+    @property
+    def is_path(self) -> bool:
+        """Whether its values are files or folders."""
+        return self.name in INPUTS or bool(self.field.metadata.get("names"))
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,15 @@ def keys_of(schema: type) -> list[Key]:
         schema: the root dataclass of its configuration.
     """
     return list(_keys(schema()))
+
+
+def every_key(schema: type) -> list[Key]:
+    """The keys of a command and of all components that it can use.
+
+    Args:
+        schema: the root dataclass of its configuration.
+    """
+    return [*keys_of(schema), *(key for one in choosers(schema) for key in one.component_keys())]
 
 
 def _keys(config: Any, prefix: str = "", owners: tuple[str, ...] = ()) -> Iterator[Key]:

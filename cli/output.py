@@ -75,7 +75,8 @@ def open_output(path: str) -> Iterator[IO[str]]:
         The open file.
     """
     if path == "-":
-        with open(sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False) as file:
+        place, errors = sys.stdout.fileno(), "backslashreplace"  # the names of files need not be UTF-8
+        with open(place, "w", encoding="utf-8", errors=errors, newline="\n", closefd=False) as file:
             yield file
     else:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
@@ -117,4 +118,4 @@ def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
     with open_output("-") as file:
         file.write(form if json_file == "-" else text + "\n")
     if json_file not in ("", "-"):
-        write_atomically(Path(json_file), form.encode())
+        write_atomically(Path(json_file), form)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -127,8 +128,11 @@ class Record:
             "output": self._output.summary(),
         }
         content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(Path(self._path), content.encode("utf-8", "backslashreplace"))
-        print(f"wrote {self._path}; to repeat: seqgen-generate config={self._path} output=FILE", file=sys.stderr)
+        write_atomically(Path(self._path), content)
+        typed = [f"config={self._path}", "output=FILE"]
+        if own := self._keys.get("common.user_dir"):  # which is not taken from a file
+            typed.append(f"common.user_dir={own}")
+        print(f"wrote {self._path}; to repeat: seqgen-generate {shlex.join(typed)}", file=sys.stderr)
 
 
 class NoRecord:

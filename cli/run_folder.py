@@ -76,7 +76,7 @@ def write_config(folder: Path, cfg: TrainConfig, origins: Mapping[str, str] | No
     """
     content = yaml.safe_dump(_plain(cfg), sort_keys=False, allow_unicode=True)
     content = with_origins(content, origins) if origins else content
-    write_atomically(folder / CONFIG_FILE, content.encode())
+    write_atomically(folder / CONFIG_FILE, content)
 
 
 def _check_continuation(cfg: TrainConfig, folder: Path, begun: bool) -> None:

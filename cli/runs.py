@@ -30,7 +30,7 @@ class DiffRunsConfig:
     """The configuration of ``seqgen-runs diff``."""
 
     path: list[str] = option([], "the two run folders; path= may be left out")
-    json: str = option("", "file for the JSON form; - for standard output, in place of the table")
+    json: str = option("", "file for the JSON form; - for standard output, in place of the table", names="output")
 
 
 @dataclass
@@ -41,8 +41,8 @@ class RunsConfig(DiffRunsConfig):
 
     path: list[str] = option([], "run folders, or folders that contain runs; path= may be left out")
     sort: str = option("", "score (the best run first), column or key to sort by; empty for the order given")
-    page: str = option("", "file for an HTML page with the learning curves")
-    png: str = option("", "file for a picture of the learning curves (.png); needs matplotlib")
+    page: str = option("", "file for an HTML page with the learning curves", names="output")
+    png: str = option("", "file for a picture of the learning curves (.png); needs matplotlib", names="output")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,7 +72,7 @@ def work(cfg: RunsConfig) -> int:
     check_report(cfg.json, cfg.page, other_outputs=[cfg.png])
     runs = sorted_runs(_read(cfg.path), cfg.sort)
     if cfg.page:
-        write_atomically(Path(cfg.page), page_of(runs).encode())
+        write_atomically(Path(cfg.page), page_of(runs))
     if cfg.png:
         write_png(Path(cfg.png), runs)
     write_report(text_table(runs, cfg.sort), as_dict(runs), cfg.json)

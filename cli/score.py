@@ -89,7 +89,9 @@ class ScoreConfig:
         f"metrics of text: {', '.join(CORPUS_METRICS)}; ter is an error rate, comet needs source=FILE; empty for "
         f"{', '.join(METRICS)}, and for {', '.join(OF_COMPARISONS)} in comparisons",
     )
-    comet_model: str = option(Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file")
+    comet_model: str = option(
+        Texts.model, "model of comet: a name of the Hugging Face Hub, or a .ckpt file", names="code"
+    )
     path: list[str] = option(
         [], "run folder or checkpoint of the model that scores the references; several for an ensemble"
     )
@@ -106,9 +108,13 @@ class ScoreConfig:
     context_window: int = option(
         0, "language models: tokens of each block that are context, seen but scored in the block before", minimum=0
     )
-    output: str = option("-", "output file for the log-probabilities, one JSON object per line; - for standard output")
-    json: str = option("", "file for the comparison as JSON; - for standard output, in place of the table")
-    page: str = option("", "file for the comparison as an HTML page")
+    output: str = option(
+        "-", "output file for the log-probabilities, one JSON object per line; - for standard output", names="output"
+    )
+    json: str = option(
+        "", "file for the comparison as JSON; - for standard output, in place of the table", names="output"
+    )
+    page: str = option("", "file for the comparison as an HTML page", names="output")
     compare: CompareConfig = dataclasses.field(default_factory=CompareConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)
     common: DecodingCommonConfig = dataclasses.field(default_factory=DecodingCommonConfig)

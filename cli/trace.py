@@ -23,8 +23,8 @@ DESCRIPTION = """shows a trace, which seqgen-generate trace=FILE has written, as
 class TracePageConfig:
     """The configuration of ``seqgen-trace``."""
 
-    trace: list[str] = option([], "the trace; trace= may be left out")
-    output: str = option("", "the page; empty for the trace's name with .html")
+    trace: list[str] = option([], "the trace; trace= may be left out", names="output")
+    output: str = option("", "the page; empty for the trace's name with .html", names="output")
     title: str = option("", "title of the page; empty for the trace's name")
 
 
@@ -57,7 +57,7 @@ def work(cfg: TracePageConfig) -> int:
     trace = Trace(file)
     if not trace.complete:
         log(f"{file} has only the first {len(trace)} lines of the decode")
-    page = page_of(trace, cfg.title).encode()
+    page = page_of(trace, cfg.title).encode("utf-8", "backslashreplace")
     write_atomically(Path(output), page)
     print(f"wrote {output}: {len(trace)} sentences, {len(page) / 1e6:.1f} MB")
     return 0

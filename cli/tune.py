@@ -75,7 +75,7 @@ class TuneConfig:
     input: str = option("", "text file of the validation set; empty for the split dataset.gen_subset")
     reference: str = option("", "text file with the reference outputs of input")
     prefix: str = option("", "text file whose line n is the forced beginning of output n")
-    output: str = option("tuning", "folder for the outputs of all decodes and the result")
+    output: str = option("tuning", "folder for the outputs of all decodes and the result", names="output")
     method: str = option(
         "grid",
         "try all combinations of the values (grid), or tune one number after the other, in rounds (coordinate)",
@@ -320,7 +320,7 @@ def _report(cfg: TuneConfig, shared: Sequence[str], trials: Trials) -> None:
             {"setting": arguments(trials.space, point), "reason": reason} for point, reason in trials.refused.items()
         ],
     }
-    write_atomically(place, (json.dumps(result, ensure_ascii=False, indent=1) + "\n").encode())
+    write_atomically(place, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
     kept = [item for item in shared if split_argument(item)[0] not in tuned and item.startswith(KEPT)]
     models = f"path=[{','.join(cfg.path)}]" if len(cfg.path) > 1 else f"path={cfg.path[0]}"
     print(trials.table())

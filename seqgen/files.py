@@ -118,18 +118,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file under a temporary name, and rename it.
 
     Args:
         path: the file; its folder is created if it does not exist.
-        content: the file's bytes.
+        content: the file's bytes, or text: UTF-8, in which a byte of a file name that is not UTF-8 becomes ``\\udce9``,
+            as JSON writes it.
 
     Raises:
         UserError: the file cannot be written, or may not be created (see ``frozen``).
     """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with new_file(path) as file, disk_errors(path):
-        file.write(content)
+        file.write(data)
 
 
 @contextlib.contextmanager

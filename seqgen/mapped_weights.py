@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import weakref
+import zlib
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ class MappedFile:
     def __init__(self, model: nn.Module, path: Path):
         self.path = path.absolute()
         try:
-            self.version = _version(path)
+            self.version, self.checksum = _version(path), _checksum(path)
         except OSError as error:  # a training run may have just replaced the checkpoint
             raise CheckpointError(f"{path}: {error.strerror or error}") from None
         self._users: dict[int, weakref.ref[Tensor]] = {}
@@ -77,7 +78,8 @@ class MappedFile:
 def check_unchanged(model: nn.Module) -> None:
     """Check that nobody has written into the files that a model has weights in.
 
-    A file may be deleted or replaced by another one, as seqgen replaces checkpoints: the model keeps the old one.
+    A file may be deleted or replaced by another one, as seqgen replaces checkpoints: the model keeps the old one. One
+    whose time differs is read again: programs such as ``touch`` change nothing else.
 
     Args:
         model: the model.
@@ -88,20 +90,32 @@ def check_unchanged(model: nn.Module) -> None:
     for file in _FILES.get(model, ()):
         try:
             now = _version(file.path)
+            if now == file.version or now[:2] != file.version[:2] or not file.in_use:
+                continue
+            is_equal = _checksum(file.path) == file.checksum
         except OSError:
             continue
-        if now[:2] == file.version[:2] and now != file.version and file.in_use:
+        if not is_equal:
             raise CheckpointError(
-                f"{file.path} was changed in place (its size or time differs) while a model with its weights was in "
-                "use; load the model again, and replace such files by renaming new ones, or set "
-                "common.map_weights=false"
+                f"the content of {file.path} was changed while a model with its weights was in use; load the model "
+                "again, and replace such files by renaming new ones, or set common.map_weights=false"
             )
+        file.version = now
 
 
 def _version(path: Path) -> tuple[int, ...]:
     """Which file has this path, and when it was changed."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _checksum(path: Path) -> int:
+    """The CRC-32 of a file's content."""
+    total = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            total = zlib.crc32(chunk, total)
+    return total
 
 
 def is_mapped(tensor: Tensor) -> bool:

@@ -28,7 +28,9 @@ class RawTextConfig(TokenizerConfig):
         choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
     )
     workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
-    cache_dir: str = option("", "cache folder for encoded text, which several runs may share; empty for the run folder")
+    cache_dir: str = option(
+        "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
+    )
 
 
 class RawTextTask(Task):

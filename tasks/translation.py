@@ -28,7 +28,9 @@ class ParallelTextConfig(TokenizerConfig):
     max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
     on_overlong: str = option("drop", "what to do with longer pairs", choices=("drop", "truncate", "error"))
     workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
-    cache_dir: str = option("", "cache folder for encoded text, which several runs may share; empty for the run folder")
+    cache_dir: str = option(
+        "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
+    )
 
 
 @dataclass

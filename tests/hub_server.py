@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ class Hub:
         downloaded: the names of the files that were downloaded.
         requests: how many requests were answered.
         tokens: the values of the header ``Authorization`` of all requests.
+        headers: headers of all files, in place of the right ones.
+        slow: seconds before each byte of a file; 0 to send it as a whole.
     """
 
     def __init__(self) -> None:
@@ -32,6 +36,8 @@ class Hub:
         self.downloaded: list[str] = []
         self.requests = 0
         self.tokens: set[str | None] = set()
+        self.headers: dict[str, str] = {}
+        self.slow = 0.0
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -69,39 +75,40 @@ class Hub:
         parts = unquote(request.path.split("?")[0]).strip("/").split("/")
         is_list = parts[:2] == ["api", "models"]
         name = "/".join(parts[2:4] if is_list else parts[:2])
-        revision = parts[5] if is_list and len(parts) > 5 else MAIN if is_list else parts[3]
+        revision = parts[5] if len(parts) > 5 and is_list else MAIN if is_list else parts[3]
         folder = self.repositories.get((name, revision))
         if folder is None:
             known = any(name == repository for repository, _ in self.repositories)
             return self._send(request, 404, b"", {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"})
         commit = revision if len(revision) == 40 else self.commit(name, revision)
         if is_list:
-            files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-            content: Any = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
-            if parts[4:5] == ["tree"]:  # which version 1 of huggingface_hub asks for
-                content = [
-                    {"type": "file", "path": file, "size": path.stat().st_size, "oid": self.commit(name, file)}
-                    for file, path in files.items()
-                ]
-            return self._send(request, 200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+            files = [{"rfilename": str(path.relative_to(folder))} for path in folder.rglob("*") if path.is_file()]
+            content = json.dumps({"id": name, "sha": commit, "siblings": files}).encode()
+            return self._send(request, 200, content, {"Content-Type": "application/json"})
         if name in self.gated and not request.headers.get("Authorization"):
             return self._send(request, 403, b"", {"X-Error-Code": "GatedRepo"})
-        body = (folder / "/".join(parts[4:])).read_bytes()
+        file = "/".join(parts[4:])
+        if not (folder / file).is_file():
+            return self._send(request, 404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        body = (folder / file).read_bytes()
         if with_body:
-            self.downloaded.append("/".join(parts[4:]))
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(body).hexdigest()}"'}
+            self.downloaded.append(file)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(body).hexdigest()}"', **self.headers}
         return self._send(request, 200, body, headers, with_body)
 
-    @staticmethod
     def _send(
-        request: BaseHTTPRequestHandler, code: int, body: bytes, headers: dict[str, str], with_body: bool = True
+        self, request: BaseHTTPRequestHandler, code: int, body: bytes, headers: dict[str, str], with_body: bool = True
     ) -> None:
         request.send_response(code)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             request.send_header(key, value)
         request.end_headers()
-        if with_body:
-            request.wfile.write(body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for number in range(len(body) if with_body and self.slow else 0):
+                time.sleep(self.slow)
+                request.wfile.write(body[number : number + 1])
+            if with_body and not self.slow:
+                request.wfile.write(body)
 
 
 def serve(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:

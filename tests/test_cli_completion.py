@@ -14,7 +14,7 @@ import pytest
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.completion import completion_script
-from seqgen.cli.keys import PATHS, choosers, keys_of
+from seqgen.cli.keys import INPUTS, every_key
 from seqgen.config import GenerateConfig, TrainConfig
 from tests.commands import command
 
@@ -136,14 +136,14 @@ def test_zsh_reads_the_script(folder: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_has_every_key(shell: str) -> None:
-    keys = [*keys_of(TrainConfig), *(key for one in choosers(TrainConfig) for key in one.component_keys())]
+    keys = every_key(TrainConfig)
     text = script(shell)
     assert len(keys) > 200
     assert not [key.name for key in keys if f"{key.name}=" not in text]
 
 
 def test_no_file_is_completed_for_a_key_that_does_not_exist() -> None:
-    assert {"input", "output", "reference", "path"} < {*PATHS}
+    assert {"input", "reference", "path"} < {*INPUTS}
     assert "hypothesis" not in script("bash")
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from seqgen.cli.config_file import with_config_files
+from seqgen.cli.keys import INPUTS, every_key
 from seqgen.compose import compose
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config_dicts import to_dict
 from seqgen.errors import ConfigError
 from tests.commands import command
+from tests.test_cli_help import SCHEMAS
+
+ROOT = Path(__file__).parent.parent
+NO_FILES = {"user_files", "column", "columns", "source_lang", "target_lang", "pairs", "languages", "ignore", "formats",
+    "dictionary", "sentencepiece", "title"}  # fmt: skip
+"""Keys whose help speaks of files, but whose values name none that is written."""
 
 
 def written(path: Path, text: str) -> str:
@@ -99,3 +109,66 @@ def test_a_message_names_the_file(content: str, tmp_path: Path) -> None:
     assert "Traceback" not in outcome.err
     if "nothere" not in content:
         assert f"the key is in config={tmp_path}/x.yaml" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("generate", "output"), ("generate", "trace"), ("generate", "record"), ("generate", "job.folder"),
+        ("train", "run_dir"), ("train", "task.cache_dir"), ("tune", "output"), ("score", "json"), ("runs", "page"),
+        ("convert", "huggingface_dir"), ("average", "path"), ("trace", "trace"), ("shortlist", "output"),
+    ],
+)  # fmt: skip
+def test_a_file_names_nothing_that_is_written(name: str, key: str, tmp_path: Path) -> None:
+    value = tmp_path / "mine.html"
+    value.write_text("mine")
+    file = written(tmp_path / "a.yaml", f"{key}: {value}\n")
+    refused = command(name, file)
+    assert f"{file} sets {key}={value}, which names what is written; no file may do that: type {key}=" in refused.err
+    assert (refused.code, value.read_text(), len([*tmp_path.iterdir()])) == (2, "mine", 2)
+    schema = SCHEMAS[f"seqgen-{name}"]
+    with_config_files(schema, [file, f"{key}={tmp_path}/other"]).check_trusted(schema)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "common.user_dir: {evil}", "common: {{user_dir: [{evil}]}}", '"common.user_dir={evil} #": x',
+        "generation: {{components: {{common.user_dir: {evil}}}}}", "path: {run}",
+        '{{format: seqgen-record, version: 1, keys: {{common.user_dir: {evil}}}}}',
+    ],
+)  # fmt: skip
+def test_a_file_imports_nothing(content: str, tmp_path: Path) -> None:
+    """Neither does a run that only a file names, with ``common.user_dir=run``."""
+    evil, run, canary = tmp_path / "evil.py", tmp_path / "run", tmp_path / "canary"
+    evil.write_text(f"open({str(canary)!r}, 'w')\n")
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump({"common": {"user_dir": [str(evil)]}}))
+    file = written(tmp_path / "a.yaml", content.format(evil=evil, run=run))
+    outcome = command("generate", file, *(["common.user_dir=run"] if "path" in content else []))
+    assert (outcome.code, outcome.err.count("\n"), canary.exists()) == (2, 1, False), outcome.err
+    command("generate", file, f"common.user_dir={evil}")
+    assert canary.exists() != ("=" in content)
+
+
+def options() -> Iterator[tuple[str, str, bool]]:
+    """The key and the help of each option whose values are free text, and whether it is one of the examples."""
+    for top in ("seqgen", "cli", "tasks", "models", "examples"):
+        for text in (path.read_text("utf-8") for path in (ROOT / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(text)) if "= option(" in text else ():
+                match node:
+                    case ast.AnnAssign(ast.Name(key), kind, ast.Call(ast.Name("option"), [_, shown, *_], keywords)):
+                        is_declared = {"names", "choices"} & {word.arg for word in keywords}
+                        if "str" in ast.unparse(kind) and not is_declared:
+                            yield key, ast.unparse(shown), top == "examples"
+
+
+def test_what_is_written_and_what_runs_code_is_declared() -> None:
+    """In every command; a key that a file may set names an input, or no file at all."""
+    known = {*(key.rpartition(".")[2] for key in INPUTS), *NO_FILES}
+    for key, shown, is_example in options():
+        is_written = re.search(r"to write|written|append|output file|(file|folder) for|the page|import|cache", shown)
+        is_file = not is_example and re.search(r"\b(files?|folders?)\b", shown)
+        assert key in known or not (is_written or is_file), f"{key} ({shown}): what does it name?"
+    keys = [key for schema in SCHEMAS.values() for key in every_key(schema) if key.field.metadata.get("names")]
+    assert len(keys) > 35

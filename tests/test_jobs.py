@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -211,6 +212,27 @@ def test_a_line_that_fails_does_not_take_its_batch_with_it(bench: Bench) -> None
         {"number": 18, "text": "a nan here", "reason": "DecodingError: the scores are NaN"},
         {"number": 31, "text": "large", "reason": "memory ran out, also in a batch of this line alone"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "stops", "words"),
+    [
+        (CheckpointError("the weights were changed"), ResourceError, "the weights were changed; remove the cause"),
+        (OSError(errno.ENOSPC, "No space left on device"), ResourceError, "No space left .* same command again"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), ResourceError, "No such file.*a.txt"),
+        (ModuleNotFoundError("No module named 'x'"), ResourceError, "No module named 'x'"),
+        (RuntimeError("CUDA error: unspecified launch failure"), SystemExit, "CUDA error"),
+    ],
+)
+def test_no_line_is_given_up_for_the_failure_of_a_machine(
+    error: Exception, stops: type[BaseException], words: str, bench: Bench
+) -> None:
+    """The same command decodes the lines when the failure is gone."""
+    workers = InlineWorkers()
+    with mock.patch.object(Capitals, "decode", side_effect=error), pytest.raises(stops, match=words):
+        bench.run(workers)
+    assert ledger(bench) == []
+    assert bench.run() == expected(LINES)
 
 
 def test_the_batch_is_halved_when_memory_runs_out() -> None:

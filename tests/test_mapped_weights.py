@@ -17,6 +17,7 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
 from seqgen.errors import CheckpointError
+from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.mapped_weights import MappedFile, give_back
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.t5 import T5Model
@@ -124,14 +125,30 @@ def test_values_that_were_changed_survive(folder: Path) -> None:
 
 def test_a_file_that_was_changed_in_place_is_noticed(folder: Path) -> None:
     file, translator = weights_file(folder), Translator([load_model(folder)])
-    decoded(translator)
+    before = decoded(translator)
+    file.touch()
+    assert decoded(translator) == before
     content = bytearray(file.read_bytes())
     content[-4:] = b"\x00\x00\x80\x3f"
     with open(file, "r+b") as handle:
         handle.write(content)
     os.utime(file, ns=(1, 1))
-    with pytest.raises(CheckpointError, match=r"was changed in place .* load the model again"):
-        decoded(translator)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"the content of .* was changed .* load the model again"):
+            decoded(translator)
+
+
+def test_outputs_of_weights_that_change_meanwhile_are_not_returned(folder: Path) -> None:
+    file, ensemble = weights_file(folder), Ensemble([load_model(folder).model])
+
+    def decode() -> None:
+        with ensemble.evaluating():
+            file.write_bytes(file.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
+            os.utime(file, ns=(1, 1))
+            raise ValueError("scores of these weights are NaN")
+
+    with pytest.raises(CheckpointError, match="was changed"):
+        decode()
 
 
 def test_a_converted_model_does_not_need_its_file(folder: Path) -> None:

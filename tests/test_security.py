@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -109,6 +111,25 @@ def test_messages_contain_no_commands_for_a_terminal(run: Path) -> None:
     err = command("generate", f"path={run}", "input=-").err
     assert "\\x1b[2J" in err
     assert "\x1b" not in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+def test_names_that_are_not_utf_8(run: Path, tmp_path: Path) -> None:
+    """They are refused as arguments, and shown where a folder has them."""
+    place, written = tmp_path / "runs" / os.fsdecode(b"caf\xe9"), [f"json={tmp_path}/a.json", f"page={tmp_path}/a.html"]
+    shutil.copytree(run, place)
+    for arguments in (
+        ("generate", f"path={place}"),
+        ("train", f"run_dir={place}"),
+        ("runs", str(place)),
+        ("score", "\udce9=1"),
+    ):
+        refused = command(*arguments)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert "\\udce9" in refused.err
+    listed = command("runs", f"{tmp_path}/runs", *written)
+    assert (listed.code, "caf\\udce9" in listed.out) == (0, True), listed.err
+    assert json.loads((tmp_path / "a.json").read_text("utf-8"))
 
 
 def test_the_page_names_tests_that_exist() -> None:

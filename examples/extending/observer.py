@@ -20,7 +20,7 @@ from seqgen.registry import register_observer
 class OutcomesConfig:
     """Configuration of the observer; its fields are the keys ``observer.outcomes.FIELD``."""
 
-    file: str = option("outcomes.jsonl", "JSON lines are appended to this file")
+    file: str = option("outcomes.jsonl", "JSON lines are appended to this file", names="output")
 
 
 @register_observer("outcomes", config=OutcomesConfig)

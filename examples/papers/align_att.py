@@ -138,7 +138,9 @@ class AlignAttConfig:
     """Configuration of AlignAtt; its fields are the keys ``search.FIELD``."""
 
     f: int = option(2, "f: a token aligned to one of the last f source tokens is not emitted yet", minimum=1)
-    latency: str = option("", "JSON lines with the delays of each output's tokens are appended to this file")
+    latency: str = option(
+        "", "JSON lines with the delays of each output's tokens are appended to this file", names="output"
+    )
 
 
 @register_search("align_att", config=AlignAttConfig)

@@ -131,7 +131,9 @@ class WaitKConfig:
     """Configuration of wait-k; its fields are the keys ``search.FIELD``."""
 
     k: int = option(3, "source tokens that are read before the first token is generated", minimum=1)
-    latency: str = option("", "JSON lines with the delays of each output's tokens are appended to this file")
+    latency: str = option(
+        "", "JSON lines with the delays of each output's tokens are appended to this file", names="output"
+    )
 
 
 @register_search("wait_k", config=WaitKConfig)

@@ -53,7 +53,7 @@ JOINT = ("sequence_total", "sequence_reverse")
 class UncertaintyConfig:
     """Configuration of the observer; its fields are the keys ``observer.uncertainty.FIELD``."""
 
-    file: str = option("uncertainty.jsonl", "JSON lines are appended to this file")
+    file: str = option("uncertainty.jsonl", "JSON lines are appended to this file", names="output")
     temperature: float = option(1.0, "T: above 1, hypotheses count more equally in a sentence", minimum=1e-3)
 
 

@@ -6,27 +6,43 @@ and ``HF_HUB_CACHE`` (the cache), ``HF_HUB_OFFLINE``, ``HF_ENDPOINT`` (another s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import threading
+import time
+from contextlib import suppress
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from seqgen.data.tokenizers import files as tokenizer_files
-from seqgen.errors import CheckpointError, ConfigError
+from seqgen.errors import CheckpointError, ConfigError, shown
 
 PREFIX = "hf:"
 
+CONFIG = "config.json"
 SMALL_FILES = (
-    "config.json",
+    CONFIG,
     "generation_config.json",
     *(name for key, name in vars(tokenizer_files).items() if key.endswith("_FILE")),
 )
 """All files that seqgen reads from such a repository, besides the weights; no file with code is among them."""
 
 WEIGHTS = (
-    ("model.safetensors", "model-?????-of-?????.safetensors"),
-    ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin"),
+    ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model-?????-of-?????.bin", "pytorch_model.bin.index.json"),
 )
 """Patterns of the files with the weights: those of the second kind are downloaded if there are none of the first."""
+
+TIMEOUT_SECONDS = 10.0
+"""How long the server may take to answer. ``huggingface_hub`` has such limits of its own for files."""
+
+STALL_SECONDS = 300.0
+"""A download is given up when nothing was written for so long; the library writes 10 MB at a time."""
+
+_NAMES = {"ETag": r'(W/)?"?[\w-]+"?', "X-Linked-Etag": r'(W/)?"?[\w-]+"?', "X-Repo-Commit": r"[0-9a-f]{40}"}
+"""What headers must look like from which the library makes names of files and folders."""
 
 
 def local_path(path: str | Path) -> Path:
@@ -39,7 +55,8 @@ def local_path(path: str | Path) -> Path:
         The path itself, or the folder in the cache.
 
     Raises:
-        CheckpointError: there is no such repository or revision, it is not accessible, or it has no such model.
+        CheckpointError: there is no such repository or revision, it is not accessible, the download makes no
+            progress, or it has no such model.
         ConfigError: the path is an address, the name is not that of a repository, or ``huggingface_hub`` is not
             installed.
     """
@@ -50,46 +67,12 @@ def local_path(path: str | Path) -> Path:
     repository, at, revision = str(path).removeprefix(PREFIX).partition("@")
     if at and not revision:
         raise ConfigError(f"{path} names no revision after the @; remove the @, or give a branch, a tag or a commit")
-    folder = _snapshot(str(path), repository, revision or None, SMALL_FILES)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{path}: the repository has no config.json, so it is not a model that seqgen can read")
-    for patterns in WEIGHTS:
-        _snapshot(str(path), repository, folder.name, (*patterns, f"{patterns[0]}.index.json"))  # of the same commit
-        if any(file for pattern in patterns for file in folder.glob(pattern)):
-            break
-    return folder
-
-
-def _snapshot(path: str, repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    """Download the files of a repository that match patterns, except those that are in the cache already.
-
-    Args:
-        path: what the user gave, for messages.
-        repository: ``ORGANIZATION/NAME``.
-        revision: a branch, a tag or a commit; ``None`` for the main branch.
-        patterns: names of files, in which ``?`` and ``*`` stand for other characters.
-
-    Returns:
-        The folder of the commit in the cache, whose name is that of the commit. Without network it can be incomplete.
-
-    Raises:
-        CheckpointError: there is no such repository or revision, or it cannot be downloaded.
-        ConfigError: the name is not that of a repository, or ``huggingface_hub`` is not installed.
-    """
     try:
-        from huggingface_hub import constants, errors, snapshot_download
-        from huggingface_hub.utils import tqdm
+        from huggingface_hub import constants, errors
     except ImportError as error:
         raise ConfigError(f"{path} needs the package huggingface_hub ({error}): pip install huggingface_hub") from None
-
-    class Silent(tqdm):
-        """The number of files says nothing; the progress bar of each file that is downloaded is displayed."""
-
-        def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[no-untyped-call]
-
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), tqdm_class=Silent))
+        return _watched(repository, revision or None)
     except errors.HFValidationError:
         raise ConfigError(
             f"{path} is not the name of a repository; write hf:ORGANIZATION/NAME or hf:ORGANIZATION/NAME@REVISION"
@@ -103,7 +86,93 @@ def _snapshot(path: str, repository: str, revision: str | None, patterns: Sequen
     except errors.LocalEntryNotFoundError:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         message = f"the model is not in the cache, {constants.HF_HUB_CACHE}, and {why}"
+    except errors.EntryNotFoundError:
+        message = f"the repository has no {CONFIG}, so it is not a model that seqgen can read"
     except Exception as error:  # those of the network differ between versions of huggingface_hub
         first_line = str(error).strip().partition("\n")[0]
         message = f"cannot be downloaded from {constants.ENDPOINT}: {first_line}"
     raise CheckpointError(f"{path}: {message}")
+
+
+def _watched(repository: str, revision: str | None) -> Path:
+    """Download a model in a thread that is left alone when it makes no progress; see ``_download``."""
+    results: SimpleQueue[Path | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(_download(repository, revision))
+        except BaseException as error:
+            results.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    written, since = 0, time.monotonic()
+    while time.monotonic() - since < STALL_SECONDS:
+        with suppress(Empty):
+            result = results.get(timeout=min(1.0, STALL_SECONDS))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        if (now := _size_in_cache(repository)) != written:
+            written, since = now, time.monotonic()
+    raise TimeoutError(
+        f"nothing has arrived for {STALL_SECONDS:g} seconds; what arrived before is kept, so run the same command again"
+    )
+
+
+def _size_in_cache(repository: str) -> int:
+    """The number of files of a repository in the cache and of their bytes, also of those that are not complete."""
+    from huggingface_hub import constants
+
+    size = 0
+    for file in Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").rglob("*"):
+        with suppress(OSError):  # it was just renamed
+            size += 1 + file.stat().st_size
+    return size
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    """Download the files of a model, except those that are in the cache already.
+
+    Args:
+        repository: ``ORGANIZATION/NAME``.
+        revision: a branch, a tag or a commit; ``None`` for the main branch.
+
+    Returns:
+        The folder of the commit in the cache. Without network it can be incomplete.
+    """
+    from huggingface_hub import HfApi, errors, hf_hub_download
+    from huggingface_hub.utils import get_session
+
+    session: Any = get_session()
+    hooks = session.event_hooks if hasattr(session, "event_hooks") else session.hooks  # of httpx; of requests
+    if _check_names not in hooks["response"]:
+        hooks["response"].append(_check_names)
+    try:
+        listed = HfApi().model_info(repository, revision=revision, timeout=TIMEOUT_SECONDS).siblings or []
+    except (errors.HfHubHTTPError, errors.HFValidationError):
+        raise
+    except Exception:  # no network: its errors differ between versions of huggingface_hub
+        return Path(hf_hub_download(repository, CONFIG, revision=revision, local_files_only=True)).parent
+    folder = Path(hf_hub_download(repository, CONFIG, revision=revision)).parent
+    names = [file.rfilename for file in listed if "/" not in file.rfilename]
+    weights = ([name for name in names if any(map(partial(fnmatch, name), patterns))] for patterns in WEIGHTS)
+    for name in [*(name for name in names if name in SMALL_FILES), *next(filter(None, weights), [])]:
+        hf_hub_download(repository, name, revision=folder.name)  # of the same commit
+    return folder
+
+
+def _check_names(response: Any, *arguments: Any, **options: Any) -> None:
+    """Check the headers from which the library makes names in its cache: a path in them could name any file.
+
+    Args:
+        response: an answer of the server.
+        arguments: unused, likewise ``options``; what the library of requests passes.
+        options: see there.
+
+    Raises:
+        ValueError: a header is not a plain name.
+    """
+    for header, form in _NAMES.items():
+        value = response.headers.get(header)
+        if response.request.method == "HEAD" and value and not re.fullmatch(form, value):
+            raise ValueError(f"its header {header} is {shown(value)}, which is not the name of a version of a file")

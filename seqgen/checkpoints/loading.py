@@ -412,7 +412,7 @@ def save_generation(run: str | Path, cfg: GenerationConfig) -> None:
     check_compatible(cfg)
     plain["generation"] = to_dict(cfg)
     with run_lock(path.parent):
-        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).encode())
+        write_atomically(path, yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         update_generation(path.parent, cfg)
 
 

@@ -155,7 +155,7 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
 
 
 def _write(run: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(run / RUN_CHECKSUMS, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+    write_atomically(run / RUN_CHECKSUMS, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def _read(run: Path) -> dict[str, Any] | None:

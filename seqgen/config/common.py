@@ -22,6 +22,7 @@ class CommonConfig:
         [],
         "Python files or folders with your own components (models, tasks, search strategies, ...), imported before "
         "anything else; the value run imports the files that were used in training",
+        names="code",
     )
 
 

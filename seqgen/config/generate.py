@@ -88,7 +88,9 @@ class JobGenerationConfig(GenerationConfig):
 class JobConfig:
     """The ``job`` group of ``seqgen-generate``: decoding in parts, which can be killed and continued."""
 
-    folder: str = option("", "folder for the parts of a job; empty for the output file's name with .parts")
+    folder: str = option(
+        "", "folder for the parts of a job; empty for the output file's name with .parts", names="output"
+    )
     format: str = option(
         "auto",
         "format of the input of a job; auto chooses by the file name: .jsonl, .ndjson, .parquet, else text; .gz is "
@@ -108,6 +110,7 @@ class RayConfig:
     address: str = option(
         "",
         "address of the Ray cluster, such as HOST:6379, or auto to find it; empty to start Ray on this machine",
+        names="code",
     )
     actors_per_node: int = option(
         1, "actors on each node, or as many as it has cores and GPUs for; each holds a copy of the models", minimum=1
@@ -130,7 +133,7 @@ class GenerateConfig:
         "text file to decode; - for standard input; empty for the split dataset.gen_subset; a job also reads folders, "
         "wildcards, JSON lines and Parquet",
     )
-    output: str = option("-", "output file; - for standard output")
+    output: str = option("-", "output file; - for standard output", names="output")
     reference: str = option("", "text file with reference outputs; outputs are then scored")
     prefix: str = option("", "text file whose line n is the forced beginning of output n")
     format: str = option("text", "output format", choices=("text", "json", "fairseq"))
@@ -145,9 +148,13 @@ class GenerateConfig:
         "", "language of the Moses detokenizer to apply to outputs, such as de; empty for none; needs sacremoses"
     )
     stream: bool = option(False, "write words as soon as they are decoded; needs format=text and nbest=1")
-    trace: str = option("", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-trace shows as a page")
+    trace: str = option(
+        "", "file for a trace of every step (.jsonl or .jsonl.gz), which seqgen-trace shows as a page", names="output"
+    )
     replay: str = option("", "trace whose n-best lists are computed again, without models; needs no path and no input")
-    record: str = option("", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json")
+    record: str = option(
+        "", "file (.json) for the record that is needed to repeat the decode, with config=FILE.json", names="output"
+    )
     trace_options: TraceConfig = dataclasses.field(default_factory=TraceConfig)
     dataset: GenerateDatasetConfig = dataclasses.field(default_factory=GenerateDatasetConfig)
     reading: ReadingConfig = dataclasses.field(default_factory=ReadingConfig)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 
 def option(
@@ -15,6 +15,7 @@ def option(
     choices: Sequence[str] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    names: Literal["", "output", "code"] = "",
 ) -> Any:
     """Declare a configuration field::
 
@@ -26,11 +27,13 @@ def option(
         choices: the allowed values of a string.
         minimum: smallest allowed value of a number, or of each number in a list.
         maximum: largest allowed value, likewise.
+        names: ``output`` if the value names something that is written, ``code`` if it names something that can run
+            code. Both are taken from the command line only, not from ``config=FILE``.
 
     Returns:
         The dataclass field.
     """
-    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
+    metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum, "names": names}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

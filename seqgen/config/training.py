@@ -162,4 +162,4 @@ class TrainConfig:
     distributed_training: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
     common: TrainCommonConfig = dataclasses.field(default_factory=TrainCommonConfig)
     generation: GenerationConfig = dataclasses.field(default_factory=GenerationConfig)
-    run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL")
+    run_dir: str = option("", "run folder to write to; empty for runs/TASK-MODEL", names="output")

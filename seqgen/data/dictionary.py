@@ -277,7 +277,7 @@ class Dictionary:
             self._check_dict_txt(path)
             rows = zip(self.symbols[len(FAIRSEQ_SPECIALS) :], self.counts[len(FAIRSEQ_SPECIALS) :], strict=True)
             text = "".join(f"{token} {count}\n" for token, count in rows)
-        write_atomically(path, text.encode())
+        write_atomically(path, text)
 
     def _check_dict_txt(self, path: Path) -> None:
         standard = {"pad": 1, "eos": 2, "unk": 3, "bos": 0}

@@ -99,7 +99,7 @@ class VocabularyMap:
             right = tokens(ids.tolist(), target, "target")
             if len(left) == len(key):
                 lines.append(f"{' '.join(left)}\t{' '.join(right)}\n")
-        write_atomically(path, "".join(lines).encode())
+        write_atomically(path, "".join(lines))
         return len(left_out)
 
 

@@ -79,7 +79,7 @@ def write_export(
         for name, tokenizer in tokenizers.items():
             save_tokenizer(tokenizer, temporary / name)
         content = json.dumps(_metadata(loaded, graphs, formats, opset), indent=2)
-        write_atomically(temporary / METADATA, content.encode())
+        write_atomically(temporary / METADATA, content)
     return difference
 
 

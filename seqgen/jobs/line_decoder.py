@@ -9,8 +9,12 @@ from typing import Protocol
 
 import torch
 
+from seqgen.errors import CheckpointError, ResourceError
 from seqgen.jobs.part import Answers, Failure
 from seqgen.memory import out_of_memory
+
+NOT_OF_LINES = (CheckpointError, OSError, ImportError)
+"""Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""
 
 
 class LineDecoder(Protocol):
@@ -82,11 +86,15 @@ class Piece:
 
 
 def answer(decoder: LineDecoder, piece: Piece) -> Answers:
-    """Decode a piece; lines that cannot be decoded are among the failures, and never raise an error.
+    """Decode a piece; lines that cannot be decoded are among the failures.
 
     Args:
         decoder: the worker's decoder.
         piece: the lines.
+
+    Raises:
+        ResourceError: decoding has failed for a reason that is not one of the lines.
+        SystemExit: the device can be used by new processes only.
     """
     start = time.perf_counter()
     if piece.reason:
@@ -101,10 +109,14 @@ def _decoded(decoder: LineDecoder, lines: list[str], first: int, divisor: int) -
     """Decode lines; after an error each half alone, in smaller batches if memory ran out, down to single lines."""
     try:
         return decoder.decode(lines, first, divisor)
+    except NOT_OF_LINES as error:
+        raise ResourceError(f"{_reason(error)}; remove the cause and run the same command again to continue") from None
     except Exception as error:
         # only the text is kept: the error refers to the frames of the decoder, whose tensors must be freed before
         # the halves are decoded
         full, reason = out_of_memory(error), _reason(error)
+    if "CUDA error" in reason:  # not even another line can be decoded in this process
+        raise SystemExit(reason)
     if full and torch.cuda.is_available():
         torch.cuda.empty_cache()
     if len(lines) == 1:

@@ -153,7 +153,10 @@ def _work(pipe: Connection, parent: int, modules: Sequence[tuple[str, str]], bui
             piece = pipe.recv()
         except EOFError:
             return
-        _send(pipe, answer(decoder, piece))
+        try:
+            _send(pipe, answer(decoder, piece))
+        except ResourceError as error:
+            _send(pipe, error)
 
 
 def _send(pipe: Connection, result: Any) -> None:

@@ -76,7 +76,7 @@ class Manifest:
         try:
             theirs = parse_json(read_bytes(file, 1 << 32))
         except FileNotFoundError:
-            write_atomically(file, (json.dumps(mine, indent=1) + "\n").encode())
+            write_atomically(file, json.dumps(mine, indent=1) + "\n")
             return False
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}; choose another job.folder") from None

@@ -54,8 +54,11 @@ class _Decoding:
         return Ready(self._decoder.fingerprint, tuple(self._decoder.notes))
 
     def decode(self, piece: Piece) -> Any:
-        """Decode a piece."""
-        return answer(self._decoder, piece)
+        """Decode a piece; return an error that is not one of its lines."""
+        try:
+            return answer(self._decoder, piece)
+        except ResourceError as error:
+            return error
 
 
 class _Actor:

@@ -37,7 +37,7 @@ def page_of(trace: Trace, title: str = "") -> str:
         "sentences": [_sentence(sentence) for sentence in trace],
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(text.encode("utf-8", "backslashreplace"), 9, mtime=0)).decode()
     folder = resources.files(__package__)
     page = (folder / "page.html").read_text(encoding="utf-8")
     # the data comes last, since its text is not searched for the other marks

@@ -107,7 +107,7 @@ def write_provenance(
         "sessions": [*before.get("sessions", []), session],
     }
     content = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-    write_atomically(run / PROVENANCE, content.encode())
+    write_atomically(run / PROVENANCE, content)
     return found
 
 

@@ -65,7 +65,7 @@ class Records:
         lines = self._lines()
         kept = [line for line in lines if _update_of(line) <= update]
         if len(kept) < len(lines):
-            write_atomically(self.path, "".join(kept).encode())
+            write_atomically(self.path, "".join(kept))
 
     def _lines(self) -> list[str]:
         with open_regular(self.path) as file:

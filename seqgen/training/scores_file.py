@@ -60,4 +60,4 @@ class ScoresFile:
             "last": self.last,
             "signatures": {name: signature for name, signature in kinds.items() if signature},
         }
-        write_atomically(self.path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+        write_atomically(self.path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

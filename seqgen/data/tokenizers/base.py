@@ -279,7 +279,7 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
         folder: the tokenizer's folder.
         settings: ``tokenizer``, the name that the tokenizer is registered under, and what its ``load`` needs.
     """
-    write_atomically(folder / "tokenizer.json", json.dumps(settings, indent=2).encode())
+    write_atomically(folder / "tokenizer.json", json.dumps(settings, indent=2))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

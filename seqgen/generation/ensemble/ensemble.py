@@ -44,6 +44,9 @@ class Ensemble:
         """Put all models into evaluation mode, and restore their modes afterwards.
 
         Prepacked weights are packed again if the weights have changed.
+
+        Raises:
+            CheckpointError: a file that weights are mapped from was changed, before or in the meantime.
         """
         training = [model for model in self.models if model.training]
         for model in self.models:
@@ -58,6 +61,8 @@ class Ensemble:
         finally:
             for model in training:
                 model.train()
+            for model in self.models:
+                check_unchanged(model)  # what was computed from other weights is not returned
 
     def sources(self, sample: Batch) -> list[Source]:
         """The source of a batch as each member reads it.
