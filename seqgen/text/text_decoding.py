@@ -348,7 +348,7 @@ class TextDecoding:
                 break
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
-        """Describe how a limit changed an output. Under fairseq's rules the last token is always an end token.
+        """Describe how a limit changed an output, whose last token may be an end token that the limit forced.
 
         Args:
             item: the output.
@@ -361,7 +361,7 @@ class TextDecoding:
         whole = size > 0 and int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
-        if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
+        if size > longest and (self.generator.setup.forces_end or not whole):
             return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"
