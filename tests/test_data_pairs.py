@@ -72,7 +72,7 @@ def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
 def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:
     with pytest.raises(
         DataError,
-        match="1 pairs of train are longer than 4 source tokens: en, line 3; shorten them, .*task.on_overlong",
+        match=r"1 pairs of train are longer than 4 source tokens: en, line 3; shorten them, .*task\.on_overlong",
     ):
         PairDataset(*sides, name="train", max_source_positions=4, on_overlong="error")
 
