@@ -71,6 +71,8 @@ class ParallelTextTask(Task):
         folder: the run folder.
     """
 
+    translates = True
+
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
         super().__init__(cfg, source_tokenizer, target_tokenizer)
         self.folder = folder
