@@ -110,6 +110,13 @@ def test_given_dict_txt(tmp_path: Path, data: Path) -> None:
     assert "characters or words that are not in the vocabulary: train.en, line 1;" in task.dataset("train").report()[0]
 
 
+def test_a_task_with_languages_translates(tmp_path: Path, data: Path) -> None:
+    task = TranslationTask.setup_task(config(data), tmp_path / "run")
+    for ending, translates in (("de", True), ("gsw", True), ("deu_Latn", True), ("summary", False)):
+        task.cfg.target_lang = ending
+        assert task.translates is translates
+
+
 @pytest.mark.parametrize("joined", [True, False])
 def test_subword_sampling_in_training_only(joined: bool, tmp_path: Path, data: Path) -> None:
     """Also with the tokenizers of a run."""
