@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import split_argument, text_values
+from seqgen.arguments import split_argument, text_list, text_values
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import checkpoint_loader_of, load_model
+from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.compose import chosen_components
 from seqgen.config import TrainConfig
@@ -17,17 +18,18 @@ from seqgen.config_keys import known_keys
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, UserError
-from seqgen.registry import GROUPS, MODELS
+from seqgen.registry import GROUPS, TASKS
 
 TOKENIZER_KEYS = ("tokenizer", "pretrained_tokenizer", "spm_model", "srcdict")
 """Keys of the task by which the user chooses a tokenizer."""
 
 
 def with_checkpoint(overrides: Sequence[str]) -> list[str]:
-    """Complete the arguments of training if the initial weights come from a checkpoint of another toolkit.
+    """Complete the arguments of training if the initial weights come from a checkpoint.
 
     Without ``model=NAME``, the model is the checkpoint's; ``model.KEY=VALUE`` changes single keys. Without a tokenizer,
-    that of the Hugging Face folder is used.
+    or with the keys of the run's own, that of the run or of the Hugging Face folder is used. Without ``task=NAME``, the
+    task is the run's, too.
 
     Args:
         overrides: ``key=value`` arguments.
@@ -39,46 +41,84 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
         CheckpointError: the checkpoint cannot be read.
     """
     path = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
-    path = str(local_path(path)) if path else ""
-    keys = {split_argument(override)[0] for override in overrides}
-    if not path or checkpoint_loader_of(Path(path)) is None:
-        if path and "model" not in keys and not Path(path).exists():
-            try:
-                resolve(path)
-            except CheckpointError as error:
-                raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+    if not path:
         return list(overrides)
-    added = [] if "model" in keys else list(_arguments_of_model(path))
-    task = GROUPS["task"].config(chosen_components(TrainConfig, overrides)["task"])
-    chosen = any(f"task.{key}" in keys for key in TOKENIZER_KEYS)
-    if isinstance(task, TokenizerConfig) and not chosen and (Path(path) / "config.json").is_file():
-        added += ["task.tokenizer=pretrained", f"task.pretrained_tokenizer={path}"]
-    return [*added, *overrides]
+    given = dict(split_argument(override) for override in overrides)
+    try:
+        return [f"{key}={value}" for key, value in _completed(local_path(path), given).items()]
+    except UserError as error:
+        raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
+
+
+def _completed(path: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """The keys that the user gave, with those that follow from a checkpoint."""
+    if checkpoint_loader_of(path) is not None:
+        model = {} if "model" in given else dict(_model_of_other_toolkit(path))
+        return _with_tokenizer({**model, **given}, path, {}) if (path / "config.json").is_file() else {**model, **given}
+    if not path.exists() and "model" in given:  # only a new run reads it
+        return dict(given)
+    resolve(path)  # before anything is written
+    run = run_folder(path)
+    if run is None:
+        return dict(given)
+    config = read_run_config(run)
+    model = {} if "model" in given else component_arguments("model", config.model)
+    has_task = "task" in given or not TASKS.of(config.task).can_be_chosen
+    task = {} if has_task else component_arguments("task", config.task)
+    return _with_tokenizer({**model, **task, **given}, run, _values("task", config.task))
+
+
+def _with_tokenizer(arguments: dict[str, str], folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+    """Use the tokenizer of a run or of a Hugging Face folder, if the task has one and the user chooses no other.
+
+    Args:
+        arguments: the arguments, by key.
+        folder: the folder with the tokenizer.
+        own: the keys of the run's task, which mean the same tokenizer.
+    """
+    task = GROUPS["task"].config(chosen_components(TrainConfig, [f"{k}={v}" for k, v in arguments.items()])["task"])
+    differing = {key for key, value in arguments.items() if own.get(key) != value}
+    if not isinstance(task, TokenizerConfig) or differing & {f"task.{key}" for key in TOKENIZER_KEYS}:
+        return arguments
+    made = (
+        {f"task.{field.name}" for field in dataclasses.fields(TokenizerConfig)} - differing - {"task.subword_sampling"}
+    )
+    joined = {"task.joined_dictionary": "false"} if (folder / "source_tokenizer").is_dir() else {}
+    chosen = {"task.tokenizer": "pretrained", "task.pretrained_tokenizer": str(folder), **joined}
+    return {**chosen, **{key: value for key, value in arguments.items() if key not in made - differing}}
 
 
 @functools.lru_cache(maxsize=1)
-def _arguments_of_model(path: str) -> tuple[str, ...]:
-    try:
-        loaded = load_model(path)
-    except UserError as error:
-        raise CheckpointError(f"checkpoint.finetune_from: {error}") from None
-    model = loaded.config.model
-    own = model_arguments(model)
+def _model_of_other_toolkit(path: Path) -> tuple[tuple[str, str], ...]:
+    loaded = load_model(path)
+    own = component_arguments("model", loaded.config.model)
     if isinstance(loaded.task.target_tokenizer, PretrainedTokenizer):  # has a token for each row
-        own = [argument for argument in own if not argument.startswith("model.vocab_size=")]
-    return tuple(own)
+        own.pop("model.vocab_size", None)
+    return tuple(own.items())
 
 
-def model_arguments(model: Any) -> list[str]:
-    """The arguments that choose a model.
+def component_arguments(group: str, cfg: Any) -> dict[str, str]:
+    """The arguments that choose a model or another component.
 
     Args:
-        model: its configuration.
+        group: its group, such as ``model``.
+        cfg: its configuration.
 
     Returns:
         ``model=NAME``, and ``model.KEY=VALUE`` for each key that differs from its default.
     """
-    defaults = {key: value for key, _, value in known_keys(type(model)())}
-    changed = [(key, value) for key, _, value in known_keys(model) if value != defaults[key]]
-    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changed}
-    return [f"model={MODELS.of(model).name}", *(f"model.{key}={value}" for key, value in values.items())]
+    defaults = _values(group, type(cfg)())
+    changed = {key: value for key, value in _values(group, cfg).items() if value != defaults[key]}
+    return {group: GROUPS[group].of(cfg).name, **changed}
+
+
+def _values(group: str, cfg: Any) -> dict[str, str]:
+    return {f"{group}.{key}": _text(value) for key, _, value in known_keys(cfg)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(item, str) for item in value):
+        return text_list(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,7 +15,6 @@ from seqgen.checkpoints.loading import LoadedModel, PromptDecodingConfig, checkp
 from seqgen.checkpoints.run_checkpoints import Checkpoints
 from seqgen.checkpoints.run_checksums import write_run_checksums
 from seqgen.checkpoints.sharded import is_sharded
-from seqgen.cli.checkpoint_arguments import model_arguments
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
@@ -23,9 +22,9 @@ from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
 from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
-from seqgen.data.tokenizers.language_tokens import is_saved_tokenizer
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder
+from seqgen.registry import TASKS
 from seqgen.user_files import recorded_files
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
@@ -209,47 +208,22 @@ def finetuning_command(config: TrainConfig, folder: Path) -> str:
     Returns:
         The command line; the user replaces the names in capitals.
     """
-    words = ["seqgen-train", "run_dir=NEW", *_task_arguments(config.task, folder), *model_arguments(config.model)]
-    return shlex.join([*words, f"checkpoint.finetune_from={folder}"])
+    words = ["seqgen-train", "run_dir=NEW", f"checkpoint.finetune_from={folder}"]
+    return shlex.join([*words, *_text_arguments(config.task, folder)])
 
 
-def _task_arguments(task: Any, folder: Path) -> list[str]:
-    """The arguments of the command line that name the text and the tokenizers."""
-    tokenizer = folder / "tokenizer"
+def _text_arguments(task: Any, folder: Path) -> list[str]:
+    """The arguments of the command line that choose the task and name the text."""
+    prefixes = ["task.train=PREFIX", "task.valid=PREFIX"]
+    if TASKS.of(task).can_be_chosen:
+        return prefixes  # the task is the run's
     if isinstance(task, PromptDecodingConfig):
-        arguments = ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
-        kind, joined = _tokenizer_kind(tokenizer), True
-    elif is_saved_tokenizer(tokenizer) and load_tokenizer(tokenizer).languages is not None:
-        arguments = ["task=multilingual_translation", "task.pairs=[SOURCE-TARGET]"]
-        arguments += ["task.train=PREFIX", "task.valid=PREFIX"]
-        kind, joined = "pretrained", True
-    elif (tokenizer / "pretrained").is_dir():
-        arguments, kind, joined = ["task=text_to_text", "task.mixture=MIXTURE.yaml"], "pretrained", True
-    elif (folder / "source_tokenizer" / "pretrained").is_dir():  # Marian: the tokenizer of the source has both sides
-        arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
-        arguments += ["task.source_lang=SOURCE", "task.target_lang=TARGET"]
-        kind, joined, tokenizer = "pretrained", True, folder / "source_tokenizer"
-    else:
-        arguments = ["task=translation", "task.train=PREFIX", "task.valid=PREFIX"]
-        arguments += [f"task.source_lang={task.source_lang}", f"task.target_lang={task.target_lang}"]
-        kind, joined = task.tokenizer, task.joined_dictionary
-    if kind == "pretrained":
-        return [*arguments, "task.tokenizer=pretrained", f"task.pretrained_tokenizer={tokenizer}"]
-    sides = {"": "tokenizer"} if joined else {"source_": "source_tokenizer", "target_": "target_tokenizer"}
-    arguments += [] if joined else ["task.joined_dictionary=false"]
-    arguments += [] if kind == "sentencepiece" else [f"task.tokenizer={kind}"]
-    for side, name in sides.items():
-        arguments.append(f"task.{'tgtdict' if side == 'target_' else 'srcdict'}={folder / name / 'dictionary.json'}")
-        if kind == "sentencepiece":
-            arguments.append(f"task.{side}spm_model={folder / name / 'sentencepiece.model'}")
-    return arguments
-
-
-def _tokenizer_kind(folder: Path) -> str:
-    """The name under which the tokenizer in a folder is registered."""
-    if (folder / "pretrained").is_dir():
-        return "pretrained"
-    return "sentencepiece" if (folder / "sentencepiece.model").is_file() else "whitespace"
+        return ["task=language_modeling", "task.train=FILE", "task.valid=FILE"]
+    if (folder / "source_tokenizer").is_dir():  # Marian
+        return ["task=translation", "task.source_lang=SOURCE", "task.target_lang=TARGET", *prefixes]
+    if load_tokenizer(folder / "tokenizer").languages is not None:
+        return ["task=multilingual_translation", "task.pairs=[SOURCE-TARGET]", *prefixes]
+    return ["task=text_to_text", "task.mixture=MIXTURE.yaml"]
 
 
 if __name__ == "__main__":

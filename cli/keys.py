@@ -76,7 +76,7 @@ class Chooser:
 
     def entries(self) -> list[Entry]:
         """The components that a user can choose, sorted by name."""
-        return [entry for entry in self.registry.entries() if getattr(entry.component, "can_be_chosen", True)]
+        return [entry for entry in self.registry.entries() if entry.can_be_chosen]
 
     def names(self) -> list[str]:
         """The names of the components and of their presets."""

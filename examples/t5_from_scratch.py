@@ -112,7 +112,7 @@ def finetune(arguments: argparse.Namespace, name: str, *further: str) -> None:
         "task=text_to_text",
         f"task.mixture={arguments.folder}/text/mixture.yaml",
         "task.tokenizer=pretrained",
-        f"task.pretrained_tokenizer={arguments.folder}/pretrained/tokenizer",
+        f"task.pretrained_tokenizer={arguments.folder}/pretrained",
         f"dataset.max_tokens={arguments.max_tokens}",
         f"optimization.max_update={arguments.finetune_updates}",
         *arguments.model,

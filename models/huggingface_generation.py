@@ -15,6 +15,7 @@ from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface_config import LARGEST, JSONConfig
 
@@ -138,9 +139,10 @@ class _Reader:
         """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
         if self.decoder_only:
             return self._lengths_with_prompt()
-        longest = self.config.integer("max_length", 20, minimum=1)
+        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
         # A limit of 20 is the default, whether given or not, and means 20 new tokens.
-        longest = self.config.integer("max_new_tokens", 20 if longest == 20 else max(longest - 1, 1), minimum=1)
+        new = longest if longest == TOOLKIT_LENGTH else max(longest - 1, 1)
+        longest = self.config.integer("max_new_tokens", new, minimum=1)
         shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
         return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
 
@@ -149,10 +151,11 @@ class _Reader:
 
         With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
         """
-        longest, new = self.config.integer("max_length", 20, minimum=1), self.config.integer("max_new_tokens", 0)
+        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
+        new = self.config.integer("max_new_tokens", 0)
         values: dict[str, Any] = {"max_len_a": 0.0, "max_len_b": _UNLIMITED}
-        if new or longest == 20:  # which is the default, whether given or not, and means 20 new tokens
-            values["max_len"] = new or 20
+        if new or longest == TOOLKIT_LENGTH:  # which is the default, whether given or not, and means 20 new tokens
+            values["max_len"] = new or TOOLKIT_LENGTH
         else:
             values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
         values["min_len"] = self.config.integer("min_new_tokens", 0)

@@ -48,6 +48,11 @@ class Entry:
         """Whether its class is defined outside seqgen."""
         return self.component.__module__.partition(".")[0] != "seqgen"
 
+    @property
+    def can_be_chosen(self) -> bool:
+        """Whether a user can choose it; the task of a converted checkpoint comes with its run only."""
+        return getattr(self.component, "can_be_chosen", True)
+
 
 class Registry:
     """The components of one kind, by name.

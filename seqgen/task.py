@@ -44,6 +44,9 @@ class Task:
     reads_empty_lines: bool = False
     """Whether an empty line is decoded, as the empty prompt of a language model is; if not, its output is empty."""
 
+    translates: bool = False
+    """Whether outputs are about as long as their sources, as translations are; a much shorter one is then noted."""
+
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         self.cfg = cfg
         self.source_tokenizer = source_tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ class ParallelTextTask(Task):
         target_tokenizer: the tokenizer of the target.
         folder: the run folder.
     """
+
+    translates = True
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, folder: Path):
         super().__init__(cfg, source_tokenizer, target_tokenizer)
@@ -182,6 +185,12 @@ class ParallelTextTask(Task):
 @register_task("translation", config=TranslationConfig)
 class TranslationTask(ParallelTextTask):
     """Translation from one language to another, trained on files of parallel text."""
+
+    @property
+    def translates(self) -> bool:  # type: ignore[override]
+        """Whether the file name endings are codes of languages, such as ``en``, and not ``article`` and ``summary``."""
+        endings = (self.cfg.source_lang, self.cfg.target_lang)
+        return all(re.fullmatch("[a-z]{2,3}([-_].*)?", ending) for ending in endings)
 
     @classmethod
     def setup_task(cls, cfg: TranslationConfig, folder: Path) -> Self:

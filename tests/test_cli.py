@@ -8,11 +8,13 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import Checkpoints, read_training_state, read_weights, run_lock
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, sentences, training_arguments
 
@@ -218,11 +220,22 @@ def test_training_again_resumes_and_refuses_another_configuration(data: Path, tm
     assert (tmp_path / "run.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
 
 
-def test_finetune(runs: Path, data: Path, tmp_path: Path) -> None:
-    arguments = [*training_arguments(data, tmp_path / "tuned"), *SMALL_FCONV, "optimization.max_update=2"]
-    assert command("train", *arguments, f"checkpoint.finetune_from={runs}/fconv").code == 0
-    refused(command("train", *training_arguments(data, tmp_path / "x"), *SMALL_TRANSFORMER,
-                    f"checkpoint.finetune_from={runs}/fconv"), "fconv")  # fmt: skip
+def test_a_run_gives_its_model_its_tokenizer_and_its_task_to_a_new_one(runs: Path, tmp_path: Path) -> None:
+    """The new text is too small for a vocabulary of its own."""
+    for language, text in (("en", "the dog sees a man\n"), ("de", "der Hund sieht einen Mann\n")):
+        (tmp_path / f"few.{language}").write_text(text)
+    keys = [f"task.train={tmp_path}/few", f"task.valid={tmp_path}/few", "optimization.max_update=1", "common.threads=1"]
+    keys += [f"checkpoint.finetune_from={runs}/fconv", "model.dropout=0.3"]
+    old = load_model(runs / "fconv")
+    for name, further in (("new", []), ("config", [f"config={runs}/fconv/config.yaml"])):
+        outcome = command("train", f"run_dir={tmp_path / name}", *keys, *further)
+        assert outcome.code == 0, outcome.err
+        new = load_model(tmp_path / name)
+        assert new.config.model == replace(old.config.model, dropout=0.3)
+        assert new.task.target_tokenizer.fingerprint() == old.task.target_tokenizer.fingerprint()
+        assert new.config.task.source_lang == "en"
+    refused(command("train", f"run_dir={tmp_path / 'x'}", *keys, "model=transformer_tiny"),
+            "these are the weights of a model=fconv, and the model here is a TransformerModel")  # fmt: skip
 
 
 def test_sweep_trains_the_product(data: Path, tmp_path: Path) -> None:

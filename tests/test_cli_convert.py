@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from seqgen.cli.checkpoint_arguments import with_checkpoint
 from tests.commands import command, sentences
 from tests.fairseq_checkpoints import FCONV, TRANSFORMER, dictionary, in_dict, options_of, random_model, write
 
@@ -47,7 +48,8 @@ def test_separate_dictionaries(tmp_path: Path) -> None:
     source.save(path.parent / "dict.en.txt")
     outcome = command("convert", f"path={path}", f"run_dir={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
-    assert "task.joined_dictionary=false" in outcome.out
+    printed = shlex.split(next(line for line in outcome.out.splitlines() if line.startswith("fine-tune: ")))[2:]
+    assert "task.joined_dictionary=false" in with_checkpoint(printed)
     assert decode(tmp_path / "run", tmp_path) == decode(path, tmp_path)
 
 

@@ -57,7 +57,8 @@ def test_overlong_dropped(sides: tuple[Side, Side]) -> None:
     dataset = PairDataset(*sides, name="train", max_source_positions=4, max_target_positions=5)
     assert dataset.indices.tolist() == [0, 5]
     assert dataset.report()[1] == (
-        "2 pairs of train are longer than 4 source tokens or 5 target tokens and are left out: en, line 3; en, line 5."
+        "2 pairs of train are longer than 4 source tokens or 5 target tokens and are left out "
+        "(task.on_overlong=truncate would use their beginnings): en, line 3; en, line 5."
     )
 
 
@@ -69,7 +70,10 @@ def test_overlong_truncated(sides: tuple[Side, Side]) -> None:
 
 
 def test_overlong_is_an_error(sides: tuple[Side, Side]) -> None:
-    with pytest.raises(DataError, match="1 pairs of train are longer than 4 source tokens: en, line 3; shorten them"):
+    with pytest.raises(
+        DataError,
+        match=r"1 pairs of train are longer than 4 source tokens: en, line 3; shorten them, .*task\.on_overlong",
+    ):
         PairDataset(*sides, name="train", max_source_positions=4, on_overlong="error")
 
 

@@ -62,6 +62,9 @@ def test_missing_empty_and_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(DataError, match=r"there is no file .*missing"):
         list(read_lines(tmp_path / "missing"))
+    (tmp_path / "x.en.gz").touch()
+    with pytest.raises(DataError, match=r"there is no file .*x\.en; give .*x\.en\.gz"):
+        list(read_lines(tmp_path / "x.en"))
     assert count_lines(tmp_path / "empty") == 0
     with pytest.raises(DataError, match="cannot read"):
         list(read_lines(tmp_path))
@@ -105,4 +108,7 @@ def test_missing_pair_names_key_and_nearest(tmp_path: Path) -> None:
         find_parallel(str(tmp_path / "no" / "train"), "en", "de", key="task.train")
     with pytest.raises(DataError, match=r"neither .*trian\.de nor"):
         find_parallel(str(tmp_path / "trian"), "en", "de", key="task.train")
+    for ending in ("en", "de", "de.gz"):
+        with pytest.raises(DataError, match=r"leave out the language: task\.train=.*/trian$"):
+            find_parallel(str(tmp_path / f"trian.{ending}"), "en", "de", key="task.train")
     assert find_parallel(str(tmp_path / "trian"), "en", "de", key="task.test", optional_target=True).target is None

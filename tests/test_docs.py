@@ -64,7 +64,7 @@ def run(line: str) -> None:
     if name in ("train", "preprocess"):
         translates = {"task=translation", "task=multilingual_translation"} & {*arguments}
         arguments += [*QUICK, "task.vocab_size=44" if translates else "task.workers=1"]
-        if not any(argument.startswith(("task=", "config=", "--")) for argument in arguments):
+        if not any(argument.startswith(("task=", "config=", "checkpoint.", "--")) for argument in arguments):
             arguments.append("task.train_size=200")
     outcome = command(name, *arguments, stdin=stdin)
     allowed = (0, 1) if name == "check" else (0,)  # seqgen-check exits with 1 if it finds a difference
@@ -76,6 +76,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that the pages name: ``DATA``, ``test.en``, two runs, two checkpoints of fairseq, ..."""
     folder = tmp_path_factory.mktemp("docs")
     corpus(folder / "DATA")
+    corpus(folder / "NEWS")
     for language in ("en", "de"):
         (folder / f"test.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
         (folder / f"val.{language}").write_bytes((folder / "DATA" / f"test.{language}").read_bytes())
@@ -83,6 +84,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (folder / "test.en").read_text(encoding="utf-8").splitlines()
     answers = (folder / "test.de").read_text(encoding="utf-8").splitlines()
     (folder / "two_languages.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines), encoding="utf-8")
+    for name in ("articles.article", "articles.summary"):  # which the page cuts out of a table
+        (folder / name).write_bytes((folder / "test.en").read_bytes())
     (folder / "phrases.en").write_text("".join(f"{line}\tder\n" for line in lines), encoding="utf-8")
     (folder / "beginnings.de").write_text("".join(f"{line.split()[0]}\n" for line in answers), encoding="utf-8")
     (folder / "decoding.yaml").write_text("generation: {beam: 3}\n")

@@ -328,7 +328,7 @@ def test_a_folder_becomes_a_run(tmp_path: Path) -> None:
     outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
     assert "task=language_modeling" in outcome.out
-    assert f"task.pretrained_tokenizer={tmp_path / 'run' / 'tokenizer'}" in outcome.out
+    assert f"checkpoint.finetune_from={tmp_path / 'run'}" in outcome.out
     assert torch.equal(logits(load_model(tmp_path / "run").model), logits(load_model(folder).model))
     prompts = b"the dog sees\n\na boat\n"
     texts = [command("generate", f"path={path}", "input=-", stdin=prompts) for path in (folder, tmp_path / "run")]

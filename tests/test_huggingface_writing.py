@@ -88,7 +88,7 @@ def converted(tmp_path: Path, **changes: Any) -> tuple[Path, Path]:
     folder = tiny_folder(tmp_path / "theirs", "t5_v1_1", **changes)
     outcome = command("convert", f"path={folder}", f"run_dir={tmp_path / 'run'}")
     assert outcome.code == 0, outcome.err
-    assert "task.tokenizer=pretrained" in outcome.out
+    assert f"checkpoint.finetune_from={tmp_path / 'run'}" in outcome.out
     return folder, tmp_path / "run"
 
 

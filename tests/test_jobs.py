@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from seqgen.jobs.local_workers import LocalWorkers
 from seqgen.jobs.manifest import Manifest
 from seqgen.jobs.part import Failure, cut, plan_parts, text_digest
 from seqgen.jobs.progress import Progress, duration
+from seqgen.jobs.ray_workers import RayWorkers
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.workers import start_error
 from tests.job_decoders import Bench, Capitals, CapitalsBuilder, InlineWorkers, expected, numbered
@@ -403,6 +405,7 @@ def test_files_of_every_format(tmp_path: Path) -> None:
     lines = ["one", "", "two\r x", "three", "vier", "fünf\u2028", "six", "se\nven", "eight"]
     assert list(find_source(str(folder)).lines()) == lines
     assert list(find_source(f"{folder}/[ab].*").lines()) == lines[:6]
+    assert list(find_source(f"{folder}/b.txt").lines()) == lines[4:6], "as task.train finds a .gz"
     assert next(find_source(f"{folder}/c.jsonl", "text").lines()) == '{"text": "six", "id": 1}'
     plan = plan_parts(find_source(str(folder)), 4)
     assert [(part.first, part.lines) for part in plan.parts] == [(0, 4), (4, 4), (8, 1)]
@@ -443,6 +446,35 @@ def test_json_lines_without_text_are_refused(content: bytes, words: str, tmp_pat
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=words):
         plan_parts(Source((tmp_path / "x.jsonl",)), 10)
+
+
+class RayError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "words"),
+    [
+        (
+            "The current node timed out during startup.",
+            "",
+            r"Ray does not start on this machine \(Exception: The current",
+        ),
+        ("no node", "auto", r"ray\.address=auto: Ray cannot be reached: Exception: no node"),
+        ("", "", r"the Ray cluster does not answer \(RayError: gone\)"),
+    ],
+)
+def test_whatever_ray_raises_at_its_start_is_a_sentence(
+    error: str, address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = mock.MagicMock()
+    ray.exceptions.RayError = RayError
+    ray.init.side_effect = Exception(error) if error else None
+    ray.nodes.side_effect = RayError("gone")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(UserError, match=words):
+        RayWorkers(CapitalsBuilder(), address, 1, 0, 0.0, 1.0)
+    ray.shutdown.assert_called_once()
 
 
 def test_input_that_does_not_exist(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_further_languages(data: Path, tmp_path: Path) -> None:
     assert loaded.encode_source("a dog", "gsw_Latn", "eng_Latn")[0] == len(old.dictionary)
     assert loaded.encode_source("a dog", "gsw_Latn")[1:] == old.encode_source("a dog", "eng_Latn")[1:]
     again = task(
-        data, tmp_path / "again", tokenizer="pretrained", pretrained_tokenizer=f"{tmp_path}/run/tokenizer",
+        data, tmp_path / "again", tokenizer="pretrained", pretrained_tokenizer=f"{tmp_path}/run",
         languages=["en=gsw_Latn", "de=bar_Latn"],
     )  # fmt: skip
     assert again.source_dictionary.symbols[-2:] == ["gsw_Latn", "bar_Latn"]

@@ -110,8 +110,22 @@ def test_given_dict_txt(tmp_path: Path, data: Path) -> None:
     assert "characters or words that are not in the vocabulary: train.en, line 1;" in task.dataset("train").report()[0]
 
 
-def test_subword_sampling_in_training_only(tmp_path: Path, data: Path) -> None:
-    task = TranslationTask.setup_task(config(data, subword_sampling=True), tmp_path / "run")
+def test_a_task_with_languages_translates(tmp_path: Path, data: Path) -> None:
+    task = TranslationTask.setup_task(config(data), tmp_path / "run")
+    for ending, translates in (("de", True), ("gsw", True), ("deu_Latn", True), ("summary", False)):
+        task.cfg.target_lang = ending
+        assert task.translates is translates
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_subword_sampling_in_training_only(joined: bool, tmp_path: Path, data: Path) -> None:
+    """Also with the tokenizers of a run."""
+    keys = {"subword_sampling": True, "joined_dictionary": joined}
+    first = TranslationTask.setup_task(config(data, **keys), tmp_path / "run")
+    keys |= {"tokenizer": "pretrained", "pretrained_tokenizer": str(tmp_path / "run")}
+    task = TranslationTask.setup_task(config(data, **keys), tmp_path / "new")
+    for side in ("source_tokenizer", "target_tokenizer"):
+        assert getattr(task, side).fingerprint() == getattr(first, side).fingerprint()
     for split, samples in (("train", True), ("valid", False)):
         dataset = task.dataset(split)
         epochs = {tuple(dataset.example(0, epoch=epoch, seed=1).source.tolist()) for epoch in range(20)}

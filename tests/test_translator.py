@@ -268,6 +268,9 @@ def test_limits_that_are_only_lifted_are_not_worth_saying() -> None:
     said = "keys you do not set come from the model: generation.semantics=huggingface"
     assert resolve_settings([lifted], {})[1] == [f"{said}, max_len=9"]
     assert resolve_settings([{**lifted, "max_len_b": 5, "min_len": 2}], {})[1][0].endswith("max_len_b=5, min_len=2")
+    (note,) = resolve_settings([{**lifted, "max_len": 20}], {})[1]
+    assert note == f"{said}, max_len=20; max_len=20 is the default of transformers for models that set no limit"
+    assert resolve_settings([{**lifted, "max_len": 20}], {"max_len": 20})[1] == [said]
     assert resolve_settings([{"max_len_b": 50, "min_len": 0}], {"max_len": 9}) == (
         GenerationConfig(semantics="fairseq", max_len=9, max_len_b=50, min_len=0),
         [],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from seqgen.checkpoints.loading import DecodingTask
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.search.sampling import Sampling
@@ -83,6 +84,9 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     translator = Translator(text_model(), beam=2, semantics=semantics, max_len_b=3, min_len=3, bad_words=["w1"])
     said = "the output has the maximum length of 4 tokens and may be cut off"
     assert [translation.notes for translation in translator.translate(TEXTS)] == [[said]] * len(TEXTS)
+    if semantics == "huggingface":
+        for forcing in ({"forced_last": "</s>"}, {"processors": ["force_last"], "processor.force_last.token": "</s>"}):
+            assert [line.notes for line in translator.translate(TEXTS, **forcing)] == [[said]] * len(TEXTS)
     (tmp_path / "trie").write_text("w1 w2\n")
     short = Translator(text_model(), beam=1, semantics=semantics).translate(["w1"], prefix_trie=f"{tmp_path}/trie")
     assert (short[0].text, short[0].notes) == ("w1 w2", [])
@@ -90,6 +94,18 @@ def test_outputs_of_the_longest_length(semantics: str, tmp_path: Path) -> None:
     assert [translation.notes for translation in same] == [[]] * len(TEXTS), "that length was asked for"
     short = translator.translate(TEXTS[:1], min_len=1, match_source_len=True, max_len_b=200, max_len=2)
     assert "maximum length of 2 tokens" in short[0].notes[0]
+
+
+def test_a_translation_that_is_much_shorter_than_its_source(tmp_path: Path) -> None:
+    model, texts = text_model(), ["w1 " * 39, "w1 " * 38, "w1 w2"]  # end-of-sentence counts
+    assert not model.task.translates, "a summary is short"
+    assert DecodingTask(None, model.task.source_tokenizer, text_model().task.source_tokenizer).translates, "Marian's"
+    for words, translates, noted in ((12, False, 0), (12, True, 1), (13, True, 0)):
+        (tmp_path / "trie").write_text("w1 " * words + "\n")
+        model.task.translates = translates
+        found = Translator(model, beam=1, prefix_trie=f"{tmp_path}/trie").translate(texts)
+        assert ["13 tokens for 40 of the source" in "".join(line.notes) for line in found] == [noted == 1, False, False]
+        assert sum(len(line.notes) for line in found) == noted
 
 
 def test_an_output_that_ends_where_the_user_says_is_not_cut_off() -> None:

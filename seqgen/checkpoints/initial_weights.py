@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.hub import local_path
-from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, run_folder
+from seqgen.checkpoints.loading import CONFIG_FILE, checkpoint_loader_of, load_model, read_yaml, run_folder
 from seqgen.checkpoints.model_weights import fit
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.model import EncoderDecoderModel, Vocabularies
+from seqgen.registry import MODELS
 from seqgen.switches import MAPPED_WEIGHTS
 
 PREFIXES = {"source": "encoder.", "target": "decoder."}
@@ -30,12 +31,14 @@ class InitialWeights:
         origin: the checkpoint.
         weights: the weights by name.
         vocabularies: the vocabularies of ``source`` and ``target``; empty if the checkpoint is not in a run folder.
+        model: the name of the model that the weights are of; empty if it is not known.
         notes: what the user should know about how it was read.
     """
 
     origin: Path
     weights: dict[str, Tensor]
     vocabularies: dict[str, Dictionary]
+    model: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -54,10 +57,13 @@ def read_initial_weights(given: str) -> InitialWeights:
         with MAPPED_WEIGHTS.off():  # training changes all of them
             loaded = load_model(path, dtype=torch.float32)
         both = {"source": loaded.task.source_dictionary, "target": loaded.task.target_dictionary}
-        return InitialWeights(path, dict(loaded.model.state_dict()), both, loaded.notes)
+        kind = MODELS.of(loaded.config.model).name
+        return InitialWeights(path, dict(loaded.model.state_dict()), both, kind, loaded.notes)
     checkpoint = resolve(path)
-    folder = run_folder(checkpoint)
-    return InitialWeights(checkpoint, read_weights(checkpoint), {} if folder is None else _vocabularies(folder))
+    weights, folder = read_weights(checkpoint), run_folder(checkpoint)
+    if folder is None:
+        return InitialWeights(checkpoint, weights, {})
+    return InitialWeights(checkpoint, weights, _vocabularies(folder), read_yaml(folder / CONFIG_FILE)["model"]["_name"])
 
 
 def _vocabularies(folder: Path) -> dict[str, Dictionary]:
@@ -106,7 +112,15 @@ def initialize(model: EncoderDecoderModel, given: str, task: Vocabularies) -> li
             frozen = [name for name in added if name not in trained]
             stay = f" and stay so, because {frozen[0]} is frozen" if frozen else ""
             messages.append(f"new tokens of the {side}, whose embeddings are initialized at random{stay}: {listing}")
-    fit(model, initial.weights, str(initial.origin))
+    try:
+        fit(model, initial.weights, str(initial.origin))
+    except CheckpointError:
+        if initial.model and not isinstance(model, MODELS.entry(initial.model).component):
+            raise CheckpointError(
+                f"{initial.origin}: these are the weights of a model={initial.model}, and the model here is a "
+                f"{type(model).__name__}; leave out model=NAME, so that the new run has the checkpoint's model"
+            ) from None
+        raise
     model.load_state_dict(initial.weights)
     return messages
 

@@ -89,6 +89,7 @@ class DecodingTask(Task):
 
     def __init__(self, cfg: Any, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer):
         super().__init__(cfg, source_tokenizer, target_tokenizer.target_side)
+        self.translates = source_tokenizer.languages is not None or self.target_tokenizer is not source_tokenizer
 
     @classmethod
     def setup_task(cls, cfg: Any, folder: Path) -> Self:

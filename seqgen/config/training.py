@@ -113,8 +113,8 @@ class CheckpointConfig:
     patience: int = option(0, "stop training after so many validations without improvement; 0 for never", minimum=0)
     finetune_from: str = option(
         "",
-        "run folder, checkpoint or Hugging Face folder that provides the initial weights; a checkpoint of another "
-        "toolkit also provides the model, unless model=NAME is given",
+        "run folder, checkpoint or Hugging Face folder that provides the initial weights, and also the model, unless "
+        "model=NAME is given; see docs/fine-tuning.md",
     )
 
 

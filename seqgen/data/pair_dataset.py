@@ -209,10 +209,10 @@ class PairDataset:
         )
         if self.on_overlong == "error" and overlong.any():
             found = self._note(f"pairs of {self.name} are longer than {limit_text}", overlong)
-            raise DataError(f"{found}; shorten them, raise the limit, or set on_overlong to drop or truncate")
+            raise DataError(f"{found}; shorten them, raise the limit, or set task.on_overlong to drop or truncate")
         truncate = self.on_overlong == "truncate"
         self._note(f"pairs of {self.name} have an empty side and are skipped", empty)
-        done = "truncated" if truncate else "left out"
+        done = "truncated" if truncate else "left out (task.on_overlong=truncate would use their beginnings)"
         self._note(f"pairs of {self.name} are longer than {limit_text} and are {done}", overlong)
         return np.flatnonzero(~empty if truncate else ~(empty | overlong))
 

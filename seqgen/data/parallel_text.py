@@ -75,12 +75,10 @@ def find_parallel(
     """
     sources = expand(prefix, f".{source_lang}")
     targets = expand(prefix, f".{target_lang}")
-    if not sources:
-        raise _missing(prefix, source_lang, key)
+    if not sources or (not targets and not optional_target):
+        raise _missing(prefix, target_lang if sources else source_lang, key, (source_lang, target_lang))
     if not targets:
-        if optional_target:
-            return ParallelFiles(list(sources.values()), None)
-        raise _missing(prefix, target_lang, key)
+        return ParallelFiles(list(sources.values()), None)
     if alone := sources.keys() ^ targets.keys():
         stem = min(alone)
         have, lack = (source_lang, target_lang) if stem in sources else (target_lang, source_lang)
@@ -88,8 +86,11 @@ def find_parallel(
     return ParallelFiles(list(sources.values()), list(targets.values()))
 
 
-def _missing(prefix: str, lang: str, key: str) -> DataError:
-    folder = Path(prefix).parent
+def _missing(prefix: str, lang: str, key: str, languages: tuple[str, str]) -> DataError:
+    folder, plain = Path(prefix).parent, prefix.removesuffix(".gz")
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     hint = nearest(f"{Path(prefix).name}.{lang}", names) if names else f" (there is no folder {folder})"
+    for language in languages:
+        if plain.endswith(f".{language}"):
+            hint = f"; leave out the language: {key}={plain.removesuffix(f'.{language}')}"
     return DataError(f"{key}={prefix}: there is neither {prefix}.{lang} nor {prefix}.{lang}.gz{hint}")

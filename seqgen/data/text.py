@@ -116,7 +116,8 @@ def read_chunks(path: Path, chunk_bytes: int = CHUNK_BYTES, pipes: bool = False)
                 _check_length(lines[-1], path, number - 1)
                 yield LineChunk(path, number - len(lines), lines)
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
+        compressed = path.with_name(f"{path.name}.gz")
+        raise DataError(f"there is no file {path}" + (f"; give {compressed}" if compressed.exists() else "")) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged after line {number - 1}: {error}; copy or compress it again") from None
     except OSError as error:

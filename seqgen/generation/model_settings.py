@@ -16,7 +16,7 @@ from seqgen.config import GenerationConfig
 from seqgen.config_dicts import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
-from seqgen.generation.rules import with_semantics
+from seqgen.generation.rules import HUGGINGFACE, with_semantics
 from seqgen.registry import DECODING_COMPONENTS
 
 OF_THE_COMMAND = frozenset(
@@ -27,6 +27,9 @@ OF_THE_COMMAND = frozenset(
 
 LARGEST_OWN = {"beam": 1000, "nbest": 1000, "max_len": 1 << 20, "max_len_a": 1000.0, "max_len_b": 1 << 20}
 """Maximum values of a model's own settings: a file from elsewhere cannot demand all memory or an endless output."""
+
+TOOLKIT_LENGTH = 20
+"""``max_len`` of a Hugging Face folder that sets no limit."""
 
 SCORES_STAY = OF_THE_COMMAND - {"prefix_trie", "shortlist"} | {
     *("semantics", "beam", "nbest", "max_len_a", "max_len_b", "max_len", "early_stopping", "end_symbols"),
@@ -83,6 +86,8 @@ def resolve_settings(own: Sequence[Mapping[str, Any]], given: Mapping[str, Any])
     notable |= notable.pop("components", {})
     listed = ", ".join(f"{key}={_text(value)}" for key, value in notable.items())
     notes = [f"keys you do not set come from the model: generation.{listed}"] if listed else []
+    if notable.get("max_len") == TOOLKIT_LENGTH and own[0].get("semantics") == HUGGINGFACE.name:
+        notes[0] += f"; max_len={TOOLKIT_LENGTH} is the default of transformers for models that set no limit"
     for number, other in enumerate(own[1:], start=2):
         if differing := _differing(own[0], other) - set(given):
             keys = ", ".join(sorted(differing))

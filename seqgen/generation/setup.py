@@ -18,6 +18,7 @@ from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.finished import Ranking
 from seqgen.generation.observers import FORBIDDEN, Observer
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.processors.length import ForceEndAtMaximum, ForceLast
 from seqgen.generation.rules import Rules
 from seqgen.generation.search.base import Search
 from seqgen.generation.shortlist import Shortlist
@@ -168,6 +169,11 @@ class DecodingSetup:
             yield
 
     @cached_property
+    def forces_end(self) -> bool:
+        """Whether a processor forces the last token of an output of the maximum length."""
+        return _forces_end(self.processors)
+
+    @cached_property
     def reads_history(self) -> bool:
         """Whether any decoder reads columns of its input before the newest one."""
         models = self.ensemble.models
@@ -244,6 +250,12 @@ class DecodingRequest:
     prefix_tokens: Tensor | None = None
     constraints: Sequence[Phrases] | None = None
     streamer: Streamer | None = None
+
+
+def _forces_end(processors: Sequence[LogitsProcessor]) -> bool:
+    return any(
+        isinstance(one, ForceEndAtMaximum | ForceLast) or _forces_end(getattr(one, "parts", ())) for one in processors
+    )
 
 
 def _normalizes_by_softmax(model: EncoderDecoderModel) -> bool:

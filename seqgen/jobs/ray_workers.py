@@ -91,6 +91,7 @@ class RayWorkers:
 
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.
+        ResourceError: Ray cannot be started here, or the cluster has no node for an actor.
     """
 
     def __init__(self, build: Builder, address: str, per_node: int, limit: int, gpus: float, cpus: float):
@@ -129,12 +130,18 @@ class RayWorkers:
     def _rooms(self) -> dict[str, int]:
         """How many actors each node has cores and GPUs for, by its ID; Ray would let further ones wait for ever."""
         needs = {"CPU": self._cpus, "GPU": self._gpus}
+        try:
+            nodes = self._ray.nodes()
+        except self._ray.exceptions.RayError as error:
+            raise ResourceError(
+                f"the Ray cluster does not answer ({_cause(error)}); run the same command again"
+            ) from None
         return {
             node["NodeID"]: min(
                 (int(node["Resources"].get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need),
                 default=self._per_node,
             )
-            for node in self._ray.nodes()
+            for node in nodes
             if node["Alive"]
         }
 
@@ -224,6 +231,7 @@ def _connected(address: str) -> Any:
 
     Raises:
         ConfigError: Ray is not installed, or the cluster cannot be reached.
+        ResourceError: Ray cannot be started here.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use over the network
     try:
@@ -239,9 +247,15 @@ def _connected(address: str) -> Any:
             log_to_driver=False,
             include_dashboard=None if address else False,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"ray.address={address or '(this machine)'}: Ray cannot be reached: {reason}") from None
+    except Exception as error:  # Ray has no class of its own for a node that does not start in time
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        ray.shutdown()
+        if address:
+            raise ConfigError(f"ray.address={address}: Ray cannot be reached: {reason}") from None
+        raise ResourceError(
+            f"Ray does not start on this machine ({reason}); run the same command again when the machine has less to "
+            "do, or leave out engine=ray"
+        ) from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray installs its own handler

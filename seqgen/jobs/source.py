@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +107,9 @@ def find_source(pattern: str, file_format: str = "auto", column: str = "text") -
     """
     folder = Path(pattern)
     if not folder.is_dir():
-        if glob.has_magic(pattern) and not folder.exists():
+        if not folder.exists():
             return Source(tuple(find_files([pattern], "input")), file_format, column)
         if not folder.is_file():
-            find_files([pattern], "input")  # says which file is probably meant
             raise DataError(f"input={pattern} is not a regular file; a job reads its input more than once")
         return Source((folder,), file_format, column)
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))

@@ -42,6 +42,9 @@ BUFFER_SIZE = 4096
 RESCORED_TOKENS = 1024
 """Maximum number of target tokens in one scoring batch; each needs a score for every token of the vocabulary."""
 
+PARAGRAPH, PART = 40, 3
+"""A translation is noted if its source has at least 40 tokens, and more than 3 times as many as the translation."""
+
 
 class TextDecoding:
     """Decodes lines with one model or an ensemble; ``Translator.prepare`` makes it.
@@ -338,17 +341,23 @@ class TextDecoding:
         return found
 
     def _note_cuts(self, line: InputLine) -> None:
-        """Add a note on the first hypothesis of a line that a limit has truncated, or may have truncated."""
+        """Add a note on the first hypothesis of a line that a limit has truncated, or on a much too short output."""
         longest = self.input_encoder.longest_output(line.sources)
         if self.cfg.match_source_len and longest == len(line.sources[0]) - 1:
             longest = sys.maxsize  # the user wants exactly that length
         for place, item in enumerate(line.translation.hypotheses, start=1):
             if cut := self._cut(item, longest):
                 line.translation.notes.append(f"{'the output' if place == 1 else f'hypothesis {place}'} {cut}")
-                break
+                return
+        source, output = len(line.sources[0]), line.translation.hypotheses[:1]
+        if self.task.translates and source >= PARAGRAPH and output and PART * len(output[0].tokens) < source:
+            line.translation.notes.append(
+                f"the output has {len(output[0].tokens)} tokens for {source} of the source and may lack a part; give a "
+                "model of sentences one sentence in each line"
+            )
 
     def _cut(self, item: TextHypothesis, longest: int) -> str:
-        """Describe how a limit changed an output. Under fairseq's rules the last token is always an end token.
+        """Describe how a limit changed an output, whose last token may be an end token that the limit forced.
 
         Args:
             item: the output.
@@ -361,7 +370,7 @@ class TextDecoding:
         whole = size > 0 and int(item.tokens[-1]) in self.generator.setup.end_tokens
         beginning = " (it is only the beginning of a line of generation.prefix_trie)"
         rest = beginning if cfg.prefix_trie and not whole else ""
-        if size > longest and (self.generator.setup.rules.forces_end or cfg.match_source_len or not whole):
+        if size > longest and (self.generator.setup.forces_end or not whole):
             return f"has the maximum length of {size} tokens and may be cut off{rest}"
         if item.hypothesis.member_tokens is not None and not whole:
             return "was cut off: no token was left on which all models agree, or a model reached its maximum length"

@@ -137,11 +137,6 @@ class LanguageTokenizer(Tokenizer):
         return made
 
 
-def is_saved_tokenizer(folder: Path) -> bool:
-    """Whether a folder is that of a run's tokenizer that ``task.tokenizer=pretrained`` can use again."""
-    return (folder / "pretrained").is_dir() or (folder / TEXT).is_dir()
-
-
 def with_languages(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], side: str = "") -> Tokenizer:
     """A tokenizer with a token for each language of some pairs.
 

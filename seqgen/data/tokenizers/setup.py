@@ -13,7 +13,6 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.data.text import read_lines
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
-from seqgen.data.tokenizers.language_tokens import is_saved_tokenizer
 from seqgen.data.tokenizers.languages import TargetLanguage
 from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokenizer, make_tokenizer, t5_files
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
@@ -45,7 +44,7 @@ class TokenizerConfig:
     )
     pretrained_tokenizer: str = option(
         "",
-        "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's, or folder of the tokenizer of a run "
+        "folder with a tokenizer in Hugging Face's layout, such as T5's or BART's, or a run folder "
         "(tokenizer=pretrained)",
     )
     spm_model: str = option("", "SentencePiece model to use; empty to train one")
@@ -141,7 +140,7 @@ WRONG_KEYS = {
     "sentencepiece": ("pretrained_tokenizer",),
     "t5": ("pretrained_tokenizer", "subword_sampling", *DICTIONARY_KEYS),
     "bytes": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
-    "pretrained": ("subword_sampling", *MODEL_KEYS, *DICTIONARY_KEYS),
+    "pretrained": (*MODEL_KEYS, *DICTIONARY_KEYS),
     "whitespace": ("pretrained_tokenizer", "subword_sampling", *MODEL_KEYS),
 }
 """The keys that each kind of tokenizer does not use."""
@@ -178,14 +177,20 @@ def _prepare(
 ) -> Tokenizer:
     if not folder.is_dir():
         check_not_frozen(folder)  # before training, which may take a long time
-        save_tokenizer(complete(_make(cfg, model, dictionary, lines)), folder)
+        save_tokenizer(complete(_make(cfg, folder.name, model, dictionary, lines)), folder)
     return load_tokenizer(folder)
 
 
-def _make(cfg: TokenizerConfig, model: str, dictionary: str, lines: Callable[[], Iterable[str]]) -> Tokenizer:
+def _make(
+    cfg: TokenizerConfig, name: str, model: str, dictionary: str, lines: Callable[[], Iterable[str]]
+) -> Tokenizer:
     if cfg.tokenizer == "pretrained":
         folder = Path(cfg.pretrained_tokenizer)
-        return load_tokenizer(folder) if is_saved_tokenizer(folder) else load_pretrained_tokenizer(folder)
+        of_run = [place for place in (folder / name, folder / "source_tokenizer") if place.is_dir()]
+        tokenizer = load_tokenizer(of_run[0]) if of_run else load_pretrained_tokenizer(folder)
+        if cfg.subword_sampling and type(tokenizer).sample is Tokenizer.sample:
+            raise ConfigError(f"task.subword_sampling: the tokenizer of {folder} cannot sample; remove the key")
+        return tokenizer
     if cfg.tokenizer == "bytes":
         return make_tokenizer(byte_files())
     given = Dictionary.load(dictionary) if dictionary else None
