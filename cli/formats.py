@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from seqgen.cli.output import json_text
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import takes_seed
@@ -79,22 +79,6 @@ def json_line(translation: Translation, how: Mapping[str, Any], members: int) ->
     # a JSON parser turns the escapes back into the characters
     line = json_text(record)
     return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
-
-
-def json_text(record: Mapping[str, Any]) -> str:
-    """A record as JSON, which has no infinity: ``null`` stands for the log-probability of something impossible."""
-    try:
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(own) for key, own in value.items()}
-    if isinstance(value, list):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _hypothesis(item: TextHypothesis, members: int) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
-from seqgen.cli.formats import json_text
-from seqgen.cli.output import check_output, check_report, open_output, score_lines
+from seqgen.cli.output import check_output, check_report, json_text, open_output, score_lines
 from seqgen.comparison.comparison import Options, compare
 from seqgen.comparison.significance import System, seed_of
 from seqgen.config import DecodingCommonConfig, ReadingConfig, option

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from seqgen.cli.formats import FORMATS, json_text
+from seqgen.cli.formats import FORMATS
+from seqgen.cli.output import json_text
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding

@@ -15,6 +15,7 @@ from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
+from seqgen.reading import read_bytes
 from tests.commands import command
 from tests.fuzzing.run_readers import Run
 from tests.test_user_files import forget
@@ -109,6 +110,16 @@ def test_messages_contain_no_commands_for_a_terminal(run: Path) -> None:
     err = command("generate", f"path={run}", "input=-").err
     assert "\\x1b[2J" in err
     assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("key", ["path", "input", "output", "trace", "job.folder", "common.user_dir", "config"])
+def test_a_file_name_with_nul(key: str, run: Path, tmp_path: Path) -> None:
+    """Such a name cannot be typed, but a configuration file can have it."""
+    outcome = command("generate", f"path={run}", "input=-", f"{key}={tmp_path}/a\0b.jsonl")
+    assert outcome.code == 2
+    assert "a\\x00b" in outcome.err or f"{key} has the character NUL" in outcome.err
+    with pytest.raises(OSError, match="NUL"):
+        read_bytes(tmp_path / "a\0b")
 
 
 def test_the_page_names_tests_that_exist() -> None:
