@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from seqgen.cli.output import json_text
 from seqgen.config import GenerateConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.compatibility import takes_seed
@@ -77,7 +77,7 @@ def json_line(translation: Translation, how: Mapping[str, Any], members: int) ->
         if value := getattr(translation, name):
             record[name] = value
     # a JSON parser turns the escapes back into the characters
-    line = json.dumps(record, ensure_ascii=False)
+    line = json_text(record)
     return re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
-from seqgen.cli.output import check_output, check_report, open_output, score_lines
+from seqgen.cli.output import check_output, check_report, json_text, open_output, score_lines
 from seqgen.comparison.comparison import Options, compare
 from seqgen.comparison.significance import System, seed_of
 from seqgen.config import DecodingCommonConfig, ReadingConfig, option
@@ -240,7 +239,7 @@ def _score_by_model(cfg: ScoreConfig) -> int:
                 "tokens": hypothesis.tokens.tolist(),
                 "positional_scores": hypothesis.positional_scores.tolist(),
             }
-            file.write(json.dumps(record) + "\n")
+            file.write(json_text(record) + "\n")
     print(totals.summary(), file=sys.stderr if cfg.output == "-" else sys.stdout)
     return 0
 

@@ -58,8 +58,8 @@ class T5Config:
     checkpoint_activations: bool = option(
         False, "recompute each layer's activations in the backward pass instead of storing them"
     )
-    max_source_positions: int = option(65536, "maximum source length, in tokens with end-of-sentence", minimum=1)
-    max_target_positions: int = option(65536, "maximum target length, in tokens with end-of-sentence", minimum=1)
+    max_source_positions: int = option(4096, "maximum source length, in tokens with end-of-sentence", minimum=1)
+    max_target_positions: int = option(4096, "maximum target length, in tokens with end-of-sentence", minimum=1)
 
     @property
     def decoder_layers(self) -> int:

@@ -57,12 +57,14 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         metadata: that of the field, see ``seqgen.config.option``.
 
     Raises:
-        ConfigError: it is not among the choices, out of range, or no finite number.
+        ConfigError: it is not among the choices, out of range, no finite number, or text with a NUL.
     """
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
         raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{nearest(str(value), choices)}")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value} is not a finite number")
     if isinstance(value, int) and abs(value) >= LARGEST:

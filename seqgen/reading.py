@@ -47,6 +47,8 @@ def open_regular(path: Path) -> io.BufferedReader:
     Raises:
         OSError: it cannot be opened, or is a folder, pipe, socket or device.
     """
+    if "\0" in str(path):  # a name that a file contains, for which Python raises a ValueError
+        raise OSError(errno.ENOENT, "its name has the character NUL", str(path))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     # another process may have replaced it by a pipe: with O_NONBLOCK opening does not block, and it is refused below

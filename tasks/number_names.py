@@ -15,7 +15,7 @@ from typing import Self
 
 from num2words import CONVERTER_CLASSES
 
-from seqgen.config import option
+from seqgen.config import MOST_WORKERS, option
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.errors import ConfigError
 from seqgen.files import new_folder
@@ -47,7 +47,9 @@ class NumberNamesConfig(ParallelTextConfig):
         False, "stop with an error if the text is too small for vocab_size; if false, train a smaller vocabulary"
     )
     spm_type: str = option("bpe", "kind of SentencePiece model to train", choices=("unigram", "bpe"))
-    workers: int = option(1, "number of processes that encode text; 0 for one per core", minimum=0)
+    workers: int = option(
+        1, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
+    )
 
 
 @register_task("number_names", config=NumberNamesConfig)

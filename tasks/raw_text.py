@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.config import option
+from seqgen.config import MOST_WORKERS, option
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
@@ -27,7 +27,9 @@ class RawTextConfig(TokenizerConfig):
         "t5 (SentencePiece with sentinels), bytes, pretrained (from a folder), sentencepiece, whitespace",
         choices=("t5", "bytes", "pretrained", "sentencepiece", "whitespace"),
     )
-    workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
+    workers: int = option(
+        0, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
+    )
     cache_dir: str = option(
         "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
     )

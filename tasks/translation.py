@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seqgen.config import option
+from seqgen.config import MOST_WORKERS, option
 from seqgen.data.pair_dataset import Dataset, PairDataset, Side
 from seqgen.data.parallel_text import ParallelFiles, find_parallel
 from seqgen.data.store_builder import TextEncoder, TokenEncoder, build_store
@@ -28,7 +28,9 @@ class ParallelTextConfig(TokenizerConfig):
     max_source_positions: int = option(1024, "maximum source length in tokens, end-of-sentence included", minimum=2)
     max_target_positions: int = option(1024, "maximum target length in tokens, end-of-sentence included", minimum=2)
     on_overlong: str = option("drop", "what to do with longer pairs", choices=("drop", "truncate", "error"))
-    workers: int = option(0, "number of processes that encode text; 0 for one per core", minimum=0)
+    workers: int = option(
+        0, "number of processes that encode text; 0 for one per core", minimum=0, maximum=MOST_WORKERS
+    )
     cache_dir: str = option(
         "", "cache folder for encoded text, which several runs may share; empty for the run folder", names="output"
     )

@@ -8,9 +8,10 @@ import pickle
 import shutil
 import signal
 import struct
+import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,24 @@ from seqgen.checkpoints.serialization import CHECKSUMS, write_checksums
 from tests.commands import Outcome, command
 
 DEEP = 100_000
+
+
+def work(call: Callable[[], Any]) -> int:
+    """The number of lines of Python that a call executes: its cost, whatever the machine."""
+    lines, before = 0, sys.gettrace()
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines
+
 
 YAML = {
     "a key that is a number": "1: 2",

@@ -78,6 +78,8 @@ def test_quoted_items_of_a_list(text: str, items: list[str]) -> None:
         ("generation.beam=five", ["generation.beam=five"]),
         ("generation.beam=2.5", ["generation.beam=2.5"]),
         ("generation.beam=0", ["generation.beam=0", "minimum"]),
+        ("common.threads=100000", ["common.threads=100000 is above its maximum, 1024"]),
+        ("task.workers=100000", ["task.workers=100000 is above its maximum, 1024"]),
         ("generation.temperature=nan", ["generation.temperature=nan", "finite"]),
         ("optimization.clip_norm=inf", ["optimization.clip_norm=inf", "finite"]),
         ("optimization.lr=[1e-3,nan]", ["optimization.lr=nan", "finite"]),

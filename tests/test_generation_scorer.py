@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqgen.errors import DecodingError
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
 from seqgen.generation.context import StepContext
@@ -112,3 +113,11 @@ def test_targets_have_their_own_last_steps_and_stay_as_they_are() -> None:
     scorer.score(batch)
     assert limits.seen == [[2, 1]] * 3
     assert torch.equal(batch.prev_output_tokens, previous)  # type: ignore[arg-type]
+
+
+def test_nan_is_an_error() -> None:
+    damaged = text_model()
+    with torch.no_grad():
+        next(damaged.model.parameters()).fill_(torch.nan)
+    with pytest.raises(DecodingError, match="NaN in target 0 of the batch; its weights are damaged"):
+        next(Translator(damaged).score(TEXTS, TEXTS))

@@ -27,6 +27,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import SEARCHES, register_search
 from tests.covering import covering
 from tests.generators import make_generator
+from tests.hostile import work
 from tests.hypotheses import Pairs, as_pairs, assert_same_pairs
 from tests.model_zoo import VOCAB, ZOO
 from tests.reference_search import EOS, Settings, next_scores
@@ -283,6 +284,21 @@ def test_progress_after_a_phrase_breaks_off() -> None:
         progress = constraints.advance(progress, torch.tensor([[token]]))
         seen.append((int(progress.matched), int(constraints.bank(progress)), bool(constraints.unmet(progress))))
     assert seen == [(1, 1, True), (2, 2, True), (2, 2, True), (0, 3, False)]
+
+
+def test_a_phrase_costs_in_proportion_to_its_length() -> None:
+    """A cubic one cost seconds for 800 tokens."""
+
+    def tree(length: int) -> LexicalConstraints:
+        some = [[i % 3 for i in range(length)], *([3, i % 2, *[4] * i] for i in range(length // 10))]
+        return LexicalConstraints([[some]], ordered=False, device=torch.device("cpu"))
+
+    def equal(length: int) -> LexicalConstraints:
+        return LexicalConstraints([[[7]] * length], ordered=False, device=torch.device("cpu"))
+
+    assert equal(5).predecessors.tolist() == [[-1, 0, 1, 2, 3]]
+    for phrases in (tree, equal):
+        assert work(lambda make=phrases: make(100)) < 2.5 * work(lambda make=phrases: make(50))
 
 
 def test_progress_with_alternatives() -> None:

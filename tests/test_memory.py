@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from seqgen.errors import ResourceError
+from seqgen.errors import DataError, ResourceError
 from seqgen.memory import keep_freed_memory, memory_errors, out_of_memory
+from seqgen.text import text_decoding, text_scoring
 from seqgen.text.text_decoding import TextDecoding
+from seqgen.text.translator import Translator
 from seqgen.training.trainer import Trainer
 from seqgen.training.validation import Validator
 from tests.commands import SMALL_FCONV, Outcome, command, corpus, training_arguments
+from tests.text_models import TEXTS, text_model
 from tests.training_runs import Lab, assert_identical, everything, lab, records
 
 __all__ = ["lab"]
@@ -151,6 +154,49 @@ def test_validation(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.train("twice", *options)
     assert_identical(everything(twice), everything(once))
     assert records(twice, "valid") == records(once, "valid")
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_a_sentence_of_a_wide_beam_counts_as_several(continuous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, sizes = TextDecoding.collate, list[int]()
+
+    def collate(self: TextDecoding, models: Any, rows: Any) -> Any:
+        sizes.append(len(rows))
+        return original(self, models, rows)
+
+    monkeypatch.setattr(TextDecoding, "collate", collate)
+    translator = Translator(text_model(), max_len_b=1, max_len_a=0, **{"debug.continuous_batching": continuous})
+    for beam, wanted in ((16, 64), (200, 5)):
+        assert translator.prepare(beam=beam)._sentences_of(20) == wanted
+    alone = translator.translate(TEXTS, beam=6, batch_size=1)
+    monkeypatch.setattr(text_decoding, "COUNTED_VOCABULARY", 2**18)
+    for beam, wanted in ((4, 4), (6, 2)):
+        sizes.clear()
+        together = translator.translate(TEXTS, beam=beam, batch_size=4)
+        assert (max(sizes), sum(sizes)) == (wanted, 5)
+    assert [one.text for one in together] == [one.text for one in alone]
+
+
+@pytest.mark.parametrize("name", ["transformer_tiny", "fconv_tiny", "t5_tiny"])
+def test_a_line_has_a_limit_in_tokens(name: str) -> None:
+    """T5 could read any number of tokens, in memory that grows with the square of their number."""
+    translator, line = Translator(text_model(name)), "w1 " * 20_000
+    encoded = translator.prepare().input_encoder.encode(0, line)
+    assert encoded.length <= 4096
+    assert encoded.translation.notes == [f"of 20001 source tokens only the first {encoded.length - 1} were read"]
+    for pair in ((line, "w1"), ("w1", line)):
+        with pytest.raises(DataError, match=r"line 1: 20001 tokens are more than the \d+ that the model can process"):
+            list(translator.score(*([text] for text in pair)))
+
+
+def test_scores_of_a_batch_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = list(Translator(text_model()).score(TEXTS, TEXTS))
+    monkeypatch.setattr(text_scoring, "_SCORES", 16 * 23)  # of two targets of 8 tokens
+    scoring, shapes = Translator(text_model()), list[torch.Size]()
+    scoring.models[0].register_forward_hook(lambda *call: shapes.append(call[2][0].shape))
+    found = list(scoring.score(TEXTS, TEXTS))
+    assert [one.score for one in found] == pytest.approx([one.score for one in wanted])
+    assert [shape[0] for shape in shapes] == [2, 2, 1]
 
 
 def page_faults(keep: bool) -> int:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from seqgen.cli.formats import FORMATS
+from seqgen.cli.output import json_text
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
@@ -73,3 +74,9 @@ def test_fairseq_breaks_no_line_and_no_field(decoded: tuple[TextDecoding, list[T
 
 def test_every_format_is_tested_for_its_lines() -> None:
     assert set(FORMATS) == {"text", "json", "fairseq"}
+
+
+def test_json_has_no_infinity() -> None:
+    infinite = -float("inf")
+    text = json_text({"score": infinite, "hypotheses": [{"positional_scores": [infinite, -1.5], "text": "\u00e9"}]})
+    assert text == '{"score": null, "hypotheses": [{"positional_scores": [null, -1.5], "text": "\u00e9"}]}'

@@ -14,13 +14,14 @@ from examples.dates import LetterTokenizer
 from examples.papers.context_free.characters import Terminal
 from examples.papers.context_free.earley import Earley
 from examples.papers.context_free.gbnf import GrammarFile, Rules
-from examples.papers.context_free.processor import GrammarConfig, GrammarProcessor
+from examples.papers.context_free.processor import GrammarConfig, GrammarProcessor, check
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Resources
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.generators import make_generator
+from tests.hostile import work
 from tests.hypotheses import assert_same
 from tests.scripted_model import ScriptedModel, batch_of, random_rule
 from tests.text_models import TEXTS, task_of, text_model
@@ -45,6 +46,21 @@ def grammar_of(text: str, folder: Path) -> GrammarFile:
     path = folder / "grammar.gbnf"
     path.write_text(text, encoding="utf-8")
     return GrammarFile(path)
+
+
+@pytest.mark.parametrize("rule", ["r{} ::= r{}", 'r{} ::= r{} "x"', 'r{} ::= "a" r{}'])
+def test_a_chain_of_rules_costs_in_proportion_to_its_length(rule: str, tmp_path: Path) -> None:
+    def read(length: int) -> None:
+        chain = [rule.format(i, i + 1) for i in range(length)]
+        grammar = grammar_of("\n".join(["root ::= r0", *chain, f'r{length} ::= "a"']), tmp_path)
+        check(grammar, "root", {"a", "x"})
+        parser = Earley(grammar.rules, "root")
+        after = parser.step(parser.start, "a")
+        assert after is not None
+        assert parser.remaining(after) == (0 if '"' not in rule else length)
+
+    read(2)  # compiles regular expressions
+    assert work(lambda: read(60)) < 2.3 * work(lambda: read(30))
 
 
 def language(rules: Rules, longest: int, alphabet: str = "abc") -> set[str]:

@@ -141,6 +141,19 @@ def test_damaged_runs_are_shown(tmp_path: Path, file: str, content: bytes | None
     assert json.loads(json.dumps(as_dict(runs), allow_nan=False))["runs"][1]["updates"] == 3
 
 
+def test_a_run_with_numbers_that_json_lacks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs/a")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["optimization"] |= {"lr": float("inf"), "clip_norm": float("nan")}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    make_run(tmp_path / "runs/b", "optimization.lr=[0.1,0.2]")
+    for sort in ("", "optimization.clip_norm", "optimization.lr"):
+        outcome = command("runs", f"{tmp_path}/runs", f"sort={sort}", "json=-")
+        assert outcome.code == 0, outcome.err
+        found = {run["name"]: run["differs"]["optimization.lr"] for run in json.loads(outcome.out)["runs"]}
+        assert found == {"a": None, "b": [0.1, 0.2]}
+
+
 def test_the_command(tmp_path: Path) -> None:
     make_run(tmp_path / "runs/x/1")
     make_run(tmp_path / "runs/x/2", "common.seed=5", curve="b")

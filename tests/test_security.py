@@ -17,6 +17,7 @@ from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
+from seqgen.reading import read_bytes
 from tests.commands import command
 from tests.fuzzing.run_readers import Run
 from tests.test_user_files import forget
@@ -130,6 +131,16 @@ def test_names_that_are_not_utf_8(run: Path, tmp_path: Path) -> None:
     listed = command("runs", f"{tmp_path}/runs", *written)
     assert (listed.code, "caf\\udce9" in listed.out) == (0, True), listed.err
     assert json.loads((tmp_path / "a.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("key", ["path", "input", "output", "trace", "job.folder", "common.user_dir", "config"])
+def test_a_file_name_with_nul(key: str, run: Path, tmp_path: Path) -> None:
+    """Such a name cannot be typed, but a configuration file can have it."""
+    outcome = command("generate", f"path={run}", "input=-", f"{key}={tmp_path}/a\0b.jsonl")
+    assert outcome.code == 2
+    assert "a\\x00b" in outcome.err or f"{key} has the character NUL" in outcome.err
+    with pytest.raises(OSError, match="NUL"):
+        read_bytes(tmp_path / "a\0b")
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -311,6 +311,9 @@ DAMAGES: dict[str, Any] = {
     "has wrong outcomes": lambda r: [r[0], _with_step(r[1], outcomes="C"), *r[2:]],
     "wrong rules": lambda r: [{**r[0], "rules": "x"}, *r[1:]],
     "beams": lambda r: [{**r[0], "beam": 10**9}, *r[1:]],
+    "a length penalty of 1e.09 cannot be used": (
+        lambda r: [{**r[0], "ranking": {**r[0]["ranking"], "len_penalty": 1e9}}, *r[1:]]
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -309,6 +310,15 @@ def test_a_sampled_line_depends_on_seed_and_place_alone() -> None:
     together = translator.translate(TEXTS)
     assert [t.text for t in translator.translate(TEXTS, batch_size=2)] == [t.text for t in together]
     assert [t.text for t in translator.translate(TEXTS, seed=2)] != [t.text for t in together]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_translator_can_be_pickled(name: str) -> None:
+    translator = Translator(text_model(name), beam=2, **SHORT)
+    wanted = [one.hypotheses[0].score for one in translator.translate(TEXTS)]
+    again = pickle.loads(pickle.dumps(translator))
+    assert [one.hypotheses[0].score for one in again.translate(TEXTS)] == wanted
+    assert again.models[0].state_dict().keys() == translator.models[0].state_dict().keys()
 
 
 def test_importing_is_quick_and_the_front_door_is_open() -> None:

@@ -13,7 +13,7 @@ from seqgen.config.generate import (
     TraceConfig,
 )
 from seqgen.config.generation import SINGLE_COMPONENTS, DebugConfig, GenerationConfig
-from seqgen.config.option import option
+from seqgen.config.option import MOST_WORKERS, option
 from seqgen.config.training import (
     DEFAULT_MAX_UPDATE,
     CheckpointConfig,
@@ -25,6 +25,7 @@ from seqgen.config.training import (
 
 __all__ = [
     "DEFAULT_MAX_UPDATE",
+    "MOST_WORKERS",
     "SINGLE_COMPONENTS",
     "CheckpointConfig",
     "CommonConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqgen.config.option import option
+from seqgen.config.option import MOST_WORKERS, option
 
 
 @dataclass
@@ -14,7 +14,7 @@ class CommonConfig:
     device: str = option(
         "auto", "device to compute on; auto uses a GPU if there is one", choices=("auto", "cpu", "cuda", "mps")
     )
-    threads: int = option(0, "CPU threads; 0 for one per core", minimum=0)
+    threads: int = option(0, "CPU threads; 0 for one per core", minimum=0, maximum=MOST_WORKERS)
     keep_freed_memory: bool = option(
         True, "keep freed memory for reuse instead of returning it to the system (glibc only): faster on a CPU"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seqgen.config.common import DecodingCommonConfig
 from seqgen.config.generation import DebugConfig, GenerationConfig
-from seqgen.config.option import option
+from seqgen.config.option import MOST_WORKERS, option
 
 
 @dataclass
@@ -80,6 +80,7 @@ class JobGenerationConfig(GenerationConfig):
         "processes that decode the parts of a job, each with a copy of the models; 0 for one; with engine=ray "
         "the largest number of actors, 0 for no limit",
         minimum=0,
+        maximum=MOST_WORKERS,
     )
     part_lines: int = option(4096, "lines of each part of a job", minimum=1)
 

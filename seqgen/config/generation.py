@@ -207,8 +207,12 @@ class GenerationConfig:
     ensemble_weights: list[float] = option([], "weight of each ensemble member; empty for equal weights", minimum=0)
 
     # speed
-    max_tokens: int = option(4096, "maximum source tokens per batch, padding included", minimum=1)
-    batch_size: int = option(64, "maximum sentences per batch", minimum=1)
+    max_tokens: int = option(
+        4096, "maximum source tokens per batch, padding included; see batch_size for wide beams", minimum=1
+    )
+    batch_size: int = option(
+        64, "maximum sentences per batch; with a beam above 16, each counts as beam / 16 sentences", minimum=1
+    )
     buffer_size: int = option(
         0, "number of input lines read before decoding starts; 0 for 1 on a terminal, else 4096", minimum=0
     )

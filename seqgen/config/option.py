@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+MOST_WORKERS = 1024
+"""Largest number of threads or processes that a key may ask for; far more end in a crash of the OpenMP library."""
+
 
 def option(
     default: Any,

@@ -8,7 +8,7 @@ from typing import Any
 
 from seqgen.config.common import TrainCommonConfig
 from seqgen.config.generation import GenerationConfig
-from seqgen.config.option import option
+from seqgen.config.option import MOST_WORKERS, option
 
 
 @dataclass
@@ -26,7 +26,10 @@ class DatasetConfig:
     pack: bool = option(False, "put several training examples into one row; each keeps its own attention and positions")
     pack_length: int = option(512, "with pack: maximum source tokens and maximum target tokens per row", minimum=2)
     num_workers: int = option(
-        1, "threads that prepare batches in advance; 0 prepares them in the main thread", minimum=0
+        1,
+        "threads that prepare batches in advance; 0 prepares them in the main thread",
+        minimum=0,
+        maximum=MOST_WORKERS,
     )
     train_subset: str = option("train", "split used for training")
     valid_subset: str = option("valid", "split used for validation")
@@ -122,7 +125,9 @@ class CheckpointConfig:
 class DistributedConfig:
     """Training with several processes."""
 
-    distributed_world_size: int = option(1, "number of processes that train together on this machine", minimum=1)
+    distributed_world_size: int = option(
+        1, "number of processes that train together on this machine", minimum=1, maximum=MOST_WORKERS
+    )
     distributed_backend: str = option(
         "auto", "backend of torch.distributed; auto uses nccl on GPUs, else gloo", choices=("auto", "gloo", "nccl")
     )

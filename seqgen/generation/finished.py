@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from seqgen.errors import ConfigError
 from seqgen.generation.backpointers import BackPointers
 from seqgen.generation.candidates import Candidates
 from seqgen.structures import Hypothesis
@@ -24,7 +25,7 @@ class Ranking:
 
     Attributes:
         normalize: whether the sum is divided by a function of the length.
-        len_penalty: alpha; above 1 favours longer outputs.
+        len_penalty: alpha, from -10 to 10; above 1 favours longer outputs.
         kind: ``"power"`` divides by ``length ** alpha``, ``"wu"`` by ``((5 + length) / 6) ** alpha`` (Wu et al. 2016,
             equation 14).
         coverage: beta of the coverage penalty (same equation), which adds ``beta * sum_s log(min(a_s, 1))``, where
@@ -35,6 +36,10 @@ class Ranking:
     len_penalty: float = 1.0
     kind: str = "power"
     coverage: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not -10 <= self.len_penalty <= 10:  # powers of lengths would exceed the largest number
+            raise ConfigError(f"a length penalty of {self.len_penalty:g} cannot be used; choose one from -10 to 10")
 
     def score(self, sums: Tensor, length: int | Tensor) -> Tensor:
         """Divide by the length penalty.

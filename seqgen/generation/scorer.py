@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.bit_exact import bit_exact, narrowed, widened
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import ATTENTION, FEATURES, LAYER_LOGITS, MEMBER_LOGITS, BatchInfo
@@ -94,6 +94,7 @@ class SequenceScorer:
 
         Raises:
             ConfigError: the batch has no targets.
+            DecodingError: a model returned NaN.
         """
         return [[scored.hypothesis] for scored in self.score(sample)]
 
@@ -108,6 +109,7 @@ class SequenceScorer:
 
         Raises:
             ConfigError: the batch has no targets.
+            DecodingError: a model returned NaN.
         """
         if not self.bit_exact:
             return self._score(sample, lengths)
@@ -146,6 +148,11 @@ class SequenceScorer:
         for row, tokens in enumerate(target.cpu()):
             length = int((tokens != self.pad).sum()) if lengths is None else lengths[row]
             scores = positional[row, :length]
+            if scores.isnan().any():
+                raise DecodingError(
+                    f"a model's scores are NaN in target {row} of the batch; its weights are damaged or its dtype "
+                    "overflows"
+                )
             score = float(scores.sum()) / (length if self.normalize_scores else 1)
             own = None if attention is None else attention[row, :length].cpu()
             hypothesis = Hypothesis(tokens[:length], score, scores, own, None if own is None else own.argmax(-1))

@@ -183,7 +183,7 @@ def copies_share_no_state(subject: Subject) -> None:
     keys = set(state)
     wanted = decoder(batch.prev_output_tokens, encoder_out).logits
     copies = [copy.deepcopy(subject.model)]
-    with suppress(Exception):  # PyTorch refuses to pickle parametrized models, and a user's class may not allow it
+    with suppress(Exception):  # a user's class may not allow it
         copies.append(pickle.loads(pickle.dumps(subject.model)))
     for other in copies:
         got = other.decoder(batch.prev_output_tokens, encoder_out, state).logits

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from seqgen.bit_exact.mode import BitExact
 from seqgen.mapped_weights import is_mapped
@@ -90,6 +92,25 @@ class CachedWeight(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._forget()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle parametrized modules too; PyTorch refuses, because it makes a class for each of them.
+
+        Hooks are left out: PyTorch's weight norm has one that cannot be pickled, for state dicts of its old version.
+        """
+        if "parametrizations" not in self._modules:
+            return super().__reduce_ex__(protocol)
+        attributes = {**self.__dict__, "_load_state_dict_pre_hooks": OrderedDict()}
+        return _parametrized, (parametrize.type_before_parametrizations(self), attributes)
+
+
+def _parametrized(kind: type[CachedWeight], attributes: dict[str, Any]) -> CachedWeight:
+    """A module of a class, with a parametrized weight and these attributes."""
+    module = kind.__new__(kind)
+    module.__dict__.update(attributes)
+    parametrize._inject_new_class(module)
+    parametrize._inject_property(module, "weight")
+    return module
 
 
 class Stamp:

@@ -68,10 +68,9 @@ def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
             f"sort={by}: no run has such a score, column or key{nearest(by, known)}; the scores are "
             f"{', '.join(scores) or 'none'}, the columns {', '.join(COLUMNS)}"
         )
-    order = sorted(range(len(runs)), key=lambda place: (found[place] is None, found[place] or 0))
-    if any(isinstance(value, str) for value in found):
-        order = sorted(range(len(runs)), key=lambda place: (found[place] is None, str(found[place])))
-    return [runs[place] for place in order]
+    as_text = any(isinstance(value, str) for value in found)
+    ranks = [(value is None, str(value) if as_text else value or 0) for value in found]
+    return [runs[place] for place in sorted(range(len(runs)), key=ranks.__getitem__)]
 
 
 def sort_names() -> list[str]:

@@ -126,7 +126,7 @@ class InputEncoder:
         return InputLine(
             translation,
             sources,
-            self._phrases(phrases, translation),
+            self._phrases(phrases, translation, sources),
             self._prefix(translation, sources, languages),
             self.languages.first_token(languages),
             self.languages.start_token(languages),
@@ -183,9 +183,12 @@ class InputEncoder:
                 translation.member_sources.append(own)
         return sources
 
-    def _phrases(self, phrases: list[str], translation: Translation) -> list[Phrase]:
-        """The ids of the phrases of a line; alternatives with tokens outside the vocabulary are left out."""
-        tokenizer = self.task.target_tokenizer
+    def _phrases(self, phrases: list[str], translation: Translation, sources: Sequence[Tensor]) -> list[Phrase]:
+        """The ids of the phrases of a line; alternatives with tokens outside the vocabulary are left out.
+
+        Of a phrase that no output has room for, only so many tokens are returned that this stays so.
+        """
+        tokenizer, too_many = self.task.target_tokenizer, self.longest_output(sources) + 2
         encoded: list[Phrase] = []
         for phrase in phrases:
             some = []
@@ -195,7 +198,7 @@ class InputEncoder:
                         f"the phrase {text!r} is left out: the vocabulary lacks {' '.join(lacking)}"
                     )
                 else:
-                    some.append(tokenizer.encode(text))
+                    some.append(tokenizer.encode(text)[:too_many])
             if some:
                 translation.constraints.append(phrase.strip())
                 encoded.append(some)

@@ -28,8 +28,8 @@ OF_SCORING = (
 )
 """The settings that ``Translator.score`` accepts."""
 
-_SCORED_TOKENS = 4096
-"""Most tokens of running text that are scored at once; each needs one score for every token of the vocabulary."""
+_SCORES = 2**27
+"""Most scores that a batch computes, unless one target needs more: each token needs one for every vocabulary entry."""
 
 
 class TextScoring:
@@ -47,6 +47,7 @@ class TextScoring:
     ):
         self.members, self.cfg, self.scorer, self.device = members, cfg, scorer, device
         self.task = members[0].task
+        self.tokens_at_once = _SCORES // len(self.task.target_dictionary)
 
     def lines(self, sources: Sequence[str], references: Sequence[str], numbers: Sequence[int]) -> Iterator[Hypothesis]:
         """Score one target for each source line; see ``Translator.score``."""
@@ -66,16 +67,19 @@ class TextScoring:
                     ]
                 )
                 _check_lengths(rows, encoded_sources[-1], targets, member.model)
-            batch = self._collate([list(map(Example, ids, encoded, targets)) for encoded in encoded_sources])
-            batch = replace(batch, texts=list(texts), start_tokens=reader.start_tokens(languages))
-            yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
+            at_once = max(1, self.tokens_at_once // max(map(len, targets)))
+            for part in (slice(first, first + at_once) for first in range(0, len(ids), at_once)):
+                examples = [list(map(Example, ids[part], own[part], targets[part])) for own in encoded_sources]
+                start_tokens = reader.start_tokens(languages[part])
+                batch = replace(self._collate(examples), texts=list(texts[part]), start_tokens=start_tokens)
+                yield from (hypotheses[0] for hypotheses in self.scorer.generate(batch))
 
     def running_text(self, lines: Sequence[str], tokens_per_sample: int, context_window: int) -> Iterator[Hypothesis]:
         """Score lines as one text, in blocks; see ``Translator.score_text``."""
         LanguageReader(self.members, self.cfg)  # refuses languages
         encoded = [self.task.encode_target(line) for line in lines]
         cut = blocks(sum(map(len, encoded)), tokens_per_sample, context_window)
-        rows = max(1, min(self.cfg.batch_size, _SCORED_TOKENS // tokens_per_sample))
+        rows = max(1, min(self.cfg.batch_size, self.tokens_at_once // tokens_per_sample))
 
         def score(examples: list[Example]) -> Iterator[Tensor]:
             lengths = [len(example.target) for example in examples if example.target is not None]

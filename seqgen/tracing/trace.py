@@ -149,7 +149,7 @@ class Trace:
         """What ``read`` returns, with its errors as errors of a line."""
         try:
             return read()
-        except ValueError as error:
+        except (ValueError, ConfigError) as error:
             raise self._damaged(number, str(error)) from None
 
     def _damaged(self, number: int, why: str) -> DataError:

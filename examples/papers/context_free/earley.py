@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from seqgen.generation.processors.automaton import NEVER, Automaton
+from seqgen.generation.processors.automaton import NEVER, Automaton, least_sums
 
 from .characters import Terminal
 from .gbnf import Rules, Sequence
@@ -78,7 +78,10 @@ class Earley(Automaton):
         return self.numbers[key]
 
     def _cost(self, item: Item) -> int:
-        return sum(length(symbol, self.lengths) for symbol in item[0]) + self.costs[item[1]]
+        return self._length(item[0]) + self.costs[item[1]]
+
+    def _length(self, sequence: Sequence) -> int:
+        return sum(1 if isinstance(symbol, Terminal) else self.lengths[symbol] for symbol in sequence)
 
     def _closure(self, state: int) -> dict[Terminal, set[Item]]:
         """What follows the characters that a state can read: for each of them, items of the next state."""
@@ -112,26 +115,20 @@ class Earley(Automaton):
         return edges
 
     def _add_costs(self, waiting: Mapping[Address, set[Item]]) -> None:
-        self.costs |= dict.fromkeys(waiting, NEVER)
-        changed = True
-        while changed:
-            costs = {address: min(map(self._cost, items)) for address, items in waiting.items()}
-            changed = any(self.costs[address] != cost for address, cost in costs.items())
-            self.costs |= costs
-
-
-def length(symbol: str | Terminal, lengths: Mapping[str, int]) -> int:
-    """The smallest number of characters of a symbol."""
-    return 1 if isinstance(symbol, Terminal) else lengths[symbol]
+        ways = {
+            address: [
+                (self._length(rest), (outer,)) if outer in waiting else (self._cost((rest, outer)), ())
+                for rest, outer in items
+            ]
+            for address, items in waiting.items()
+        }
+        self.costs |= {**dict.fromkeys(waiting, NEVER), **least_sums(ways)}
 
 
 def shortest(rules: Rules) -> dict[str, int]:
     """The length of the shortest text of each rule; at least ``NEVER`` if it has none."""
-    lengths, changed = dict.fromkeys(rules, NEVER), True
-    while changed:
-        found = {
-            name: min(NEVER, *(sum(length(symbol, lengths) for symbol in sequence) for sequence in alternatives))
-            for name, alternatives in rules.items()
-        }
-        changed, lengths = found != lengths, found
-    return lengths
+    ways = {}
+    for name, alternatives in rules.items():
+        names = [[symbol for symbol in sequence if isinstance(symbol, str)] for sequence in alternatives]
+        ways[name] = [(len(all_) - len(own), own) for all_, own in zip(alternatives, names, strict=True)]
+    return {**dict.fromkeys(rules, NEVER), **least_sums(ways)}

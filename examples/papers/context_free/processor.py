@@ -57,11 +57,12 @@ def check(grammar: GrammarFile, root: str, characters: set[str]) -> None:
     for name, line in grammar.lines.items():
         if lengths[name] >= NEVER:
             grammar.fail(line, f"has the rule {name!r}, which never ends, because each alternative needs it again")
-    used = [root]
+    used, seen = [root], {root}
     for name in used:  # which grows
         symbols = {symbol for sequence in grammar.rules[name] for symbol in sequence}
         for symbol in symbols:
             if isinstance(symbol, str):
-                used += [symbol] if symbol not in used else []
+                used += [symbol] if symbol not in seen else []
+                seen.add(symbol)
             elif not any(map(symbol.reads, characters)):
                 grammar.fail(symbol.line, "needs a character that is no token of the target vocabulary")

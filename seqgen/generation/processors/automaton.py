@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
-from typing import Any, Self
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
+
+K = TypeVar("K")
 
 NEVER = 2**40
 """The distance to acceptance of a state from which no text is accepted."""
@@ -159,10 +162,43 @@ class FollowAutomaton(LogitsProcessor):
         targets: list[set[int]] = [set()]
         while len(targets) < len(self.known):
             targets.append(set(self._targets(len(targets))) - {0})
-        accepting = [bool(number) and self.automaton.accepts(state[1]) for number, state in enumerate(self.known)]
-        distances = [0 if accepts else NEVER for accepts in accepting]
-        changed = True
-        while changed:
-            shorter = [min([own, *(1 + distances[t] for t in targets[n])]) for n, own in enumerate(distances)]
-            changed, distances = shorter != distances, shorter
-        return distances
+        ways: list[list[tuple[int, Sequence[int]]]] = [[(1, (t,)) for t in following] for following in targets]
+        for number, (_, state) in enumerate(self.known):
+            if number and self.automaton.accepts(state):
+                ways[number] = [(0, ())]
+        found = least_sums(dict(enumerate(ways)))
+        return [found.get(number, NEVER) for number in range(len(self.known))]
+
+
+def least_sums(ways: Mapping[K, Iterable[tuple[int, Sequence[K]]]]) -> dict[K, int]:
+    """The smallest value of each key, where a value is that of one of the key's ways (Knuth 1977, "A Generalization of
+    Dijkstra's Algorithm").
+
+    Args:
+        ways: the ways of each key: a number that is not negative, and keys whose values are added to it.
+
+    Returns:
+        The values by key; keys that always need themselves have none.
+    """
+    users: dict[K, list[list[Any]]] = {}
+    best: list[tuple[int, int, K]] = []  # a heap; numbers decide between equal values
+    for key, own in ways.items():
+        for number, needed in own:
+            way = [number, len(needed), key]  # the sum so far, and how many values are missing
+            for other in needed:
+                users.setdefault(other, []).append(way)
+            if not needed:
+                heapq.heappush(best, (number, len(best), key))
+    found: dict[K, int] = {}
+    pushed = len(best)
+    while best:
+        value, _, key = heapq.heappop(best)
+        if key in found:
+            continue
+        found[key] = value
+        for way in users.get(key, ()):
+            way[0], way[1] = way[0] + value, way[1] - 1
+            if not way[1]:
+                pushed += 1
+                heapq.heappush(best, (way[0], pushed, way[2]))
+    return found

@@ -170,7 +170,7 @@ class OneAtATime(LexicalConstraints):
         """See ``LexicalConstraints.worth``."""
         longest = max((tree.height for tree in trees), default=0)
         return [
-            (longest if tree.height else 0, [longest - tree.height + len(node) if node else 0 for node in tree.nodes])
+            (longest if tree.height else 0, [longest - tree.height + depth if depth else 0 for depth in tree.depths])
             for tree in trees
         ]
 
@@ -194,41 +194,64 @@ class OneAtATime(LexicalConstraints):
 class Tree:
     """The alternatives of one phrase as a tree; alternatives with the same beginning share its nodes.
 
+    A node is the beginning of an alternative; node 0 is the empty one, and each node comes after its parent. The tree is
+    built in time proportional to its nodes times its alphabet (Aho and Corasick 1975).
+
     Args:
         some: the alternatives; none is empty.
         falls_back: see ``LexicalConstraints``.
 
     Attributes:
-        nodes: the beginnings of alternatives, the empty one first.
+        needed: the alternatives that do not begin with another one, which would be met first.
+        depths: for each node, its number of tokens.
         alphabet: the tokens that occur.
         table: for each node and token of the alphabet, the next node. For the phrase ``a a b``, after ``a a`` another
-            ``a`` leads to ``a a`` with ``falls_back`` (Aho and Corasick 1975), and to the root without it.
+            ``a`` leads to ``a a`` with ``falls_back``, and to the root without it.
         children: for each node, the tokens that continue it.
         accepting: for each node, whether an alternative is complete there.
         missing: for each node, the smallest number of tokens that an alternative lacks.
     """
 
     def __init__(self, some: Sequence[Node], falls_back: bool):
-        # an alternative that begins with another one is redundant: the other one is met first
-        needed = [own for own in some if not any(own[:n] in some for n in range(1, len(own)))]
-        self.nodes: list[Node] = list(dict.fromkeys([(), *(own[:n] for own in needed for n in range(1, len(own) + 1))]))
-        numbers = {node: number for number, node in enumerate(self.nodes)}
-        self.alphabet = sorted({token for node in self.nodes for token in node})
-
-        def follows(node: Node, token: int) -> int:
-            text = (*node, token)
-            ends = (text[i:] for i in range(len(text) if falls_back else 1))
-            return next((numbers[end] for end in ends if end in numbers), 0)
-
-        self.table = [[follows(node, token) for token in self.alphabet] for node in self.nodes]
-        self.children = [[n[-1] for n in self.nodes if n and n[:-1] == node] for node in self.nodes]
-        self.accepting = [any(node[i:] in needed for i in range(len(node) if falls_back else 1)) for node in self.nodes]
-        self.missing = [
-            min((len(own) - len(node) for own in needed if own[: len(node)] == node), default=0) for node in self.nodes
-        ]
-        self.height = max(len(node) for node in self.nodes)
-        self.num_nodes, self.num_letters = len(self.nodes), max(len(self.alphabet), 1)
+        everything: list[dict[int, int]] = [{}]
+        paths = [_insert(everything, own) for own in some]
+        ends = {path[-1] for path in paths}
+        self.needed = [own for own, path in zip(some, paths, strict=True) if ends.isdisjoint(path[:-1])]
+        nodes: list[dict[int, int]] = [{}]  # for each node, its children by token
+        ends = {_insert(nodes, own)[-1] for own in self.needed}
+        self.alphabet = sorted({token for children in nodes for token in children})
+        self.table = [[children.get(token, 0) for token in self.alphabet] for children in nodes]
+        self.accepting = [node in ends for node in range(len(nodes))]
+        self.depths, self.missing = [0] * len(nodes), [0] * len(nodes)
+        for node, children in enumerate(nodes):
+            for child in children.values():
+                self.depths[child] = self.depths[node] + 1
+        suffixes = [0] * len(nodes)  # for each node, the longest end of it that is a node, too: it is less deep
+        for node in sorted(range(len(nodes)) if falls_back else (), key=self.depths.__getitem__):
+            after_suffix = self.table[suffixes[node]]
+            for place, token in enumerate(self.alphabet):
+                if (child := nodes[node].get(token, 0)) and node:
+                    suffixes[child] = after_suffix[place]
+                elif not child:
+                    self.table[node][place] = after_suffix[place]
+            self.accepting[node] |= self.accepting[suffixes[node]]
+        for node in reversed(range(len(nodes))):
+            self.missing[node] = min((1 + self.missing[child] for child in nodes[node].values()), default=0)
+        self.children = [list(children) for children in nodes]
+        self.height = max(self.depths)
+        self.num_nodes, self.num_letters = len(nodes), max(len(self.alphabet), 1)
         self.num_children = max(1, *(len(own) for own in self.children))
+
+
+def _insert(nodes: list[dict[int, int]], tokens: Node) -> list[int]:
+    """Insert a sequence into a tree of children by token, and return its nodes from the root on."""
+    path = [0]
+    for token in tokens:
+        child = nodes[path[-1]].setdefault(token, len(nodes))
+        if child == len(nodes):
+            nodes.append({})
+        path.append(child)
+    return path
 
 
 def check_phrases(phrases: Sequence[Phrases], sentences: int, vocab: int) -> None:
@@ -277,8 +300,13 @@ def _predecessors(trees: Sequence[Tree], ordered: bool) -> list[int]:
     """For each phrase, the one that must be met first: the previous one, or the previous equal one; else ``NONE``."""
     if ordered:
         return [i - 1 for i in range(len(trees))]
-    nodes = [set(tree.nodes) for tree in trees]
-    return [max((j for j in range(i) if nodes[j] == nodes[i]), default=NONE) for i in range(len(nodes))]
+    latest: dict[frozenset[Node], int] = {}
+    found = []
+    for i, tree in enumerate(trees):
+        phrase = frozenset(tree.needed)
+        found.append(latest.get(phrase, NONE))
+        latest[phrase] = i
+    return found
 
 
 def _at(values: Tensor, nodes: Tensor) -> Tensor:
