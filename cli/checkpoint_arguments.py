@@ -38,7 +38,7 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    path = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
+    path = next(iter(text_values(overrides, "checkpoint.finetune_from", str)), "")
     path = str(local_path(path)) if path else ""
     keys = {split_argument(override)[0] for override in overrides}
     if not path or checkpoint_loader_of(Path(path)) is None:

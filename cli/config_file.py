@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import split_argument, text_list, text_values
+from seqgen.arguments import split_argument, text_values
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config_keys import is_group
+from seqgen.config_values import text_list
 from seqgen.errors import ConfigError
 from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import GROUPS
