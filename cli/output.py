@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, printable
 from seqgen.files import write_atomically
 from seqgen.metrics import TextScore
 
@@ -115,6 +115,6 @@ def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
     """
     form = json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     with open_output("-") as file:
-        file.write(form if json_file == "-" else text + "\n")
+        file.write(form if json_file == "-" else printable(text) + "\n")
     if json_file not in ("", "-"):
         write_atomically(Path(json_file), form.encode())
