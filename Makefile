@@ -43,12 +43,14 @@ mutants: install
 soak: install
 	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python -m tests.soak $(SOAK)
 
-# mypy finds models/, tasks/ and cli/ as parts of seqgen only in a copy that is not installed as editable
+# mypy finds models/, tasks/ and cli/ as parts of seqgen only in a copy that is not installed as editable; it sees nothing
+# of the checkout, so that a package which the installation leaves out is an error
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/lint && $(PIP) install --quiet --no-deps --no-build-isolation --target build/lint .
-	cd build/lint && MYPYPATH=.:../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+	rm -rf build && $(PIP) install --quiet --no-deps --no-build-isolation --target build/lint .
+	cp -r examples build/lint
+	cd build/lint && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--python-executable ../../$(BIN)/python -p seqgen -p examples
 	rm -rf build
 

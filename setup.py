@@ -1,8 +1,16 @@
-"""Packaging: the four rooms at the top of the repository are installed as one package."""
+"""Packaging: four folders at the top of the repository are installed as one package."""
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
+
+FOLDERS = {"seqgen": "seqgen", "seqgen.models": "models", "seqgen.tasks": "tasks", "seqgen.cli": "cli"}
+"""The packages at the top of the repository, and their folders."""
+
+PACKAGES = [
+    *FOLDERS,
+    *(f"{name}.{package}" for name, folder in FOLDERS.items() for package in find_packages(folder)),
+]
 
 EXPORT = ["onnx>=1.17", "onnxscript>=0.5.3", "onnxruntime>=1.20"]
 """What seqgen-export needs to write ONNX files and to check them."""
@@ -15,49 +23,9 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
-    package_dir={
-        "seqgen": "seqgen",
-        "seqgen.models": "models",
-        "seqgen.tasks": "tasks",
-        "seqgen.cli": "cli",
-    },
-    packages=[
-        "seqgen",
-        "seqgen.bit_exact",
-        "seqgen.comparison",
-        "seqgen.conf",
-        "seqgen.config",
-        "seqgen.checkpoints",
-        "seqgen.data",
-        "seqgen.data.tokenizers",
-        "seqgen.export",
-        "seqgen.generation",
-        "seqgen.generation.ensemble",
-        "seqgen.generation.processors",
-        "seqgen.generation.rules",
-        "seqgen.generation.search",
-        "seqgen.generation.speculative",
-        "seqgen.inspection",
-        "seqgen.jobs",
-        "seqgen.laws",
-        "seqgen.microscope",
-        "seqgen.modules",
-        "seqgen.modules.kv_cache",
-        "seqgen.pages",
-        "seqgen.runs",
-        "seqgen.text",
-        "seqgen.tracing",
-        "seqgen.training",
-        "seqgen.models",
-        "seqgen.tasks",
-        "seqgen.cli",
-    ],
-    package_data={
-        "seqgen": ["py.typed", "conf/*.yaml"],
-        "seqgen.microscope": ["page.html", "page.css", "*.js"],
-        "seqgen.pages": ["style.css"],
-        "seqgen.runs": ["page.js"],
-    },
+    package_dir=FOLDERS,
+    packages=PACKAGES,
+    package_data={"": ["*"]},  # every file of a package: pages, styles, scripts, configurations, py.typed
     install_requires=[
         "torch>=2.6",
         "numpy>=1.26",

@@ -12,6 +12,8 @@ from functools import partial
 from typing import NoReturn
 
 from seqgen.cli import check_criterion, check_decoding, check_diff, check_languages, check_model, check_task
+from seqgen.cli.command import INFORMING
+from seqgen.cli.config_file import KEY as CONFIG_KEY
 from seqgen.errors import nearest
 
 CHECKS: dict[str, tuple[Callable[[Sequence[str]], NoReturn], str]] = {
@@ -57,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         others = [kind for kind in found if kind not in ("path", "model")]
         if len(others) > 1:
             _fail(f"{others[0]} and {others[1]} are two components; check them one at a time")
-        if found:
-            SUBJECTS[found[0]][0]([name, *arguments])
-        check_model.main([name, *arguments])
-    wrong = f"there is no check {name!r}{nearest(name, CHECKS)}" if name else "the check is missing"
+        if found or CONFIG_KEY in given or {*INFORMING} & {*arguments}:
+            SUBJECTS[found[0] if found else "model"][0]([name, *arguments])
+    meant = nearest(name.partition("=")[0], [*CHECKS, *(SUBJECTS if "=" in name else ())])
+    wrong = f"there is no check {name!r}{meant}" if name else "the check is missing"
     _fail(f"{wrong}; give {_choices()} or one of: {', '.join(CHECKS)}")
 
 

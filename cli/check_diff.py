@@ -19,7 +19,7 @@ from seqgen.cli.diff_report import Report
 from seqgen.compose import compose
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
 from seqgen.data.text import read_lines, stream_lines
-from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
+from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.inspection.cause import Decode, Explanation, explain
 from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
@@ -100,7 +100,7 @@ def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> i
     report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0
     for lines in _chunks(cfg):
         if found := _first_in(first, other, lines, cfg.tolerance):
-            print(report.text(lines, *found))
+            print(printable(report.text(lines, *found)))
             return 1
         count += len(lines.texts)
     equal = "tokens, beams and n-best lists are equal, scores within"

@@ -13,7 +13,7 @@ from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, printable
 
 DESCRIPTION = """lists the language codes of a multilingual model, one per line: the values of generation.source_lang
 and generation.target_lang. Only the tokenizer is read."""
@@ -51,7 +51,7 @@ def list_languages(cfg: LanguagesConfig) -> None:
     if languages is None:
         raise ConfigError(f"path={cfg.path}: the model has no languages to choose from")
     for code in languages.ids:
-        print(code)
+        print(printable(code))
     if languages.source_lang:
         log(f"generation.source_lang is {languages.source_lang} by default")
 

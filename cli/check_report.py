@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from seqgen.errors import printable
 from seqgen.laws.checking import Diagnosis, Outcome, failed
 
 
@@ -21,7 +22,7 @@ def report(outcomes: Iterable[Outcome], diagnose: Callable[[Sequence[Outcome]], 
     print(f"{'invariant':<42} {'result':<8} {'difference':>10} {'seconds':>8}")
     for outcome in outcomes:
         found.append(outcome)
-        print(_line(outcome), flush=True)
+        print(printable(_line(outcome)), flush=True)
     wrong = failed(found)
     checked = len([outcome for outcome in found if not outcome.reason])
     print(f"{checked - len(wrong)} of {checked} invariants hold")

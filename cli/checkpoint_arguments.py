@@ -40,7 +40,7 @@ def with_checkpoint(overrides: Sequence[str]) -> list[str]:
     Raises:
         CheckpointError: the checkpoint cannot be read.
     """
-    path = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
+    path = next(iter(text_values(overrides, "checkpoint.finetune_from", str)), "")
     if not path:
         return list(overrides)
     given = dict(split_argument(override) for override in overrides)

@@ -18,12 +18,13 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
-from seqgen.arguments import repeated, text_list, text_values
+from seqgen.arguments import repeated, text_values
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
 from seqgen.cli.config_file import KEY as CONFIG_KEY
 from seqgen.cli.config_file import with_config_files
 from seqgen.compose import compose
 from seqgen.config import CommonConfig
+from seqgen.config_values import text_list
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError, printable
 from seqgen.memory import keep_freed_memory, memory_errors
@@ -110,7 +111,7 @@ def with_words(key: str, arguments: Sequence[str]) -> list[str]:
     if not words or any(text in INFORMING for text in arguments):
         return list(arguments)
     same = [text for text in arguments if text.startswith(f"{key}=")]
-    named = [item for text in same for item in text_values([text], key)]
+    named = [item for text in same for item in text_values([text], key, list[str] if "=[" in text else str)]
     others = [text for text in arguments if text not in words and text not in same]
     return [f"{key}={text_list([*words, *named])}", *others]
 
@@ -221,7 +222,7 @@ def _recorded(overrides: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: no run is named, or a recorded file does not exist.
     """
-    paths = text_values(overrides, "path") or text_values(overrides, "run_dir")
+    paths = text_values(overrides, "path") or text_values(overrides, "run_dir", str)
     folders = [folder for path in paths for part in split_path(path) if (folder := run_folder(Path(part)))]
     if not folders:
         raise ConfigError(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import split_argument, text_list, text_values
+from seqgen.arguments import split_argument, text_values
 from seqgen.config import GenerateConfig, TrainConfig
 from seqgen.config_keys import is_group
+from seqgen.config_values import text_list
 from seqgen.errors import ConfigError
 from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import GROUPS
@@ -69,8 +69,7 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
 
     The command line overrides the file. A ``model=NAME`` on the command line also removes the file's ``model.KEY``,
     which are another model's. The file can be written by hand (``generation: {beam: 4}`` or ``generation.beam: 4``),
-    or be the ``config.yaml`` of a run. From the latter, a command other than training takes the keys that it has and
-    that differ from its defaults.
+    or, for training, be the ``config.yaml`` of a run.
 
     Args:
         schema: the root dataclass of the command's configuration.
@@ -91,7 +90,7 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
     origins: dict[str, str] = {}
     messages = []
     for file in files:
-        content, unused = _read(Path(file)), []
+        content = _read(Path(file))
         if str(content.get("format")).startswith("seqgen-"):  # otherwise it is the key of the output format
             from seqgen.cli.record import changes, recorded_keys  # not for every start of a command
 
@@ -103,17 +102,18 @@ def with_config_files(schema: type, overrides: Sequence[str]) -> Arguments:
                 raise ConfigError(f"{KEY}={file}: this is a record of a decode, which is for seqgen-generate")
             messages += [f"{KEY}={file}: {change}" for change in changes(content)]
             content = keys
-        pairs = dict(_pairs(schema, content))
         if _is_run(content) and schema is not TrainConfig:
-            unused = [key for key in content if key not in {field.name for field in dataclasses.fields(schema)}]
-            pairs = dict(_of_run(schema, content))
+            raise ConfigError(
+                f"{KEY}={file}: this is the configuration of a training run, which is for seqgen-train; path=RUN uses "
+                "a run with its own settings, and keys of this command are given in a file of their own"
+            )
+        pairs = dict(_pairs(schema, content))
         replaced = [group for group in GROUPS if group in given and is_group(schema, group)]
         for group in replaced:
             dropped = [key for key in pairs if key.partition(".")[0] == group]
             pairs = {key: value for key, value in pairs.items() if key not in dropped}
-            unused += [f"{group}.*"] if any("." in key for key in dropped) else []
-        if unused:
-            messages.append(f"{KEY}={file}: not used by this command: {', '.join(unused)}")
+            if any("." in key for key in dropped):
+                messages.append(f"{KEY}={file}: {group}.* is not used, because {group}={given[group]} is given")
         if wrong := next((key for key in pairs if "=" in key), ""):
             raise ConfigError(f"{KEY}={file}: {wrong!r} is not a key")
         used = {key: value for key, value in pairs.items() if key not in given}
@@ -138,16 +138,6 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _is_run(content: Mapping[str, Any]) -> bool:
     return all(isinstance(content.get(group), Mapping) and _NAME in content[group] for group in ("task", "model"))
-
-
-def _of_run(schema: type, content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The keys of a run's ``config.yaml`` that another command has, unless they have its default."""
-    root = schema()
-    for group, values in content.items():
-        own = getattr(root, group, None)
-        if isinstance(values, Mapping) and dataclasses.is_dataclass(own):
-            changed = {key: value for key, value in values.items() if getattr(own, key, value) != value}
-            yield from _pairs(schema, changed, f"{group}.")
 
 
 def _pairs(schema: type, content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -53,8 +53,9 @@ def export(cfg: ExportConfig) -> int:
         ConfigError: a key is missing, the folder already exists, or the model cannot be exported.
         CheckpointError: the model cannot be read.
     """
-    if not cfg.path or not cfg.output:
-        raise ConfigError("give path=RUN, the model to export, and output=DIR, the folder to write")
+    for key, wanted in (("path", "path=RUN, the model to export"), ("output", "output=DIR, the folder to write")):
+        if not getattr(cfg, key):
+            raise ConfigError(f"{key} is missing: give {wanted}")
     if not cfg.formats or not set(cfg.formats) <= set(FORMATS):
         raise ConfigError(f"formats=[{','.join(cfg.formats)}] must be one or more of: {', '.join(FORMATS)}")
     folder = Path(cfg.output)

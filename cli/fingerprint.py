@@ -59,7 +59,8 @@ def named_files(keys: Mapping[str, str]) -> list[str]:
     for key, value in keys.items():
         if key not in INPUTS and not key.startswith(_COMPONENTS):
             continue
-        named = [Path(name) for name in text_values([f"{key}={value}"], key)]
+        annotation = list[str] if value.startswith("[") else str
+        named = [Path(name) for name in text_values([f"{key}={value}"], key, annotation)]
         own = [file for path in named for file in path.rglob("*.py")] if key == "common.user_dir" else []
         found |= dict.fromkeys(name for name in map(str, [*named, *own]) if Path(name).is_file())
     return list(found)

@@ -40,7 +40,7 @@ class Command:
         pairs = [argument for argument in typed if not argument.startswith("-")]
         files = with_config_files(TrainConfig, pairs).files
         own = {split_argument(pair)[0] for pair in pairs}
-        checkpoint = next(iter(text_values(overrides, "checkpoint.finetune_from")), "")
+        checkpoint = next(iter(text_values(overrides, "checkpoint.finetune_from", str)), "")
         given = {}
         for override in overrides:
             key = split_argument(override)[0]

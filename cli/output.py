@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from seqgen.errors import ConfigError
+from seqgen.errors import ConfigError, printable
 from seqgen.files import write_atomically
 from seqgen.metrics import TextScore
 
@@ -117,7 +117,7 @@ def write_report(text: str, values: Mapping[str, Any], json_file: str) -> None:
     """
     form = json_text(values, indent=1) + "\n"
     with open_output("-") as file:
-        file.write(form if json_file == "-" else text + "\n")
+        file.write(form if json_file == "-" else printable(text) + "\n")
     if json_file not in ("", "-"):
         write_atomically(Path(json_file), form)
 

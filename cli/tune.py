@@ -35,9 +35,10 @@ from seqgen.config import (
     option,
 )
 from seqgen.config_dicts import from_dict, to_dict
-from seqgen.config_keys import annotation_of
+from seqgen.config_keys import annotation_of, known_keys
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
 from seqgen.files import write_atomically
+from seqgen.key_hints import did_you_mean
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.switches import MAPPED_WEIGHTS, switched
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
     given = list(sys.argv[1:] if argv is None else argv)
     shared = [argument for argument in given if not argument.startswith(PREFIX)]
-    tuned = [argument.removeprefix(PREFIX) for argument in given if argument.startswith(PREFIX)]
+    tuned = [argument for argument in given if argument.startswith(PREFIX)]
     run(TuneConfig, lambda cfg, overrides: tune(cfg, overrides, tuned), DESCRIPTION, shared, pass_arguments=True)
 
 
@@ -108,7 +109,7 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     Args:
         cfg: the configuration that all decodes share.
         shared: its ``key=value`` arguments.
-        tuned: the arguments ``KEY=VALUES``, without ``tune.``.
+        tuned: the arguments ``tune.KEY=VALUES``.
 
     Returns:
         The exit code.
@@ -116,8 +117,9 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     Raises:
         UserError: a key, model or file cannot be used, or memory runs out.
     """
-    _check_keys(cfg, tuned)
-    values = dict(split_argument(argument) for argument in tuned)
+    pairs = [(key.removeprefix(PREFIX), value) for key, value in map(split_argument, tuned)]
+    _check_keys(cfg, [key for key, _ in pairs])
+    values = dict(pairs)
     with switched({MAPPED_WEIGHTS: cfg.common.map_weights}):
         loaded = load_models(cfg.path, set_up_device(cfg.common), cfg.reading, device_map=cfg.common.device_map)
     for note in (note for item in loaded for note in item.notes):
@@ -142,10 +144,10 @@ def tune(cfg: TuneConfig, shared: Sequence[str], tuned: Sequence[str]) -> int:
     return 0
 
 
-def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
+def _check_keys(cfg: TuneConfig, keys: Sequence[str]) -> None:
     """Check before the models are loaded that no key is missing, misspelt or without effect."""
     check_path_and_split(cfg.path, cfg.input, cfg.dataset)
-    if not tuned:
+    if not keys:
         raise ConfigError("there is nothing to tune: give tune.KEY=VALUES, such as tune.generation.lenpen=0.6,1,1.4")
     if cfg.input and not cfg.reference:
         raise ConfigError("reference is missing: give reference=FILE, the correct outputs of input")
@@ -157,14 +159,15 @@ def _check_keys(cfg: TuneConfig, tuned: Sequence[str]) -> None:
         raise ConfigError(f"tokenize={cfg.tokenize} has no effect on metric={cfg.metric}; remove it")
     if cfg.metric == "exact_match" and cfg.lowercase:
         raise ConfigError("lowercase=true has no effect on metric=exact_match; remove it")
-    keys = [split_argument(argument)[0] for argument in tuned]
     for index, key in enumerate(keys):
         group = key.partition(".")[0]
         if key in keys[:index]:
             raise ConfigError(f"tune.{key} is given twice; give all its values at once")
         if group not in TUNABLE or "." not in key:
+            known = [PREFIX + name for name, _, _ in known_keys(cfg) if name.startswith("generation.")]
             raise ConfigError(
-                f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}{nearest(group, TUNABLE)}"
+                f"tune.{key}: only keys of these groups can be tuned: {', '.join(TUNABLE)}"
+                f"{nearest(group, TUNABLE) or did_you_mean(PREFIX + key, known)}"
             )
         if group == "generation":
             _check_numeric(key, annotation_of(cfg, key))

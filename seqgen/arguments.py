@@ -63,19 +63,17 @@ def given_values(config: Any, group: str, overrides: Sequence[str]) -> dict[str,
     return {name: getattr(getattr(config, group), name) for name in names}
 
 
-def text_values(overrides: Sequence[str], key: str) -> list[str]:
+def text_values(overrides: Sequence[str], key: str, annotation: Any = list[str]) -> list[str]:
     """The strings that a key is set to; if it is set several times, the last override counts.
 
     Args:
         overrides: ``key=value`` arguments.
         key: a key whose value is a string or a list of strings.
+        annotation: the type of its value.
+
+    Raises:
+        ConfigError: a list is written without brackets.
     """
     given = [value for name, _, value in (override.partition("=") for override in overrides) if name == key]
-    found = parse_text(given[-1], list[str]) if given else []
+    found = parse_text(key, given[-1], annotation) if given else []
     return [found] if isinstance(found, str) else found or []
-
-
-def text_list(items: Sequence[str]) -> str:
-    """Write strings as the value of an override, ``["a","b"]``; quotes, backslashes and line breaks are escaped."""
-    escaped = (item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for item in items)
-    return "[" + ",".join(f'"{item}"' for item in escaped) + "]"

@@ -158,7 +158,7 @@ def parse_component_value(generation: GenerationConfig, key: str, text: str) -> 
             f"{', '.join(prefix + item for item in sorted(known)) or 'none'}"
         )
     annotation = typing.get_type_hints(type(config))[field]
-    value = parse_text(text, annotation) if is_text(annotation) else _parse_plain(key, text)
+    value = parse_text(key, text, annotation) if is_text(annotation) else _parse_plain(key, text)
     if typing.get_origin(annotation) is list and not isinstance(value, list) and fits([value], annotation):
         value = [value]
     if not fits(value, annotation):

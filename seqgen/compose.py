@@ -67,7 +67,7 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         config = _compose_values(name, choices, typed, defaults)
     for key, value in literal:
         owner, field = locate(config, key)
-        setattr(owner, field.name, parse_text(value, annotation_of(config, key)))
+        setattr(owner, field.name, parse_text(key, value, annotation_of(config, key)))
     for key, value in of_components:
         unknown = may_come_from_a_model(config, key)
         parsed = UnparsedText(value) if unknown else parse_component_value(config.generation, key, value)
@@ -137,7 +137,8 @@ def _compose_values(name: str, choices: list[str], values: Sequence[tuple[str, s
             try:
                 _run_hydra(name, [*choices, override])
             except _REFUSED:
-                raise ConfigError(wrong_value(key, value, annotation_of(defaults, key))) from None
+                annotation = annotation_of(defaults, key)
+                raise ConfigError(wrong_value(key, value, annotation) + _advice(name, key, value, annotation)) from None
         raise ConfigError(f"{' '.join(overrides)!r} cannot be used together") from None
     for key, value in values:  # OmegaConf does not check the items of lists
         owner, field = locate(config, key)
@@ -155,9 +156,18 @@ def wrong_value(key: str, value: str, annotation: Any) -> str:
         value: what the user typed.
         annotation: the type of the key's field.
     """
-    several = "," in value and not value.startswith(("[", "{"))
-    sweep = "; several values in one command are for seqgen-train -m" if several else ""
-    return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}{sweep}"
+    return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
+
+
+def _advice(name: str, key: str, value: str, annotation: Any) -> str:
+    """How to give several values, such as ``1,2``; ``name`` is that of the root schema."""
+    if "," not in value or value.startswith(("[", "{")):
+        return ""
+    if typing.get_origin(annotation) is list:
+        return f"; write {key}=[{value}]"
+    if name == _ROOTS[TrainConfig]:
+        return "; seqgen-train -m trains with each of several values"
+    return f"; seqgen-tune tune.{key}={value} decodes with each value" if key.startswith("generation.") else ""
 
 
 def _run_hydra(name: str, overrides: list[str]) -> Any:

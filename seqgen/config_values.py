@@ -7,10 +7,11 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seqgen.errors import ConfigError, nearest, shown
+from seqgen.key_hints import OTHER_VALUES
 
 LARGEST = 1 << 63
 """Integers in a configuration are smaller than this, as PyTorch's are."""
@@ -62,7 +63,8 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     choices, minimum, maximum = (metadata.get(name) for name in ("choices", "minimum", "maximum"))
     if choices and value is not None and value not in choices:
         names = ", ".join(filter(None, choices)) + (", or empty" if "" in choices else "")
-        raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{nearest(str(value), choices)}")
+        meant = nearest(OTHER_VALUES.get(str(value).lower(), str(value)), choices)
+        raise ConfigError(f"{key}={str(value)[:80]} is none of: {names}{meant}")
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{key} has the character NUL (U+0000), which no file name and no text has; remove it")
     if isinstance(value, float) and not math.isfinite(value):
@@ -83,20 +85,35 @@ def is_text(annotation: Any) -> bool:
     return annotation is str or (typing.get_origin(annotation) is list and typing.get_args(annotation) == (str,))
 
 
-def parse_text(value: str, annotation: Any) -> str | list[str] | None:
+def parse_text(key: str, value: str, annotation: Any) -> str | list[str] | None:
     """Read the value of a string-typed key: ``[a,b]`` for a list, ``null`` for ``None``, anything else literally.
 
     Args:
+        key: the key, for messages.
         value: what the user typed.
         annotation: the type of the field; see ``is_text``.
+
+    Raises:
+        ConfigError: a list is written without brackets: ``a,b`` could be two texts, or one with a comma.
     """
     if typing.get_origin(annotation) is list:
         if value.startswith("[") and value.endswith("]"):
             return list(_parse_items(value[1:-1]))
+        if "," in value:
+            raise ConfigError(
+                f"'{key}={value}' cannot be used: write {key}=[{value}] for several values, or "
+                f"{key}={text_list([value])} for one that contains commas"
+            )
         return [value] if value else []
     if value == "null" and annotation is not str:
         return None
     return value
+
+
+def text_list(items: Sequence[str]) -> str:
+    """Write strings as the value of a key, ``["a","b"]``; quotes, backslashes and line breaks are escaped."""
+    escaped = (item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for item in items)
+    return "[" + ",".join(f'"{item}"' for item in escaped) + "]"
 
 
 def _parse_items(text: str) -> Iterator[str]:

@@ -54,6 +54,17 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 }
 """By another toolkit's name of an option: keys of seqgen, some with the value that has the same effect."""
 
+OTHER_VALUES = {
+    "gpu": "cuda",
+    "fp32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "tqdm": "bar",
+    "simple": "lines",
+}
+"""By another name of a value, in small letters: the value of seqgen with that meaning."""
+
 
 def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     """Find the keys that a name probably means, the most probable first.

@@ -163,7 +163,8 @@ def test_a_vacuous_check_is_visible() -> None:
         (["criterion=cross_entropy", "criterion.gamma=1"], "unknown key 'criterion.gamma'"),
         (["task=translation"], "task.source_lang is missing"),
         (["task=decoding"], "task=decoding is for decoding and has no data to check"),
-        (["rerank=x"], "unknown key 'rerank'"),
+        (["utility=chrf"], "there is no check 'utility=chrf'; give model=NAME, path=RUN"),
+        (["serach=beam"], "there is no check 'serach=beam' (did you mean 'search'?); give"),
     ],
 )
 def test_wrong_input(arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from seqgen.inspection.trace import LineTrace, StepTrace
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.commands import Outcome as Result
 
-SOURCES = ["the dog sees a man", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
+SOURCES = ["the dog sees a man\x1b", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def diff(runs: Path, *arguments: str) -> Result:
     outcome = command("check", "diff", f"path={runs}/a", f"input={runs}/text.en", "generation.max_len_b=12", *arguments)
     assert "Traceback" not in outcome.err, outcome.err
+    assert "\x1b" not in outcome.out, "a report contains no commands for a terminal"
     return outcome
 
 

@@ -195,7 +195,7 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     _refused(command("export", path, output, "formats=[]"), "onnx, torch")
     _refused(command("export", "path=org/name", output, "formats=[torch]"), "is written hf:org/name")
     _refused(command("generate", "path=https://hf.co/org/name"), "is an address; a model of the Hugging Face Hub")
-    _refused(command("export", "path=[a,b]", output, "formats=[torch]"), "give one model, not a list")
+    _refused(command("export", "path=[a,b]", output, "formats=[torch]"), "give one model without brackets, such as a")
     _refused(command("export", path, output, "opset=7"), "opset=7")
     _refused(command("export", path, output, "formats=[torch]"), "none")
     monkeypatch.setattr("seqgen.export.onnx_file.find_spec", lambda name: None)

@@ -86,8 +86,13 @@ def test_differences_leave_out_defaults_of_other_components(tmp_path: Path) -> N
     }
     assert {*found} == {"model._name", "common.seed", "model.activation_fn", *wanted}
     assert found["model.activation_fn"] == [MISSING, "gelu"]
-    text = text_table(runs)
+    for run in runs:
+        run.best |= {"europarl.de-en.exact_match": 12.5, "europarl.de-en.accuracy": 0.25}
+        run.metric = "europarl.de-en.exact_match"
+    runs[1].name += "=" * 70
+    text = text_table(runs, "europarl.de-en.accuracy")
     assert max(map(len, text.splitlines())) <= 80
+    assert ["1", "a", "3", "0.25", "12.5", "12.25", "3", "200", "1:01:01"] in map(str.split, text.splitlines())
     assert ["model", "fconv", "1"] in [line.split() for line in text.splitlines()]
 
 
@@ -157,10 +162,15 @@ def test_a_run_with_numbers_that_json_lacks(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     make_run(tmp_path / "runs/x/1")
     make_run(tmp_path / "runs/x/2", "common.seed=5", curve="b")
+    converted, failed = make_run(tmp_path / "runs/converted"), make_run(tmp_path / "runs/failed")
+    (converted / "checkpoints").mkdir()
+    for folder in (converted, failed):
+        (folder / "log.jsonl").unlink()
     outcome = command("runs", f"{tmp_path}/runs", "sort=loss", "json=-", f"page={tmp_path}/p.html")
-    assert outcome.code == 0, outcome.err
+    assert (outcome.code, outcome.err) == (0, "")
     found = json.loads(outcome.out)["runs"]
-    assert [run["name"] for run in found] == ["2", "1"]
+    assert [run["name"] for run in found] == ["2", "1", "converted"]
+    assert "training did not begin in it" in command("runs", f"{failed}").err
     assert found[0]["differs"] == {"common.seed": 5}
     assert (tmp_path / "p.html").read_text().count("<figure>") == 5
     twice = command("runs", f"path={tmp_path}/runs", "sort=loss", "sort=bleu")
@@ -318,13 +328,16 @@ def test_a_record_repeats_a_decode(trained: Path, data: Path, tmp_path: Path, mo
 @pytest.mark.slow
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "a<b>")
-    make_run(tmp_path / "b", "common.seed=5", curve="b")
-    runs = read_runs([tmp_path / "a<b>", tmp_path / "b"])
+    long = make_run(tmp_path / ("b" * 200), "common.seed=5", curve="b")
+    runs = read_runs([tmp_path / "a<b>", long])
     (tmp_path / "p.html").write_text(page(runs), encoding="utf-8")
     browser.get((tmp_path / "p.html").as_uri())
     cells = [cell.text for cell in browser.find_elements("css selector", "table:first-of-type tbody tr:first-child td")]
     assert cells[:4] == ["a<b>", "3", "3", "12.25"]
     assert len(browser.find_elements("css selector", "figure")) == 5
+    assert browser.execute_script(
+        "return [...document.querySelectorAll('.scroll')].every(box => box.scrollWidth <= box.clientWidth)"
+    )
     curves = browser.find_elements("css selector", "polyline.run-1")
     assert len(curves) == 5
     assert all(curve.is_displayed() for curve in curves)

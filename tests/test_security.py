@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from seqgen.checkpoints.loading import save_generation
 from seqgen.config import GenerationConfig
@@ -18,6 +20,7 @@ from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
 from seqgen.reading import read_bytes
+from seqgen.training.progress import Bar, Lines
 from tests.commands import command
 from tests.fuzzing.run_readers import Run
 from tests.test_user_files import forget
@@ -141,6 +144,30 @@ def test_a_file_name_with_nul(key: str, run: Path, tmp_path: Path) -> None:
     assert "a\\x00b" in outcome.err or f"{key} has the character NUL" in outcome.err
     with pytest.raises(OSError, match="NUL"):
         read_bytes(tmp_path / "a\0b")
+
+
+def test_reports_contain_no_commands_for_a_terminal(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(run, tmp_path / "other\x1b[2J")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["\x1b[31m"] = "\x9b1m"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "a").write_text("w1 \x1b[2J\n")
+    (tmp_path / "b").write_text("w2\n")
+    systems = f"hypothesis=[{tmp_path}/a,{tmp_path}/b]"
+    for name, *arguments in (
+        ("runs", f"{run}", f"{other}"),
+        ("runs", "diff", f"{run}", f"{other}"),
+        ("score", systems, f"reference={tmp_path}/b", "compare.tests=none", "metrics=[exact_match]"),
+    ):
+        outcome = command(name, *arguments)
+        assert outcome.code < 2, outcome.err
+        assert "\\x1b[2J" in outcome.out
+        assert not {"\x1b", "\x9b"} & {*outcome.out, *outcome.err}
+    for display in (Lines(None), Bar(None, Console(file=sys.stderr, color_system=None))):
+        display.message("valid \x1b[2J")
+    assert capsys.readouterr().err.count("valid \\x1b[2J") == 2
 
 
 def test_the_page_names_tests_that_exist() -> None:

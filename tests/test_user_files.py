@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from seqgen.arguments import text_list, text_values
+from seqgen.arguments import text_values
 from seqgen.checkpoints.loading import load_model
 from seqgen.compose import compose
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config_dicts import from_dict
+from seqgen.config_values import text_list
 from seqgen.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 from seqgen.user_files import import_user_dir

@@ -180,7 +180,7 @@ def update_of(checkpoint: Path) -> int:
 def _advice(missing: Path) -> str:
     """What the user may have meant by a path that does not exist."""
     if str(missing).startswith("[") and str(missing).endswith("]"):
-        return "; give one model, not a list"
+        return f"; give one model without brackets, such as {str(missing)[1:-1].split(',')[0]}"
     if len(missing.parts) == 2 and not missing.is_absolute() and not missing.parent.exists():
         return f"; a model of the Hugging Face Hub is written hf:{missing}"
     return ""

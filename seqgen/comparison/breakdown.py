@@ -127,10 +127,10 @@ def by_frequency(
         Part(
             _label(COUNTS, number),
             sums[0][number][2],
-            {WORDS: [200 * own[number][0] / max(1, own[number][1] + own[number][2]) for own in sums]},
+            {WORDS: [200 * own[number][0] / (own[number][1] + own[number][2]) for own in sums]},
         )
         for number in range(len(COUNTS))
-        if any(own[number][1] or own[number][2] for own in sums)
+        if sums[0][number][2]  # words that only outputs have can be correct nowhere
     ]
     where = "the references" if training is None else "the training text"
     return Breakdown("frequency", f"of words, by how often they occur in {where}", "words of the reference", parts)

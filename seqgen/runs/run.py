@@ -12,6 +12,7 @@ from typing import Any
 
 from seqgen.checkpoints.loading import CONFIG_FILE
 from seqgen.checkpoints.resume import flatten
+from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
 from seqgen.config import TrainConfig
 from seqgen.config_dicts import to_dict
 from seqgen.errors import ConfigError, DataError
@@ -25,6 +26,9 @@ from seqgen.training.scores_file import SCORES
 DEPTH = 2
 """How many folders deep runs are looked for."""
 _NOT_SCORES = ("event", "time", "update", "epoch")
+_TRAINED = (LOG, CHECKPOINTS)
+"""What a run folder has once training has begun; a command that failed earlier leaves a configuration only. A converted
+model has no log."""
 
 
 @dataclass
@@ -119,14 +123,17 @@ def find_runs(folders: Sequence[str]) -> list[Path]:
             raise ConfigError(f"{name}: there is no such folder; give run folders, or a folder with runs")
         runs = list(_runs_in(folder, DEPTH))
         if not runs:
-            raise ConfigError(f"{name} is not a run folder and contains none: there is no {CONFIG_FILE}")
+            raise ConfigError(
+                f"{name} is not a run folder and contains none, or training did not begin in it: there is neither "
+                f"{LOG} nor {CHECKPOINTS}"
+            )
         for run in runs:
             found.setdefault(run.resolve(), run)
     return list(found.values())
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / CONFIG_FILE).exists() or (folder / LOG).exists():
+    if any((folder / name).exists() for name in _TRAINED):
         yield folder
     elif depth:
         for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
@@ -217,6 +224,8 @@ def defaults_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def _log(run: Run) -> list[dict[str, Any]]:
     try:
         return read_log(run.folder)
+    except FileNotFoundError:
+        return []  # a converted model
     except OSError as error:
         run.problems.append(f"{run.folder / LOG} cannot be read: {error.strerror}")
         return []

@@ -227,7 +227,7 @@ def _rich(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[in
     found = Table(box=None, padding=(0, 2, 0, 0))
     for number, name in enumerate(head):
         text = number in texts
-        found.add_column(Text(name), justify="left" if text else "right", overflow="fold", no_wrap=not text)
+        found.add_column(Text(name), justify="left" if text else "right", overflow="fold")
     for cells in rows:
         found.add_row(*map(Text, cells))
     return found

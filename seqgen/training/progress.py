@@ -10,6 +10,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from seqgen.errors import printable
+
 _BRIEF = ("loss", "tokens_per_second")  # shown next to the bar
 _SHOWN = ("loss", "ppl", "accuracy", "gnorm", "lr", "skipped")
 
@@ -77,7 +79,7 @@ class Lines(Silence):
 
     def message(self, text: str) -> None:
         """Show a line."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class Bar(Silence):
@@ -106,7 +108,7 @@ class Bar(Silence):
 
     def message(self, text: str) -> None:
         """Show lines above the bar; those wider than the terminal are broken between values."""
-        for line in text.splitlines():
+        for line in printable(text).splitlines():
             shown = ""
             for part in line.split(" | "):
                 longer = f"{shown} | {part}" if shown else part
