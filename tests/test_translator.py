@@ -171,7 +171,7 @@ def test_misuse_is_said_in_a_sentence() -> None:
         translator.translate(["w1", 7])
     with pytest.raises(DataError, match=r"^line 2 contains half of a surrogate pair, '\\ud800'"):
         translator.translate(["w1", "w2 \ud800"])
-    with pytest.raises(DataError, match="^the prefix of line 1 contains half of a surrogate pair"):
+    with pytest.raises(DataError, match=r"^the prefix of line 1 contains half of a surrogate pair"):
         translator.translate(["w1"], prefixes=["\udfff"])
     for sources, references, message in (
         (None, ["w1"], "^sources must be a list of texts"),
