@@ -164,6 +164,11 @@ class PretrainedTokenizer(Tokenizer):
             The text.
         """
 
+    def special_text(self, index: int) -> str:
+        """See ``Tokenizer.special_text``."""
+        is_special = self.decode([index]) != self.decode([index], skip_special_tokens=False)
+        return self.dictionary.symbol(index) if is_special else ""
+
     def clean_up(self, text: str) -> str:
         """Remove spaces before English punctuation if the configuration sets ``clean_up_tokenization_spaces``."""
         if self.special.config.get("clean_up_tokenization_spaces"):
