@@ -28,8 +28,12 @@ MODULES = {
 }
 """For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
 
+_LONG = "a {} for long sources, whose encoder attends to parts of the source only, which seqgen does not support"
 _RELATIVES = {
     "nllb-moe": "a mixture of experts; the dense NLLB models (model_type m2m_100) are supported",
+    "switch_transformers": "a mixture of experts; the dense T5 models (model_type t5) are supported",
+    **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
+    **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
 }
 """What to say of model types that resemble supported ones."""
 
@@ -179,13 +183,9 @@ def architecture_of(config: JSONConfig) -> Architecture:
     kind = config.string("model_type")
     if kind not in MODULES:
         named = config.values.get("architectures")
-        what = str(named[0] if isinstance(named, list) and named else kind or "unnamed")[:100]
-        if kind in _RELATIVES:
-            raise CheckpointError(f"{config.path}: its architecture is {what}, {_RELATIVES[kind]}")
-        raise CheckpointError(
-            f"{config.path}: its architecture is {what}, which seqgen does not support; it supports the model types "
-            f"{', '.join(MODULES)}"
-        )
+        what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")
+        supported = f"which seqgen does not support; it supports the model types {', '.join(MODULES)}"
+        raise CheckpointError(f"{config.path}: {what} is {_RELATIVES.get(kind, f'an architecture {supported}')}")
     return _imported(MODULES[kind])
 
 

@@ -15,6 +15,7 @@ from seqgen.config import GenerationConfig, TrainConfig
 from seqgen.config_dicts import from_dict
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.generation.component import IDS, Resources
 from seqgen.generation.model_settings import TOOLKIT_LENGTH
 from seqgen.generation.rules import HUGGINGFACE
 from seqgen.models.huggingface_config import LARGEST, JSONConfig
@@ -205,8 +206,7 @@ class _Reader:
         """Tokens that are forbidden or forced."""
         values: dict[str, Any] = {}
         for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
-            ids = self._ids(theirs) + (self._bad_words()[1] if ours == "suppress" else [])
-            if ids:
+            if ids := self._ids(theirs):
                 values[ours] = [self._token(theirs, index) for index in ids]
         for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
             ids = self._ids(theirs)
@@ -240,7 +240,7 @@ class _Reader:
             values["stop_strings"] = (
                 [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
             )
-        if forbidden := self._sequences("bad_words_ids", self._bad_words()[0]):
+        if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
             values["bad_words"] = forbidden
         biased = []
         for pair in self._list("sequence_bias"):
@@ -264,18 +264,8 @@ class _Reader:
             )
         return value[0], float(number)
 
-    def _bad_words(self) -> tuple[list[Any], list[int]]:
-        """The sequences of ``bad_words_ids``, and those of its ids that are no texts: tokens such as padding.
-
-        As in transformers, end-of-sentence is left out.
-        """
-        sequences = self._list("bad_words_ids")
-        single = [ids for ids in sequences if self._is_sequence(ids) and len(ids) == 1 and not self._text(ids)]
-        ends = self._ids("eos_token_id") or [self.tokenizer.dictionary.eos()]
-        return [ids for ids in sequences if ids not in single], [ids[0] for ids in single if ids[0] not in ends]
-
     def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
-        """The texts of sequences of ids; a sequence is left out if its text is encoded as other ids."""
+        """Sequences of ids as texts, or as ids where no text is encoded as these; see ``Resources.sequence``."""
         texts = []
         for ids in sequences:
             if not self._is_sequence(ids):
@@ -283,23 +273,14 @@ class _Reader:
                 raise CheckpointError(
                     f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {last}"
                 )
-            if text := self._text(ids):
-                texts.append(text)
-            else:
-                self.notes.append(
-                    f"{self.config.path}: the ids {shown(ids)} of {name} are ignored, because no text is encoded as "
-                    "exactly these ids"
-                )
+            text = self.tokenizer.decode(ids)
+            is_text = list(self.tokenizer.encode(text)) == ids and self.tokenizer.dictionary.unk() not in ids
+            texts.append(text if is_text and not text.startswith(IDS) else IDS + " ".join(map(str, ids)))
         return texts
 
     def _is_sequence(self, ids: Any) -> bool:
         size = len(self.tokenizer.dictionary)
-        return isinstance(ids, list) and all(type(index) is int and 0 <= index < size for index in ids)
-
-    def _text(self, ids: list[int]) -> str:
-        """The text that is encoded as these ids; empty if there is none."""
-        text = self.tokenizer.decode(ids)
-        return text if list(self.tokenizer.encode(text)) == ids else ""
+        return isinstance(ids, list) and bool(ids) and all(type(i) is int and 0 <= i < size for i in ids)
 
     def _list(self, name: str) -> list[Any]:
         value = self.config.values.get(name)
@@ -365,15 +346,15 @@ def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder
 
 def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """The settings that are ids in the file and tokens or texts in seqgen."""
-    index = tokenizer.dictionary.index
+    index, sequence = tokenizer.dictionary.index, Resources(tokenizer.dictionary, tokenizer.encode).sequence
     values: Mapping[str, Any] = {
         "suppress_tokens": [index(token) for token in cfg.suppress],
         "begin_suppress_tokens": [index(token) for token in cfg.suppress_at_begin],
         "forced_bos_token_id": index(cfg.forced_first) if cfg.forced_first else None,
         "forced_eos_token_id": index(cfg.forced_last) if cfg.forced_last else None,
-        "bad_words_ids": [list(tokenizer.encode(text)) for text in cfg.bad_words],
+        "bad_words_ids": [list(sequence(text)) for text in cfg.bad_words],
         "sequence_bias": [
-            [list(tokenizer.encode(text)), float(bias)]
+            [list(sequence(text)), float(bias)]
             for text, _, bias in (item.rpartition("=") for item in cfg.sequence_bias)
         ],
         "eos_token_id": [tokenizer.dictionary.eos(), *map(index, cfg.end_symbols)] if cfg.end_symbols else None,

@@ -79,7 +79,7 @@ def files_of(name: str, **options: Any) -> dict[str, str | bytes]:
         options: those of ``sentencepiece_model``; ``separate`` for two vocabularies of Marian.
     """
     separate = options.pop("separate", False)
-    if name == "BartTokenizer":
+    if name in ("BartTokenizer", "RobertaTokenizer"):
         vocabulary, merges = byte_level()
         return {"vocab.json": vocabulary, "merges.txt": merges}
     if name == "PegasusTokenizer":

@@ -99,6 +99,7 @@ CASES = [
     for variant, config in {**COMMON, **OWN[name.removesuffix("Fast")]}.items()
     if not (name.startswith("Nllb") and variant == "further")
 ]
+CASES += [pytest.param(name, {}, id=name) for name in ("RobertaTokenizer", "RobertaTokenizerFast")]
 
 
 @pytest.mark.parametrize(("name", "config"), CASES)

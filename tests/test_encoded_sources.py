@@ -256,7 +256,7 @@ def test_encodings_of_another_architecture_are_refused() -> None:
         translator.translate(encoded)
     with pytest.raises(DataError, match="line 1 is encoded already"):
         translator.encode(encoded)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="one of them is of type EncodedSource"):
+    with pytest.raises(DataError, match="source, line 1 is of type EncodedSource"):
         next(translator.score(encoded, TEXTS[:1]))  # type: ignore[arg-type]
 
 

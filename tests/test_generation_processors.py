@@ -78,7 +78,8 @@ def allowed(sentence: int, written: Tensor) -> list[int]:
 
 
 BIASES = {(4,): 1.5, (5,): -2.0, (3, 4): 0.75, (4, 5): -1.0, (3, 4, 5): 2.5, (5, 5, 5): -3.0, (6, 3): 0.5}
-BAD_WORDS = [[4], [3, 5], [5, 6, 3], [EOS], [6, 6]]
+BIASES |= {(PAD, 4): 9.0}  # no sequence begins with the start token
+BAD_WORDS = [[4], [3, 5], [5, 6, 3], [EOS], [6, 6], [PAD, 3, 6], [PAD, 5]]
 
 # name: ours, theirs given the source without padding
 ORACLES: dict[str, tuple[LogitsProcessor, Callable[[Any, Tensor], Any]]] = {

@@ -186,8 +186,8 @@ def test_texts_without_a_tokenizer_are_tokens() -> None:
 
 
 def test_biases_of_one_text_add_up() -> None:
-    found = chain("huggingface", sequence_bias=["a=1.5", "a=2"], min_len=0)
-    assert apply_all(found, torch.zeros(2, VOCAB), context(0, 0, 1))[0, 3] == 3.5
+    found = chain("huggingface", sequence_bias=["a=1.5", "a=2", "ids:3=-1"], min_len=0)
+    assert apply_all(found, torch.zeros(2, VOCAB), context(0, 0, 1))[0, 3] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,7 @@ def test_biases_of_one_text_add_up() -> None:
         ({"suppress_at_begin": ["zz"]}, "generation.suppress_at_begin: 'zz' is not in the target vocabulary"),
         ({"forced_first": "zz"}, "generation.forced_first: 'zz' is not in the target vocabulary"),
         ({"bad_words": [""]}, "generation.bad_words: '' is empty"),
+        ({"bad_words": ["ids:3 999"]}, "generation.bad_words: 'ids:3 999' must have ids from 0 to"),
         ({"bad_words": ["az"]}, "generation.bad_words: 'az' has words or characters that are not in the target"),
         ({"sequence_bias": ["ab"]}, "generation.sequence_bias: 'ab' is not TEXT=BIAS"),
         ({"sequence_bias": ["ab=much"]}, "generation.sequence_bias: 'ab=much' is not TEXT=BIAS"),

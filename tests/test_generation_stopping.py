@@ -14,6 +14,7 @@ from torch import Tensor
 from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
@@ -61,28 +62,29 @@ def pieces() -> Any:
 
 
 STOPS = [["stop"], ["op"], [" t"], ["the top", "a"], ["o"], ["stopped at the hos"], ["t ", " stop"]]
+STOPS += [["<extra_id_1>"], ["o<extra_id_0>", "</s> t"]]
 
 
 @pytest.mark.parametrize("stops", STOPS, ids=str)
 def test_stop_strings_equal_transformers(stops: list[str], pieces: bytes, tmp_path: Any) -> None:
     """The same verdict as the original's on every history of three tokens, and on long random ones."""
     transformers = pytest.importorskip("transformers")
-    sentencepiece = pytest.importorskip("sentencepiece")
     (tmp_path / "spiece.model").write_bytes(pieces)
-    tokenizer = transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=0)
-    processor = sentencepiece.SentencePieceProcessor(model_proto=pieces)
-    theirs = transformers.generation.StopStringCriteria(tokenizer, stops)
-    ours = StopStrings(stops, processor.decode, processor.encode("abc"))
-    # special tokens, which an output's text leaves out, are not among them
-    ordinary = list(range(3, processor.vocab_size()))
-    some = ordinary[:: max(1, len(ordinary) // 14)]
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5TokenizerFast", "extra_ids": 2}')
+    tokenizer = load_pretrained_tokenizer(tmp_path)
+    theirs = transformers.generation.StopStringCriteria(
+        transformers.T5TokenizerFast(str(tmp_path / "spiece.model"), extra_ids=2), stops
+    )
+    (ours,) = stopping_from_config(GenerationConfig(stop_strings=stops), tokenizer.dictionary, tokenizer)
+    size = len(tokenizer.dictionary)
+    some = [*range(0, size - 2, size // 14), size - 2, size - 1]
     generator = torch.Generator().manual_seed(0)
     every = torch.tensor(list(itertools.product(some, repeat=3)))
-    drawn = torch.tensor(ordinary)[torch.randint(len(ordinary), (1500, 9), generator=generator)]
+    drawn = torch.randint(size, (1500, 9), generator=generator)
     for tokens in (every, drawn):
         wanted = theirs(tokens, torch.zeros(0))
         assert torch.equal(ours(tokens, context()), wanted)
-    assert 0 < int(wanted.sum()) < len(wanted) or stops == ["stopped at the hos"]
+    assert 0 < int(wanted.sum()) < len(wanted) or stops in (["stopped at the hos"], STOPS[-1])
 
 
 def test_stop_strings_in_written_text(pieces: bytes) -> None:

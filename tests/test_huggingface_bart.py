@@ -438,7 +438,7 @@ def decoded(loaded: LoadedModel, sources: Sequence[Sequence[int]]) -> list[list[
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {"max_length": 14, "num_beams": 1, "forced_bos_token_id": 11},
+    {"max_length": 14, "num_beams": 1, "forced_bos_token_id": 3, "bad_words_ids": [[3]]},
     {"max_length": 14, "num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.8, "no_repeat_ngram_size": 3},
     {"max_length": 9, "num_beams": 3, "num_return_sequences": 3, "early_stopping": True, "forced_bos_token_id": 11}
     | {"min_length": 4, "renormalize_logits": True, "repetition_penalty": 1.3},
@@ -467,7 +467,7 @@ def test_the_models_are_worth_decoding(tmp_path: Path) -> None:
         eos = loaded.task.target_dictionary.eos()
         found = decoded(loaded, [(*source, eos) for source in SOURCES])
         lengths |= {len(tokens) for hypotheses in found for tokens, _ in hypotheses}
-        assert loaded.generation["suppress"] == ["<pad>"]
+        assert loaded.generation["bad_words"] == [f"ids:{loaded.task.target_dictionary.pad()}", f"ids:{eos}"]
         assert loaded.generation["semantics"] == "huggingface"
     assert len(lengths) > 6, lengths
 

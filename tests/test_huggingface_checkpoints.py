@@ -20,6 +20,7 @@ from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError
 from seqgen.models.huggingface_checkpoint import save_pretrained
 from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface_generation import write_generation
 from seqgen.models.t5 import T5Model
 from seqgen.models.t5_huggingface import ARCHITECTURE
 from tests.commands import command
@@ -309,16 +310,17 @@ def test_texts_that_are_forbidden_or_biased(tmp_path: Path) -> None:
         folder,
         "generation_config.json",
         bad_words_ids=[ids, [0, 0]],
-        sequence_bias=[[ids, -2.5]],
+        sequence_bias=[[ids, -2.5], [[0], 1.5]],
         watermarking_config={"bias": 2},
         cache_implementation="quantized",
     )
     change_config(folder, torch_dtype="float8_e4m3fn")
     loaded = load_model(folder)
-    assert loaded.generation["bad_words"] == ["dog"]
-    assert loaded.generation["sequence_bias"] == ["dog=-2.5"]
+    assert loaded.generation["bad_words"] == ["dog", "ids:0 0"]
+    assert loaded.generation["sequence_bias"] == ["dog=-2.5", "ids:0=1.5"]
+    written = write_generation(GenerationConfig(**loaded.generation), loaded.task.target_tokenizer)
+    assert (written["bad_words_ids"], written["sequence_bias"]) == ([ids, [0, 0]], [[ids, -2.5], [[0], 1.5]])
     wanted = (
-        "the ids [0, 0] of bad_words_ids are ignored",
         "cache_implementation='quantized' is not supported and is ignored",
         "watermarking_config={'bias': 2} is not supported and is ignored",
         "has the dtype float8_e4m3fn, which is not supported; the weights become float32",

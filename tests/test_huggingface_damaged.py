@@ -44,13 +44,19 @@ def test_a_folder_with_half_of_the_shards(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_architecture(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "theirs", "t5")
-    change_config(folder, model_type="prophetnet", architectures=["ProphetNetForConditionalGeneration"])
-    said = "its architecture is ProphetNetForConditionalGeneration, which seqgen does not support; it supports"
-    assert said in refusal(folder)
-    change_config(folder, model_type="nllb-moe", architectures=["NllbMoeForConditionalGeneration"])
-    assert "its architecture is NllbMoeForConditionalGeneration, a mixture of experts; the dense" in refusal(folder)
+    for kind, named, message in (
+        (
+            "prophetnet",
+            "ProphetNetForConditionalGeneration",
+            "an architecture which seqgen does not support; it supports",
+        ),
+        ("nllb-moe", "NllbMoeForConditionalGeneration", "a mixture of experts; the dense"),
+        ("longt5", "T5ForConditionalGeneration", "a T5 for long sources, whose encoder attends to parts"),
+    ):
+        change_config(folder, model_type=kind, architectures=[named])
+        assert f"config.json: model_type='{kind}' ({named}) is {message}" in refusal(folder)
     change_config(folder, model_type="absent", architectures="absent")
-    assert "its architecture is unnamed" in refusal(folder)
+    assert "model_type='' is an architecture which seqgen does not support" in refusal(folder)
     change_config(folder, model_type=["t5"])
     assert "model_type is ['t5'], not a text" in refusal(folder)
     (folder / "config.json").write_text("{")

@@ -203,10 +203,10 @@ def test_these_keys_have_an_effect(name: str) -> None:
 
 
 def test_sequences_that_begin_in_the_prompt() -> None:
-    """A bias on a sequence of ids counts tokens of the prompt, but not its padding."""
+    """A bias on a sequence of ids counts tokens of the prompt, but neither the first one nor padding."""
     prompt = PROMPTS[0]
     first = original(0, [prompt])[0][0][0][0]
-    biases = {(prompt[-1], first): -torch.inf, (2, prompt[-1], 5): 4.0, (EOS, *prompt, 5): 9.0}
+    biases = {(prompt[-1], first): -torch.inf, (2, prompt[-1], 5): 4.0, (EOS, *prompt, 5): 9.0, (*prompt, 6): 9.0}
     got = decode(0, [PROMPTS[2], prompt], [SequenceBias(biases)])[1]
     (wanted,) = original(0, [prompt], sequence_bias=[[list(ids), bias] for ids, bias in biases.items()])
     assert got[0][0][0] != first

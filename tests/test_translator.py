@@ -164,12 +164,24 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 
 def test_misuse_is_said_in_a_sentence() -> None:
     translator = Translator(text_model())
-    with pytest.raises(DataError, match="not one text"):
+    with pytest.raises(DataError, match="must be a list of texts"):
         translator.translate("w1 w2")
-    with pytest.raises(DataError, match="not one text"):
+    with pytest.raises(DataError, match="must be a list of texts"):
         translator.stream("w1 w2")
     with pytest.raises(DataError, match="line 2 is of type int"):
         translator.translate(["w1", 7])
+    with pytest.raises(DataError, match=r"^line 2 contains half of a surrogate pair, '\\ud800'"):
+        translator.translate(["w1", "w2 \ud800"])
+    with pytest.raises(DataError, match=r"^the prefix of line 1 contains half of a surrogate pair"):
+        translator.translate(["w1"], prefixes=["\udfff"])
+    for sources, references, message in (
+        (None, ["w1"], "^sources must be a list of texts"),
+        (["w1"], None, "^references must be a list of texts"),
+        (["w1", None], ["w1", "w1"], "^source, line 2 is of type NoneType"),
+        (["w1", "w1"], ["w1", "\ud800"], "^reference, line 2 contains half of a surrogate pair"),
+    ):
+        with pytest.raises(DataError, match=message):
+            next(translator.score(sources, references))
     with pytest.raises(ConfigError, match="no model"):
         Translator([])
     with pytest.raises(CheckpointError, match="nothere"):
@@ -179,7 +191,7 @@ def test_misuse_is_said_in_a_sentence() -> None:
     with pytest.raises(DataError, match="2 sources"):
         list(translator.score(["w1", "w2"], ["w1"]))
     for sources, references in (("w1", ["w1", "w2"]), (["w1", "w2"], "w1"), ("w1", "w2")):
-        with pytest.raises(DataError, match="not one text"):
+        with pytest.raises(DataError, match="must be a list of texts"):
             list(translator.score(sources, references))
 
 

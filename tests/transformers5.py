@@ -125,6 +125,12 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
         "additional_special_tokens": SENTINELS,
     },
     "tokenizer-bytes_none": {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0},
+    "tokenizer-bart": {
+        "tokenizer_class": "BartTokenizer",
+        "add_prefix_space": True,
+        "clean_up_tokenization_spaces": True,
+    },
+    "tokenizer-umt5": _T5,
 }
 """What the ``tokenizer_config.json`` says that transformers 5 reads and then saves."""
 
@@ -142,6 +148,7 @@ TEXTS = [
     "a , dog . it 's , fun !",
     "  two  spaces \n\tand\u00a0more  ",
     "dog \x85",
+    "A <mask> dog",
     "cafe\u0301 \uff21 \U0001f600 \u4e2d <",
 ]
 IDS = [[5, 0, 9, 1], [39, 8, 2, 12, 38, 7], [3, 3, 4], [10, 1, 1, 6]]
@@ -167,6 +174,14 @@ def sentencepiece_model() -> bytes:
     return content.getvalue()
 
 
+def byte_level_files() -> dict[str, str]:
+    """A small byte-level byte-pair encoding in BART's layout; ``Ġ`` is a space."""
+    special, merged = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], ["Ġ", "Ċ", "do", "dog", "Ġdog", "Ġ."]
+    tokens = [*special, *sorted(set(TEXT) - set(" \n")), *merged]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    return {"vocab.json": json.dumps(vocabulary), "merges.txt": "#version: 0.2\nd o\ndo g\nĠ dog\nĠ .\n"}
+
+
 def texts(tokenizer: Any) -> dict[str, Any]:
     """What a tokenizer makes of fixed texts, and of ids."""
     encoded = [tokenizer(text).input_ids for text in TEXTS]
@@ -181,10 +196,15 @@ def write_tokenizer(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Let transformers 5 read a published tokenizer, save it, and encode with what it saved."""
     published = folder.with_name(f"{folder.name}-published")
     published.mkdir(parents=True)
-    if settings["tokenizer_class"] != "ByT5Tokenizer":
+    if settings["tokenizer_class"] == "BartTokenizer":
+        for name, content in byte_level_files().items():
+            (published / name).write_text(content)
+    elif settings["tokenizer_class"] != "ByT5Tokenizer":
         (published / "spiece.model").write_bytes(sentencepiece_model())
     (published / "tokenizer_config.json").write_text(json.dumps(settings))
     transformers.AutoTokenizer.from_pretrained(published).save_pretrained(folder)
+    if folder.name == "tokenizer-umt5":  # AutoTokenizer reads umT5's as a tokenizer without a class of its own
+        transformers.TokenizersBackend.from_pretrained(folder).save_pretrained(folder)
     return texts(transformers.AutoTokenizer.from_pretrained(folder))
 
 
@@ -208,7 +228,7 @@ def record(folder: Path) -> None:
         for seed, (name, head) in enumerate(few)
     }
     (folder / "logits.json").write_text(json.dumps(computed) + "\n")
-    kept = ("tokenizer-t5", "tokenizer-not_legacy", "tokenizer-prefix", "tokenizer-bytes_few")
+    kept = [f"tokenizer-{name}" for name in ("t5", "not_legacy", "prefix", "bytes_few", "bart")]
     read_texts = {name: write_tokenizer(folder / name, TOKENIZERS[name]) for name in kept}
     (folder / "texts.json").write_text(json.dumps(read_texts) + "\n")
     for published in folder.glob("*-published"):

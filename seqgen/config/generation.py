@@ -88,8 +88,10 @@ class GenerationConfig:
     suppress_at_begin: list[str] = option([], "tokens that are not generated at the first position")
     forced_first: str = option("", "token that every output begins with")
     forced_last: str = option("", "token that is forced when an output reaches its maximum length")
-    bad_words: list[str] = option([], "strings that are never generated")
-    sequence_bias: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+    bad_words: list[str] = option([], "strings, or ids:ID ID, that are never generated")
+    sequence_bias: list[str] = option(
+        [], "TEXT=BIAS, or ids:ID ID=BIAS: value added to the score of a token that would complete the text"
+    )
     no_repeat_ngram_size: int = option(
         0, "n-grams of this size occur at most once in an output; 0 for no limit", minimum=0
     )

@@ -53,6 +53,9 @@ MEMBER_LPROBS = "member_lprobs"
 LAYER_LOGITS = "layer_logits"
 """A need: the logits that the output layer gives to the output of each decoder layer."""
 
+IDS = "ids:"
+"""The beginning of an entry that consists of ids instead of text; see ``Resources.sequence``."""
+
 NEEDS = frozenset({FEATURES, ATTENTION, MEMBER_LOGITS, MEMBER_LPROBS, LAYER_LOGITS})
 
 
@@ -149,6 +152,22 @@ class Resources:
             why = "has words or characters that are not in the target vocabulary" if ids else "is empty"
             raise ConfigError(f"{text!r} {why}, so that the model never generates it; remove it")
         return ids
+
+    def sequence(self, entry: str) -> tuple[int, ...]:
+        """The ids of an entry of ``bad_words`` or ``sequence_bias``.
+
+        Args:
+            entry: a text; or ``ids:`` and ids of tokens, such as ``ids:7 31``, for sequences that no text gives.
+
+        Raises:
+            ConfigError: the model cannot generate the text, or an id is not in the vocabulary.
+        """
+        if not entry.startswith(IDS):
+            return self.phrase(entry)
+        words, size = entry.removeprefix(IDS).split(), len(self.dictionary)
+        if not words or not all(word.isdecimal() and int(word) < size for word in words):
+            raise ConfigError(f"{entry!r} must have ids from 0 to {size - 1} after {IDS!r}, such as '{IDS}7 31'")
+        return tuple(map(int, words))
 
 
 class Component(Flagged):

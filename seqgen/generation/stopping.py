@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,18 +103,27 @@ class StopStrings(StoppingRule):
     """Ends an output as soon as its text contains one of the given texts.
 
     Only occurrences that overlap the newest token count. With ``|`` between tokens, ``stop`` occurs in ``st|op`` and in
-    ``la|stopper``. Special tokens are not part of the text, so that they do not interrupt an occurrence.
+    ``la|stopper``. Special tokens are part of the text.
 
     Args:
         texts: the texts that end an output.
         decode: turns ids into text.
         before: ids of a text that is put before each output when it is decoded, so that the tokenizer keeps a space at
             the beginning of the output; stop texts are not searched in it.
+        special_text: turns the id of a special token, which ``decode`` leaves out, into its string, and any other id
+            into an empty one; by default, there are no special tokens.
     """
 
-    def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()):
+    def __init__(
+        self,
+        texts: Sequence[str],
+        decode: Callable[[Sequence[int]], str],
+        before: Sequence[int] = (),
+        special_text: Callable[[int], str] = lambda index: "",
+    ):
         self.texts = list(texts)
         self.decode, self.before = decode, list(before)
+        self._special_text = functools.cache(special_text)
         self._hidden = len(decode(self.before)) if self.before else 0
         # a token that is part of the text has at least one byte, so that this many tokens contain the longest text
         self._window = max(len(text.encode()) for text in self.texts)
@@ -149,7 +160,12 @@ class StopStrings(StoppingRule):
         return any(text.find(wanted, max(0, common - len(wanted) + 1)) >= 0 for wanted in self.texts)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self.decode([*self.before, *ids])[self._hidden :]
+        """The text of some tokens, each special token as its string."""
+        runs = itertools.groupby(ids, self._special_text)
+        return "".join(
+            special * len(list(run)) if special else self.decode([*self.before, *run])[self._hidden :]
+            for special, run in runs
+        )
 
 
 class Custom(StoppingRule):
@@ -193,7 +209,8 @@ def stopping_from_config(
             raise ConfigError("generation.stop_strings: an empty text would end every output at once; remove it")
         if tokenizer is None:
             raise ConfigError("generation.stop_strings needs the target tokenizer; use generation.end_symbols instead")
-        found.append(StopStrings(cfg.stop_strings, tokenizer.decode, tokenizer.encode("abc")))
+        of_text = (tokenizer.decode, tokenizer.encode("abc"), tokenizer.special_text)
+        found.append(StopStrings(cfg.stop_strings, *of_text))
     if cfg.max_time:
         found.append(TimeLimit(cfg.max_time))
     resources = Resources(dictionary, None if tokenizer is None else tokenizer.encode)

@@ -21,6 +21,8 @@ from seqgen.text.member_sources import MemberSource, source_text
 from seqgen.text.results import Translation
 from seqgen.text.text_model import TextModel
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 @dataclass
 class InputLine:
@@ -98,9 +100,8 @@ class InputEncoder:
         """
         encoded = line if isinstance(line, EncodedSource) else None
         text = line.text if isinstance(line, EncodedSource) else line
-        if not isinstance(text, str) or not isinstance(prefix, str):
-            wrong = prefix if isinstance(text, str) else text
-            raise DataError(f"line {number + 1} is of type {type(wrong).__name__}; give text")
+        check_text(text, f"line {number + 1}")
+        check_text(prefix, f"the prefix of line {number + 1}")
         if text.strip():
             text, languages = self.languages.read(number, text)
         else:
@@ -223,6 +224,22 @@ def _room(member: TextModel, source: Tensor) -> int | None:
     """The longest output of a source, end-of-sentence included; ``None`` if it does not depend on the source."""
     lengths = member.model.max_target_lengths(torch.tensor([len(source)]))
     return None if lengths is None else int(lengths[0])
+
+
+def check_text(text: object, where: str) -> None:
+    """Check that a line can be encoded.
+
+    Args:
+        text: the line.
+        where: what and where it is, for messages.
+
+    Raises:
+        DataError: it is not text, or contains half of a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise DataError(f"{where} is of type {type(text).__name__}; give text")
+    if half := _SURROGATE.search(text):
+        raise DataError(f"{where} contains half of a surrogate pair, {half[0]!r}, which is not a character; remove it")
 
 
 def alternatives(phrase: str) -> list[str]:

@@ -36,6 +36,7 @@ from seqgen.structures import Hypothesis
 from seqgen.task import Task
 from seqgen.text.details import Details
 from seqgen.text.encoded_source import EncodedSource
+from seqgen.text.input_line import check_text
 from seqgen.text.languages import begins_with_language, choose_themselves, chooses_itself, force_target_language
 from seqgen.text.object_settings import (
     KEYS_BY_ARGUMENT,
@@ -209,7 +210,7 @@ class Translator:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
             DataError: the numbers of texts and prefixes differ.
         """
-        _check_lists(texts, prefixes)
+        _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
         details = Details(return_attention, return_scores, return_hidden, return_internals)
         return list(self.prepare(details, streamer, **settings).translate(texts, prefixes))
 
@@ -227,7 +228,7 @@ class Translator:
             ConfigError: there are several models, or the model has no encoder.
             DataError: a line is empty.
         """
-        _check_lists(texts, None)
+        _check_lists(texts=texts)
         return self.prepare(**settings).encode(texts)
 
     def stream(
@@ -247,7 +248,7 @@ class Translator:
         Raises:
             ConfigError: a key is unknown, a value has the wrong type or range, or settings exclude each other.
         """
-        _check_lists(texts, prefixes)
+        _check_lists(texts=texts, prefixes=() if prefixes is None else prefixes)
         streamer = IteratorStreamer()
         return _listen(streamer, self.prepare(Details(), streamer, **settings).translate(texts, prefixes))
 
@@ -383,10 +384,7 @@ class Translator:
             ConfigError: another setting is given, or a language does not exist.
             DataError: the numbers of lines differ, or a line is longer than a model can process.
         """
-        if isinstance(sources, str) or isinstance(references, str):
-            raise DataError("sources and references are lists of texts, not one text; write [text]")
-        if wrong := next((line for line in (*sources, *references) if not isinstance(line, str)), None):
-            raise DataError(f"sources and references are texts, and one of them is of type {type(wrong).__name__}")
+        sources, references = _checked("source", sources), _checked("reference", references)
         if len(sources) != len(references):
             raise DataError(f"{len(sources)} sources cannot have {len(references)} references; give one for each")
         numbers = range(len(sources)) if numbers is None else numbers
@@ -414,6 +412,7 @@ class Translator:
                 model can read.
             DataError: a line is longer than a model can read.
         """
+        lines = _checked("text", lines)
         check_blocks(self.models, tokens_per_sample, context_window)
         if not tokens_per_sample:
             yield from self.score([""] * len(lines), lines, **settings)
@@ -442,9 +441,24 @@ class Translator:
         return TextScoring(self.members, cfg, scorer, self.device)
 
 
-def _check_lists(texts: Iterable[str | EncodedSource], prefixes: Iterable[str] | None) -> None:
-    if isinstance(texts, str) or isinstance(prefixes, str):
-        raise DataError("texts and prefixes are lists of texts, not one text; write [text]")
+def _check_lists(**lists: Any) -> None:
+    """Check that texts are given as lists or other iterables.
+
+    Raises:
+        DataError: an argument is one text, or cannot be iterated over.
+    """
+    for name, texts in lists.items():
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise DataError(f"{name} must be a list of texts, such as [text], not of type {type(texts).__name__}")
+
+
+def _checked(what: str, texts: Iterable[str]) -> list[str]:
+    """The lines of known targets or of their sources, which are checked."""
+    _check_lists(**{f"{what}s": texts})
+    lines = list(texts)
+    for number, line in enumerate(lines, start=1):
+        check_text(line, f"{what}, line {number}")
+    return lines
 
 
 def _listen(streamer: IteratorStreamer, translations: Iterator[Translation]) -> Iterator[StreamedText]:

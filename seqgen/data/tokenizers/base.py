@@ -123,6 +123,17 @@ class Tokenizer(ABC):
             The detokenized text.
         """
 
+    def special_text(self, index: int) -> str:
+        """The string of a special token, which ``decode`` leaves out.
+
+        Args:
+            index: its id.
+
+        Returns:
+            The string; empty for any other token, and for all tokens if the tokenizer does not implement this.
+        """
+        return ""
+
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """Encode many lines; a tokenizer that can do this faster than line by line overrides it.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import BPE
 
 from seqgen.data.pipeline_limits import check_growth, pipeline_errors
 from seqgen.data.tokenizers.files import FAST_FILE, MODEL_FILE, TokenizerFiles
@@ -35,8 +36,9 @@ class FastTokenizer(PretrainedTokenizer):
         pipeline.no_truncation()
         pipeline.no_padding()
         pipeline.encode_special_tokens = bool(special.config.get("split_special_tokens"))
-        with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
-            add_missing(pipeline, special)
+        if special.config.get("backend") != "tokenizers":  # version 5 of transformers, which sets it, saves all tokens
+            with pipeline_errors(f"{files.origin}: its added tokens cannot be used"):
+                add_missing(pipeline, special)
         tokens = {index: token for token, index in pipeline.get_vocab(with_added_tokens=True).items()}
         super().__init__(files, special, tokens, vocab_size)
 
@@ -54,6 +56,11 @@ class FastTokenizer(PretrainedTokenizer):
         with pipeline_errors(f"the tokenizer in {self.files.origin} cannot decode"):
             text = self._pipeline.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return self.clean_up(text)
+
+    def clean_up(self, text: str) -> str:
+        """See ``PretrainedTokenizer.clean_up``; version 5 of transformers does so only without byte-pair encoding."""
+        ignored = self.special.config.get("backend") == "tokenizers" and isinstance(self._pipeline.model, BPE)
+        return text if ignored else super().clean_up(text)
 
     def tokens_and_silent(self) -> tuple[list[str | None], set[int | None]]:
         """The token of each id, ``None`` for an unused one, and the ids without text: special and added tokens."""

@@ -82,8 +82,14 @@ CLASSES = {
 }
 """The classes by their names in ``tokenizer_config.json``."""
 
-ALIASES = {"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2}
+ALIASES = {
+    **{"MT5Tokenizer": SLOW, "MT5TokenizerFast": FAST, "GPT2Tokenizer": GPT2},
+    **{"RobertaTokenizer": "BartTokenizer", "RobertaTokenizerFast": "BartTokenizerFast"},
+}
 """Other class names of the same tokenizers."""
+
+ANY = "TokenizersBackend"
+"""The class that version 5 of ``transformers`` names for tokenizers without a class of their own, such as umT5's."""
 
 BY_MODEL = {
     "gpt2": GPT2,
@@ -157,6 +163,11 @@ class PretrainedTokenizer(Tokenizer):
         Returns:
             The text.
         """
+
+    def special_text(self, index: int) -> str:
+        """See ``Tokenizer.special_text``."""
+        is_special = self.decode([index]) != self.decode([index], skip_special_tokens=False)
+        return self.dictionary.symbol(index) if is_special else ""
 
     def clean_up(self, text: str) -> str:
         """Remove spaces before English punctuation if the configuration sets ``clean_up_tokenization_spaces``."""
@@ -237,14 +248,16 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int | None = None) -> Pr
 
 
 def with_class(files: TokenizerFiles, folder: Path) -> TokenizerFiles:
-    """The files of a tokenizer, whose configuration names a class; see ``load_pretrained_tokenizer``.
+    """The files of a tokenizer, whose configuration names one of ``CLASSES``; see ``load_pretrained_tokenizer``.
 
     Args:
         files: the files.
-        folder: the folder, whose ``config.json`` is read if the files name no class.
+        folder: the folder, whose ``config.json`` is read if the files name no class, or ``ANY``.
     """
     config = files.json(CONFIG_FILE)
-    if config.get("tokenizer_class") is not None:
+    if config.get("tokenizer_class") == ANY:
+        config["extra_ids"] = 0  # all sentinels are listed
+    elif config.get("tokenizer_class") is not None:
         return files
     model = _model_config(folder)
     by_model = BY_MODEL.get(str(model.get("model_type")), FAST)
@@ -335,7 +348,10 @@ def _readable(files: TokenizerFiles) -> TokenizerFiles:
     config = files.json(CONFIG_FILE)
     if "backend" not in config:
         return files
-    config.pop("add_prefix_space", None)  # version 5 ignores it; version 4 would convert spiece.model
+    if ALIASES.get(named := config["tokenizer_class"], named) in (SLOW, FAST):
+        config.pop("add_prefix_space", None)  # version 5 ignores it; version 4 would convert spiece.model
+    if files.json(FAST_FILE).get("model", {}).get("type") == "BPE":
+        config["clean_up_tokenization_spaces"] = False  # version 5 ignores it
     config["additional_special_tokens"] = config.pop("extra_special_tokens", [])
     return TokenizerFiles(files.origin, {**files.contents, CONFIG_FILE: to_json(config)})
 

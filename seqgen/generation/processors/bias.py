@@ -26,7 +26,9 @@ _ANY, _NOTHING = -1, -2
 class SequenceBiasConfig:
     """Configuration of the logits processor sequence_bias."""
 
-    biases: list[str] = option([], "TEXT=BIAS: value added to the score of a token that would complete the text")
+    biases: list[str] = option(
+        [], "TEXT=BIAS, or ids:ID ID=BIAS: value added to the score of a token that would complete the text"
+    )
 
 
 @register_logits_processor("sequence_bias", config=SequenceBiasConfig)
@@ -48,8 +50,13 @@ class SequenceBias(LogitsProcessor):
         self._biases = torch.tensor(list(biases.values()), dtype=torch.float64)
 
     @property
-    def token_attributes(self) -> tuple[str, ...] | None:  # type: ignore[override]
+    def can_merge(self) -> bool:  # type: ignore[override]
         """Biases of single tokens do not depend on the generated tokens."""
+        return self.longest == 1
+
+    @property
+    def token_attributes(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """See ``can_merge``."""
         return ("_last",) if self.longest == 1 else None
 
     @classmethod
@@ -57,7 +64,7 @@ class SequenceBias(LogitsProcessor):
         """See ``Component.build``; the biases of a text that is given twice are added."""
         found: dict[tuple[int, ...], float] = {}
         for text, bias in map(_text_and_bias, _at_least_one(cfg.biases)):
-            ids = resources.phrase(text)
+            ids = resources.sequence(text)
             found[ids] = found.get(ids, 0.0) + bias
         return cls(found)
 
@@ -67,6 +74,9 @@ class SequenceBias(LogitsProcessor):
         if self.longest > 1:
             tokens, padding = context.generated, context.generated_padding
             tokens = tokens if padding is None else tokens.masked_fill(padding, _NOTHING)
+            if context.counts_start:  # as in transformers, no sequence begins with the first token of all
+                first = (tokens != _NOTHING).int().argmax(1, keepdim=True)
+                tokens = tokens.scatter(1, first, _NOTHING)
             gains = gains.where(self._match_prefixes(tokens).to(lprobs.device), 0.0)  # (rows, sequences)
         last = self._last.to(lprobs.device)
         return lprobs.scatter_add_(1, last.expand(lprobs.size(0), -1), gains.expand(lprobs.size(0), -1))
@@ -84,7 +94,7 @@ class SequenceBias(LogitsProcessor):
 class BadWordsConfig:
     """Configuration of the logits processor bad_words."""
 
-    texts: list[str] = option([], "strings that are never generated")
+    texts: list[str] = option([], "strings, or ids:ID ID, that are never generated")
 
 
 @register_logits_processor("bad_words", config=BadWordsConfig)
@@ -105,7 +115,7 @@ class BadWords(SequenceBias):
     def build(cls, cfg: BadWordsConfig, resources: Resources) -> Self:  # type: ignore[override]
         """See ``Component.build``."""
         ends = [resources.dictionary.eos(), *resources.extra_end_tokens]
-        return cls([resources.phrase(text) for text in _at_least_one(cfg.texts)], ends)
+        return cls([resources.sequence(text) for text in _at_least_one(cfg.texts)], ends)
 
 
 def _text_and_bias(entry: str) -> tuple[str, float]:
