@@ -191,6 +191,20 @@ def test_links_lead_somewhere() -> None:
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
 
 
+NAMED = re.compile(
+    r"\b(?:benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
+)
+"""A file of the repository that a text names."""
+
+
+def test_named_files_exist() -> None:
+    folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
+    files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
+    missing = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
+    assert [(file, name) for file, name in missing if not (ROOT / name).exists()] == []
+
+
 def test_every_picture_is_shown_or_linked() -> None:
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     pictures = [path.name for pattern in ("*.svg", "plots/*.png") for path in (ROOT / "docs").glob(pattern)]
