@@ -120,10 +120,10 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
     for path in workplace.iterdir():
         (tmp_path / path.name).symlink_to(path)
     commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
-    if importlib.util.find_spec("ray") is None:  # the extra seqgen[ray] is not installed
+    if importlib.util.find_spec("ray") is None:
         commands = [line for line in commands if "engine=ray" not in line]
     if any(line.startswith("seqgen-export") for line in commands):
-        pytest.importorskip("onnxruntime", reason="the extra seqgen[export] is not installed")
+        pytest.importorskip("onnxruntime", reason="ONNX is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
     if trained:  # the page trains these runs itself
         (tmp_path / "runs").unlink()
@@ -197,12 +197,17 @@ NAMED = re.compile(
 """A file of the repository that a text names."""
 
 
-def test_named_files_exist() -> None:
+OTHER_PROJECT = re.compile(r"pip install[^\n]*\bseqgen|\bseqgen\[")
+"""What installs the package index's ``seqgen``, which is another project."""
+
+
+def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
     folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
     files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
-    missing = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
-    assert [(file, name) for file, name in missing if not (ROOT / name).exists()] == []
+    named = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
+    assert [(file, name) for file, name in named if not (ROOT / name).exists()] == []
+    assert [(str(file), found[0]) for file, text in texts.items() if (found := OTHER_PROJECT.search(text))] == []
 
 
 def test_every_picture_is_shown_or_linked() -> None:

@@ -12,7 +12,7 @@ combination.datastore=knn combination.interpolation=0.3 combination.temperature=
 
 Expect better outputs if the datastore has text like the input that the model was not trained on; tune w and T. The
 features are those after the last decoder layer (in the paper, the input of its feed-forward network). The search is
-exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install seqgen[knn]``).
+exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install faiss-cpu``).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KnnMT(ProbabilityMean):
             try:
                 import faiss  # type: ignore[import-not-found]
             except ImportError:
-                raise ConfigError("combination.index=faiss needs faiss; install faiss-cpu, or leave it out") from None
+                raise ConfigError("combination.index=faiss needs a package: pip install faiss-cpu") from None
             self.index = faiss.IndexFlatL2(self.features.size(1))
             self.index.add(self.features.float().numpy())
 
