@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import sys
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,9 @@ from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.member import Member
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.session import Session
 from seqgen.structures import DecoderOut
 from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
@@ -349,28 +350,13 @@ def _all(found: list[Translation]) -> list[Any]:
     return [item for line in found for item in line.hypotheses]
 
 
-def test_listed_hooks_are_those_of_the_code() -> None:
-    listed = hooks.of_page()
-    for name in [name for names in hooks.CLASSES.values() for name in names]:
-        cls = hooks.base_class(name)
-        assert cls.__name__ in listed, f"docs/extending.md lacks {name}; run python -m tests.hooks"
-        body = listed[cls.__name__].body
-        functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-        assert list(functions) == list(hooks.methods(cls)), f"{name}: run python -m tests.hooks"
-        assert [ast.unparse(node) for node in body if isinstance(node, ast.AnnAssign)] == hooks.flags(cls)
-        for method, function in functions.items():
-            attribute = inspect.getattr_static(cls, method)
-            real = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
-            wanted = inspect.signature(inspect.unwrap(real))
-            assert _signature(function, cls) == wanted, f"{name}.{method}: run python -m tests.hooks"
-    assert len(listed) == sum(len(names) for names in hooks.CLASSES.values())
-
-
-def _signature(function: ast.FunctionDef, cls: type) -> inspect.Signature:
-    function.decorator_list = []
-    namespace = dict(vars(sys.modules[cls.__module__]))
-    exec("from __future__ import annotations\n" + ast.unparse(function), namespace)
-    return inspect.signature(namespace[function.name])
+def test_the_reference_is_that_of_the_code() -> None:
+    assert hooks.PAGE.read_text(encoding="utf-8") == hooks.page(), "run python -m tests.hooks"
+    for cls in (Session, Member):
+        set_by_init = {
+            *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
+        }
+        assert set_by_init <= {*re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)}
 
 
 def test_examples_are_short() -> None:
