@@ -22,7 +22,7 @@ from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
-COMMANDS = ("seqgen-", "python -m examples.", "python -m benchmarks.scaling", "torchrun --standalone")
+COMMANDS = ("seqgen-", "python examples/", "python -m benchmarks.scaling", "torchrun --standalone")
 QUICK = [
     "optimization.max_update=3",
     "checkpoint.save_interval_updates=1",
@@ -51,7 +51,7 @@ def run(line: str) -> None:
     if ">" in words:  # the commands of a test write to standard output
         words = words[: words.index(">")]
     if words[0] in ("python", "torchrun"):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **({"PYTHONPATH": str(ROOT)} if "benchmarks.scaling" in words else {})}
         python = [sys.executable, *(["-m", "torch.distributed.run"] if words[0] == "torchrun" else []), *words[1:]]
         if "seqgen.cli.train" in words:
             python += [*QUICK, "task.train_size=200"]
@@ -208,6 +208,17 @@ def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
     named = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
     assert [(file, name) for file, name in named if not (ROOT / name).exists()] == []
     assert [(str(file), found[0]) for file, text in texts.items() if (found := OTHER_PROJECT.search(text))] == []
+
+
+IN_CHECKOUT = re.compile(r"(?:user_dir=|python )\[?examples/|-m benchmarks")
+"""A command that needs a file that is not installed."""
+
+
+def test_pages_say_which_commands_need_a_checkout() -> None:
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in pages.items() if IN_CHECKOUT.search(text) and " checkout of " not in text] == []
+    modules = "".join(pages.values()) + "".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
+    assert "python -m examples" not in modules, "a file also runs where the repository is not on Python's path"
 
 
 def test_every_picture_is_shown_or_linked() -> None:

@@ -157,8 +157,7 @@ def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
         ("dog " * 3000, 1, "but the model reads at most 1024; split the line\n"),
     ):
         shown = subprocess.run(
-            [sys.executable, "-m", "examples.onnx_greedy", str(output)],
-            cwd=ROOT,
+            [sys.executable, str(ROOT / "examples" / "onnx_greedy.py"), str(output)],
             input=given.encode(),
             capture_output=True,
             check=False,

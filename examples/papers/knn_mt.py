@@ -6,7 +6,7 @@ the token v. At every step, the k pairs N nearest to the features of the new pos
     p_kNN(y) ~ sum over (f_j, v_j) in N with v_j = y of exp(-|f_j - f|^2 / T)
     p(y)     = w p_kNN(y) + (1 - w) p_model(y)
 
-``python -m examples.papers.knn_mt path=runs/a source=train.en target=train.de datastore=knn`` builds the datastore.
+``python examples/papers/knn_mt.py path=runs/a source=train.en target=train.de datastore=knn`` builds the datastore.
 ``seqgen-generate common.user_dir=examples/papers/knn_mt.py path=runs/a input=test.en generation.combination=knn_mt
 combination.datastore=knn combination.interpolation=0.3 combination.temperature=10``
 
