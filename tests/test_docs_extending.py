@@ -17,6 +17,7 @@ from torch import Tensor
 
 from examples.extending import cache
 from examples.extending.combination import PowerMean
+from examples.extending.command import UnknownWordsConfig, main
 from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
@@ -26,6 +27,7 @@ from examples.extending.stateful_processor import FrequencyPenalty
 from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
+from seqgen.cli.command import run
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
@@ -344,6 +346,23 @@ def test_criterion(tmp_path: Path) -> None:
         *training_arguments(corpus(tmp_path / "DATA"), tmp_path / "run"), *SMALL_FCONV, "optimization.max_update=2",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
+
+
+def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("the dog\nthe ☃ dog ☃☃\n", encoding="utf-8")
+    text, path = f"input={tmp_path / 'text'}", f"path={runs / 'a'}"
+    for arguments, code, shown in (
+        ([path, text], 1, "line 2: ☃ ☃☃\n"),
+        ([path, f"input={runs / 'input'}"], 0, ""),
+        ([text], 2, "give path=RUN input=FILE\n"),
+        ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
+        (["--help", "input"], 0, "text file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(UnknownWordsConfig, main, "", arguments)
+        printed = capsys.readouterr()
+        assert ended.value.code == code
+        assert shown in printed.out + printed.err
 
 
 def _all(found: list[Translation]) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,6 +219,39 @@ def test_files_import_one_another(tmp_path: Path, given: str) -> None:
     forget()
     import_modules(modules)
     assert MODELS.entry("own_net").component.__module__ == registered
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+GALLERY = [
+    *(file for folder in ("", "extending", "papers") for file in sorted((EXAMPLES / folder).glob("[a-z]*.py"))),
+    *sorted(file.parent for file in (EXAMPLES / "papers").glob("*/__init__.py")),
+]
+"""Each file or folder that a user can copy."""
+
+
+def test_examples_import_nothing_of_the_checkout() -> None:
+    files = [file for path in GALLERY for file in ([path] if path.is_file() else path.glob("*.py"))]
+    imports = [line for file in files for line in re.findall(r"^\s*(?:from|import) .*", file.read_text(), re.MULTILINE)]
+    assert len(files) > 45
+    assert [line for line in imports if re.match(r"\s*(from|import) (examples|tests|benchmarks)\b", line)] == []
+
+
+@pytest.mark.slow
+def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
+    """Each is copied into a folder of its own; ``-P`` keeps the working directory off Python's path."""
+    for path in GALLERY:
+        (tmp_path / path.stem).mkdir()
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.stem / path.name)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom seqgen.user_files import _USER_FILES, import_user_dir\n"
+        "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
+        "assert 'examples' not in sys.modules"
+    )
+    copies = [str(tmp_path / path.stem / path.name) for path in GALLERY]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code, *copies], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow
