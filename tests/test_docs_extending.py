@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -376,6 +378,16 @@ def test_the_reference_is_that_of_the_code() -> None:
             *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
         }
         assert set_by_init <= {*re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)}
+
+
+def test_methods_that_a_subclass_implements_are_explained() -> None:
+    text = "".join((hooks.PAGE.parent / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
+    for cls in map(hooks.base_class, chain.from_iterable(hooks.CLASSES.values())):
+        methods = [node for node in hooks.definition(cls)[0].body if isinstance(node, ast.FunctionDef)]
+        abstract = [
+            node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
+        ]
+        assert [node.name for node in abstract if f"`{node.name}" not in text] == [], cls.__name__
 
 
 def test_examples_are_short() -> None:
