@@ -41,7 +41,7 @@ class _UserFiles(MetaPathFinder, Loader):
                 return name
         stem = name = _PREFIX + _own_name(file).replace(".", "_")
         number = 1
-        while name in self.files:
+        while name in self.files or name in sys.modules:
             number += 1
             name = f"{stem}_{number}"
         self.files[name] = file
