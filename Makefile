@@ -20,7 +20,7 @@ $(VENV)/installed: setup.py constraints.txt
 	touch $@
 
 demo: install
-	$(BIN)/python -m examples.demo
+	$(BIN)/python examples/demo.py
 
 # a process for each core, in which PyTorch has one thread
 TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile

@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
             runs = {name: partial(decode, keys, *work) for name, keys in DECODING.items()}
             if find_spec("ray") is None:
                 runs = {name: run for name, run in runs.items() if "Ray" not in name}
-                print("Ray is left out: the extra seqgen[ray] is not installed")
+                print("Ray is left out, since it is not installed")
             alternate(runs, given.rounds, "lines/s")
 
 

@@ -211,8 +211,7 @@ def import_plugins(overrides: Sequence[str]) -> list[str]:
             ) from error
     given = text_values(overrides, "common.user_dir")
     paths = [path for item in given for path in (_recorded(overrides) if item == RECORDED else [item])]
-    for path in paths:
-        import_user_dir(Path(path))
+    import_user_dir(*map(Path, paths))
     return [f"common.user_dir={text_list(paths)}"] if RECORDED in given else []
 
 

@@ -1,6 +1,6 @@
 """The demo: train three models on the built-in example, decode with each and with all together, print the scores.
 
-It runs the seqgen commands and prints each of them; ``make demo`` or ``python -m examples.demo [FOLDER]`` starts it.
+It runs the seqgen commands and prints each of them; ``make demo`` or ``python examples/demo.py [FOLDER]`` starts it.
 """
 
 from __future__ import annotations

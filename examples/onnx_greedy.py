@@ -1,6 +1,6 @@
 """Greedy decoding of a model that ``seqgen-export`` has written, without PyTorch: only onnxruntime and numpy.
 
-``python -m examples.onnx_greedy DIR < FILE`` prints one output for each line of the file.
+``python examples/onnx_greedy.py DIR < FILE`` prints one output for each line of the file.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ExportedModel:
 def main() -> None:
     """Decode standard input; the output of an empty line is empty."""
     if len(sys.argv) != 2 or not Path(sys.argv[1], "step.onnx").is_file():
-        sys.exit("usage: python -m examples.onnx_greedy DIR, a folder that seqgen-export has written, with ONNX files")
+        sys.exit("usage: python examples/onnx_greedy.py DIR, a folder that seqgen-export has written, with ONNX files")
     model = ExportedModel(Path(sys.argv[1]))
     lines = sys.stdin.read().split("\n")
     try:

@@ -2,8 +2,8 @@
 
 For comparison, a second model is trained on the two tasks without pretraining.
 
-    python -m examples.t5_from_scratch                          # the names of numbers, into runs/t5_from_scratch
-    python -m examples.t5_from_scratch --data DATA/multi30k --train train --valid val --test test_2016_flickr
+    python examples/t5_from_scratch.py                          # the names of numbers, into runs/t5_from_scratch
+    python examples/t5_from_scratch.py --data DATA/multi30k --train train --valid val --test test_2016_flickr
 
 The script runs the seqgen commands and prints each of them. ``--data`` names a folder of parallel text, such as
 ``train.en`` and ``train.de``, plain or ``.gz``. The model is pretrained on both sides as raw text. It is fine-tuned on

@@ -8,10 +8,13 @@ The recorded files are not imported automatically: decoding imports them only wi
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from seqgen.config import GenerationConfig
@@ -21,72 +24,96 @@ from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry
 _PREFIX = "seqgen_user_"
 
 
-def import_user_dir(path: Path) -> None:
-    """Import a Python file or a folder.
+class _UserFiles(MetaPathFinder, Loader):
+    """Finds the user's files, as modules ``seqgen_user_NAME``, and by their own names, so that they can import another.
+
+    It is asked last: an installed module with the name of a file is not hidden by it.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        """The file of each module."""
+
+    def add(self, file: Path) -> str:
+        """Give a file the name of a module; its own name, if several files have it, is that of the last one."""
+        for name, known in self.files.items():
+            if known == file:
+                return name
+        stem = name = _PREFIX + _own_name(file).replace(".", "_")
+        number = 1
+        while name in self.files or name in sys.modules:
+            number += 1
+            name = f"{stem}_{number}"
+        self.files[name] = file
+        return name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``importlib``."""
+        if (file := self.files.get(fullname)) is not None:
+            folder = [str(file.parent)] if file.name == "__init__.py" else None
+            return spec_from_file_location(fullname, file, submodule_search_locations=folder)
+        return spec_from_loader(fullname, self) if self._called(fullname) else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """A module that is imported by its own name is the same as ``seqgen_user_NAME``."""
+        sys.modules[module.__name__] = importlib.import_module(self._called(module.__name__))
+
+    def _called(self, own_name: str) -> str:
+        """The module of the file with this name; empty if there is none."""
+        files = reversed(self.files.items())
+        return next((name for name, file in files if name.startswith(_PREFIX) and _own_name(file) == own_name), "")
+
+
+_USER_FILES = _UserFiles()
+sys.meta_path.append(_USER_FILES)
+
+
+def _own_name(file: Path) -> str:
+    return file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def import_user_dir(*paths: Path) -> None:
+    """Import Python files and folders, which can import one another by their names.
 
     Args:
-        path: the file or folder. A folder with an ``__init__.py`` is imported as a package; of other folders, each
+        paths: the files and folders. A folder with an ``__init__.py`` is imported as a package; of other folders, each
             Python file is imported.
 
     Raises:
-        ConfigError: there is no Python file at this path, or a file fails to import.
+        ConfigError: there is no Python file at a path, or a file fails to import.
     """
-    if (path / "__init__.py").is_file():
-        files = [path / "__init__.py"]
-    elif path.is_dir():
-        files = sorted(path.glob("*.py"))
-    else:
-        files = [path] if path.is_file() else []
-    if not files:
-        raise ConfigError(f"common.user_dir={path}: no such Python file, and no folder that contains Python files")
-    for file in files:
-        _import_user_file(file)
-
-
-def _import_user_file(file: Path) -> None:
     imported = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    if str(file.resolve()) in imported:
-        return  # imported already, under any name: a second import would register its components twice
-    stem = _PREFIX + (file.resolve().parent.name if file.name == "__init__.py" else file.stem)
-    name, number = stem, 1
-    while name in sys.modules:  # a file with the same name in another folder
-        number += 1
-        name = f"{stem}_{number}"
-    try:
-        import_file(name, file.resolve())
-    except UserError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"common.user_dir: {file} fails to import: {type(error).__name__}: {error}") from error
+    files = [file for path in paths for file in _python_files(path)]
+    # a file that is imported already, under any name, is left out: it would register its components twice
+    names = {_USER_FILES.add(file.resolve()): file for file in files if str(file.resolve()) not in imported}
+    for name, file in names.items():
+        try:
+            importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"common.user_dir: {file} fails to import: {type(error).__name__}: {error}") from error
 
 
-def import_file(name: str, file: Path) -> None:
-    """Import a file as a module; an ``__init__.py`` is imported as a package.
-
-    Args:
-        name: name of the module.
-        file: the file.
+def _python_files(path: Path) -> list[Path]:
+    """The files to import for a path.
 
     Raises:
-        ImportError: the file is not a Python file.
-        Exception: any error that the file's code raises.
+        ConfigError: there is none.
     """
-    folder = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {name} from {file}, which is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    if (path / "__init__.py").is_file():
+        return [path / "__init__.py"]
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() and file.suffix == ".py" for file in files):
+        raise ConfigError(f"common.user_dir={path}: no such Python file, and no folder that contains Python files")
+    return files
 
 
 def user_modules() -> list[tuple[str, str]]:
-    """Name and file of each module that ``import_user_dir`` has imported, in the order of import."""
-    return [(name, _file_of(name)) for name in sys.modules if name.startswith(_PREFIX) and "." not in name]
+    """Name and file of each module that ``import_user_dir`` has imported, in the order in which they were given."""
+    return [(name, str(file)) for name, file in _USER_FILES.files.items() if name in sys.modules]
 
 
 def modules_of(components: Iterable[type]) -> list[tuple[str, str]]:
@@ -111,11 +138,10 @@ def import_modules(modules: Iterable[tuple[str, str]]) -> None:
     Args:
         modules: results of ``user_modules`` and ``modules_of`` there. Each is imported by name, or else from its file.
     """
-    for name, file in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            import_file(name, Path(file))
+    modules = list(modules)
+    _USER_FILES.files.update((name, Path(file)) for name, file in modules if file)
+    for name, _ in modules:
+        importlib.import_module(name)
 
 
 def _file_of(module: str) -> str:

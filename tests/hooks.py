@@ -1,6 +1,6 @@
-"""The list of hooks in docs/extending.md: public methods and flags of the base classes, read from their source.
+"""docs/extending-reference.md: the base classes and the values that components receive, read from their source.
 
-``python -m tests.hooks`` updates the page.
+``python -m tests.hooks`` writes the page.
 """
 
 from __future__ import annotations
@@ -8,17 +8,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
-BEGIN, END = "<!-- hooks: written by `python -m tests.hooks` -->\n", "<!-- end of hooks -->\n"
+PAGE = Path(__file__).parent.parent / "docs" / "extending-reference.md"
 
 CLASSES = {
-    "Decoding": (
+    "Decoding components": (
         "seqgen.generation.component:Component",
         "seqgen.generation.search.base:Search",
         "seqgen.generation.processors.base:LogitsProcessor",
@@ -33,22 +29,65 @@ CLASSES = {
         "seqgen.text.mbr:NgramUtility",
         "seqgen.text.rerank:Reranker",
     ),
+    "What decoding components receive and return": (
+        "seqgen.generation.component:Resources",
+        "seqgen.generation.component:BatchInfo",
+        "seqgen.generation.context:StepContext",
+        "seqgen.generation.context:Sentences",
+        "seqgen.generation.context:StepOutputs",
+        "seqgen.generation.context:LayerLogits",
+        "seqgen.generation.candidates:Candidates",
+        "seqgen.generation.observers:StepRecord",
+        "seqgen.generation.observers:Outcome",
+        "seqgen.generation.observers:Places",
+        "seqgen.generation.observers:Forbidden",
+        "seqgen.structures:Hypothesis",
+        "seqgen.text.results:Translation",
+        "seqgen.text.results:TextHypothesis",
+    ),
+    "The decoding loop": (
+        "seqgen.generation.session:Session",
+        "seqgen.generation.session:StepScores",
+        "seqgen.generation.setup:DecodingSetup",
+        "seqgen.generation.setup:DecodingRequest",
+        "seqgen.generation.ensemble.member:Member",
+        "seqgen.generation.ensemble.member:MemberOutput",
+    ),
     "Models": (
         "seqgen.encoder:Encoder",
         "seqgen.decoder:Decoder",
         "seqgen.decoder:IncrementalDecoder",
         "seqgen.model:EncoderDecoderModel",
         "seqgen.incremental_state:StatefulModule",
+        "seqgen.models.transformer:TransformerEncoder",
+        "seqgen.models.transformer:TransformerDecoder",
         "seqgen.modules.kv_cache.protocol:KeyValueCache",
+    ),
+    "What models receive and return": (
+        "seqgen.structures:EncoderOut",
+        "seqgen.structures:DecoderOut",
+        "seqgen.structures:Source",
+        "seqgen.modules.masks:QueryPositions",
+        "seqgen.modules.kv_cache.protocol:KeysAndValues",
+        "seqgen.modules.kv_cache.protocol:Attended",
     ),
     "Data and training": (
         "seqgen.data.tokenizers.base:Tokenizer",
         "seqgen.task:Task",
+        "seqgen.structures:Batch",
         "seqgen.training.criteria:Criterion",
+        "seqgen.training.criteria:CriterionOut",
         "seqgen.training.lr_schedulers:LRScheduler",
     ),
 }
-"""The base classes under each heading of the page."""
+"""The classes under each heading of the page."""
+
+INTRODUCTION = """# Reference of base classes and values
+
+The classes that [extending.md](extending.md) mentions: each with its description, its attributes, and its methods with
+the first line of their descriptions; the source has the arguments of each method. `python -m tests.hooks` writes this
+page.
+"""
 
 
 def base_class(name: str) -> type:
@@ -58,70 +97,56 @@ def base_class(name: str) -> type:
     return found
 
 
-def methods(cls: type) -> dict[str, ast.FunctionDef]:
-    """The public methods that a class defines itself, and ``__call__``."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    functions = [node for node in body.body if isinstance(node, ast.FunctionDef)]
-    return {node.name: node for node in functions if node.name == "__call__" or not node.name.startswith("_")}
+def definition(cls: type) -> tuple[ast.ClassDef, list[str]]:
+    """The syntax tree of a class, and the lines of its source."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    return node, source.splitlines()
 
 
-def flags(cls: type) -> list[str]:
-    """The annotated attributes with a default that a class defines itself, such as ``additive: bool = False``."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    declared = [node for node in body.body if isinstance(node, ast.AnnAssign) and node.value is not None]
-    return [ast.unparse(node) for node in declared if ast.unparse(node.target) != "flags"]
+def is_public(node: ast.stmt) -> bool:
+    """Whether the definition of a method or attribute belongs on the page."""
+    if isinstance(node, ast.FunctionDef):
+        return not node.name.startswith("_") or node.name == "__call__"
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        return not name.startswith("_") and name != "flags"
+    return False
 
 
-def stub(name: str) -> str:
-    """The class with its flags, and each method with its signature and the first line of its docstring."""
-    cls = base_class(name)
-    file = Path(inspect.getfile(cls)).relative_to(PAGE.parent.parent)
-    bases = [base.__name__ for base in cls.__bases__ if base is not object and base.__name__ != "Protocol"]
-    lines = [f"class {cls.__name__}{'(' + ', '.join(bases) + ')' if bases else ''}:  # {file}"]
-    lines += [f"    {flag}" for flag in flags(cls)]
-    for function in methods(cls).values():
-        lines += [""] if len(lines) > 1 else []
-        lines += [
-            f"    @{ast.unparse(item)}" for item in function.decorator_list if ast.unparse(item) != "torch.no_grad()"
-        ]
-        returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-        lines.append(f"    def {function.name}({ast.unparse(function.args)}){returns}:")
-        lines.append(f'        """{(ast.get_docstring(function) or "").splitlines()[0]}"""')
-    return _formatted("\n".join(lines) + "\n")
+def stub(cls: type) -> str:
+    """The class with its docstring and attributes, and its methods with the first line of their docstrings."""
+    node, source = definition(cls)
+    lines = source[node.lineno - 1 : node.body[0].lineno - 1]
+    shown = True
+    for child in node.body:
+        # a docstring is shown with what it describes
+        shown = (isinstance(child, ast.Expr) and shown) or is_public(child)
+        if not shown:
+            continue
+        first, last = child.lineno, child.end_lineno
+        if isinstance(child, ast.FunctionDef):
+            first = min([first, *(decorator.lineno for decorator in child.decorator_list)])
+            last = child.body[0].lineno - 1
+        lines += [""] if not source[first - 2].strip() else []
+        lines += source[first - 1 : last]
+        if isinstance(child, ast.FunctionDef):
+            lines.append(f'        """{(ast.get_docstring(child) or "").splitlines()[0]}"""')
+    return "\n".join(lines)
 
 
-def _formatted(code: str) -> str:
-    """Code in the layout that ``ruff format`` gives the page."""
-    command = [sys.executable, "-m", "ruff", "format", f"--stdin-filename={PAGE.with_suffix('.py')}", "-"]
-    return subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout
-
-
-def listing() -> str:
-    """The text of the list."""
-    parts = []
+def page() -> str:
+    """The text of the page."""
+    parts = [INTRODUCTION]
     for heading, names in CLASSES.items():
-        parts.append(f"### {heading}\n")
-        parts += [f"```python\n{stub(name)}```\n" for name in names]
+        parts.append(f"## {heading}\n")
+        for name in names:
+            cls = base_class(name)
+            file = Path(inspect.getfile(cls)).relative_to(PAGE.parent.parent)
+            parts.append(f"### {cls.__name__}\n\n[{file}](../{file})\n\n```python\n{stub(cls)}\n```\n")
     return "\n".join(parts)
 
 
-def of_page() -> dict[str, ast.ClassDef]:
-    """The classes in the list of the page, by name."""
-    text = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    classes = [node for block in blocks for node in ast.parse(block).body if isinstance(node, ast.ClassDef)]
-    return {node.name: node for node in classes}
-
-
-def write() -> None:
-    """Replace the list in the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    found = re.search(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, re.DOTALL)
-    assert found is not None
-    PAGE.write_text(text.replace(found[0], f"{BEGIN}\n{listing()}\n{END}"), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    PAGE.write_text(page(), encoding="utf-8")

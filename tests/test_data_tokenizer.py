@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer, load_tokenizer, save_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
-from seqgen.data.tokenizers.sentencepiece_training import T5_IDS, train_sentencepiece
+from seqgen.data.tokenizers.sentencepiece_training import train_sentencepiece
 from seqgen.errors import ConfigError, DataError
 
 TEXT = [f"{a} {b} {c}" for a in ("one", "two", "three") for b in ("red", "green", "blue") for c in ("cats", "dogs")]
@@ -185,17 +185,3 @@ def test_fairseq_oracle() -> None:
         assert [*tokenizer.encode(record["source"]), dictionary.eos()] == record["src_tokens"]
         for hypothesis in record["hypotheses"]:
             assert tokenizer.decode(hypothesis["tokens"]) == hypothesis["text"]
-
-
-def test_the_former_name_of_a_models_own_vocabulary(tmp_path: Path) -> None:
-    path = tmp_path / "sentencepiece.model"
-    path.write_bytes(train_sentencepiece(TEXT, vocab_size=22, special_ids=T5_IDS))
-    with pytest.warns(DeprecationWarning, match=r"is now SentencePieceTokenizer\(read_model\(path\)\)\.dictionary"):
-        former = Dictionary.from_sentencepiece(path)
-    assert former == SentencePieceTokenizer(path.read_bytes()).dictionary
-    assert former.special_ids == {"pad": 0, "eos": 1, "unk": 2, "bos": None}
-    with (
-        pytest.raises(DataError, match="there is no SentencePiece model"),
-        pytest.warns(DeprecationWarning, match="is now"),
-    ):
-        Dictionary.from_sentencepiece(tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -65,6 +66,13 @@ def decode(spy: Spy, debug: dict[str, Any]) -> SequenceGenerator:
     lines = [" ".join(f"w{(7 * line + 5 * word) % 19}" for word in range(1 + line % 5)) for line in range(24)]
     translator.translate(lines, observers=[spy], **settings)
     return translator.prepare(**settings).generator
+
+
+def test_the_page_has_a_switch_for_each_optimization() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "fast-decoding.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[3] for line in page.splitlines() if line.startswith("|")][2:]
+    assert [row for row in rows if re.search(r"`(debug|common|generation)\.", row) is None] == []
+    assert {field.name for field in fields(DebugConfig)} == {*re.findall(r"`debug\.(\w+)", "".join(rows))}
 
 
 def test_every_switch_is_tried() -> None:

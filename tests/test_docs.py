@@ -22,7 +22,7 @@ from tests.pretrained_folders import write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({page.relative_to(ROOT).as_posix() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]})
-COMMANDS = ("seqgen-", "python -m examples.", "python -m benchmarks.scaling", "torchrun --standalone")
+COMMANDS = ("seqgen-", "python examples/", "python -m benchmarks.scaling", "torchrun --standalone")
 QUICK = [
     "optimization.max_update=3",
     "checkpoint.save_interval_updates=1",
@@ -51,7 +51,7 @@ def run(line: str) -> None:
     if ">" in words:  # the commands of a test write to standard output
         words = words[: words.index(">")]
     if words[0] in ("python", "torchrun"):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **({"PYTHONPATH": str(ROOT)} if "benchmarks.scaling" in words else {})}
         python = [sys.executable, *(["-m", "torch.distributed.run"] if words[0] == "torchrun" else []), *words[1:]]
         if "seqgen.cli.train" in words:
             python += [*QUICK, "task.train_size=200"]
@@ -123,10 +123,10 @@ def test_shown_commands_run(page: str, workplace: Path, tmp_path: Path, monkeypa
     for path in workplace.iterdir():
         (tmp_path / path.name).symlink_to(path)
     commands = [line for line in shown_commands(page) if not COMPONENT.match(line)]
-    if importlib.util.find_spec("ray") is None:  # the extra seqgen[ray] is not installed
+    if importlib.util.find_spec("ray") is None:
         commands = [line for line in commands if "engine=ray" not in line]
     if any(line.startswith("seqgen-export") for line in commands):
-        pytest.importorskip("onnxruntime", reason="the extra seqgen[export] is not installed")
+        pytest.importorskip("onnxruntime", reason="ONNX is not installed")
     trained = {match for line in commands for match in re.findall(r"run_dir=(\S+)", line)}
     if trained:  # the page trains these runs itself
         (tmp_path / "runs").unlink()
@@ -192,6 +192,36 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+
+
+NAMED = re.compile(
+    r"\b(?:benchmarks|cli|docs|examples|models|seqgen|tasks|tests)/[a-z0-9_/.-]+\.(?:py|md|yaml|js|svg)\b"
+)
+"""A file of the repository that a text names."""
+
+
+OTHER_PROJECT = re.compile(r"pip install[^\n]*\bseqgen|\bseqgen\[")
+"""What installs the package index's ``seqgen``, which is another project."""
+
+
+def test_named_files_exist_and_no_package_of_another_project_is_named() -> None:
+    folders = ("benchmarks", "cli", "docs", "examples", "models", "seqgen", "tasks", "tests")
+    files = [ROOT / "README.md", *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".md", ".py", ".yaml", ".js")}
+    named = [(str(file), name) for file, text in texts.items() for name in NAMED.findall(text)]
+    assert [(file, name) for file, name in named if not (ROOT / name).exists()] == []
+    assert [(str(file), found[0]) for file, text in texts.items() if (found := OTHER_PROJECT.search(text))] == []
+
+
+IN_CHECKOUT = re.compile(r"(?:user_dir=|python )\[?examples/|-m benchmarks")
+"""A command that needs a file that is not installed."""
+
+
+def test_pages_say_which_commands_need_a_checkout() -> None:
+    pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page, text in pages.items() if IN_CHECKOUT.search(text) and " checkout of " not in text] == []
+    modules = "".join(pages.values()) + "".join(file.read_text() for file in (ROOT / "examples").rglob("*.py"))
+    assert "python -m examples" not in modules, "a file also runs where the repository is not on Python's path"
 
 
 def test_every_picture_is_shown_or_linked() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import sys
+import re
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from examples.extending import cache
 from examples.extending.combination import PowerMean
+from examples.extending.command import UnknownWordsConfig, main
 from examples.extending.criterion import FocalConfig, FocalCriterion
 from examples.extending.logits_processor import WordReward
 from examples.extending.member import Blind, decode
@@ -27,11 +29,14 @@ from examples.extending.stateful_processor import FrequencyPenalty
 from examples.extending.stopping_rule import LoopRule
 from examples.extending.tokenizer import CAPITAL, CasedWordTokenizer
 from examples.extending.utility import WordF1
+from seqgen.cli.command import run
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.base import load_tokenizer, save_tokenizer
 from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.member import Member
 from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.session import Session
 from seqgen.structures import DecoderOut
 from seqgen.text.mbr import by_expected_utility, expected_utilities
 from seqgen.text.results import Translation
@@ -345,32 +350,44 @@ def test_criterion(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
 
 
+def test_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("the dog\nthe ☃ dog ☃☃\n", encoding="utf-8")
+    text, path = f"input={tmp_path / 'text'}", f"path={runs / 'a'}"
+    for arguments, code, shown in (
+        ([path, text], 1, "line 2: ☃ ☃☃\n"),
+        ([path, f"input={runs / 'input'}"], 0, ""),
+        ([text], 2, "give path=RUN input=FILE\n"),
+        ([path, text, "inptu=x"], 2, "did you mean 'input'?"),
+        (["--help", "input"], 0, "text file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(UnknownWordsConfig, main, "", arguments)
+        printed = capsys.readouterr()
+        assert ended.value.code == code
+        assert shown in printed.out + printed.err
+
+
 def _all(found: list[Translation]) -> list[Any]:
     return [item for line in found for item in line.hypotheses]
 
 
-def test_listed_hooks_are_those_of_the_code() -> None:
-    listed = hooks.of_page()
-    for name in [name for names in hooks.CLASSES.values() for name in names]:
-        cls = hooks.base_class(name)
-        assert cls.__name__ in listed, f"docs/extending.md lacks {name}; run python -m tests.hooks"
-        body = listed[cls.__name__].body
-        functions = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
-        assert list(functions) == list(hooks.methods(cls)), f"{name}: run python -m tests.hooks"
-        assert [ast.unparse(node) for node in body if isinstance(node, ast.AnnAssign)] == hooks.flags(cls)
-        for method, function in functions.items():
-            attribute = inspect.getattr_static(cls, method)
-            real = attribute.fget if isinstance(attribute, property) else getattr(attribute, "__func__", attribute)
-            wanted = inspect.signature(inspect.unwrap(real))
-            assert _signature(function, cls) == wanted, f"{name}.{method}: run python -m tests.hooks"
-    assert len(listed) == sum(len(names) for names in hooks.CLASSES.values())
+def test_the_reference_is_that_of_the_code() -> None:
+    assert hooks.PAGE.read_text(encoding="utf-8") == hooks.page(), "run python -m tests.hooks"
+    for cls in (Session, Member):
+        set_by_init = {
+            *re.findall(r"self\.([a-z]\w*)(?=(?:, self\.\w+)*(?:: .+?)? = )", inspect.getsource(cls.__init__))
+        }
+        assert set_by_init <= {*re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)}
 
 
-def _signature(function: ast.FunctionDef, cls: type) -> inspect.Signature:
-    function.decorator_list = []
-    namespace = dict(vars(sys.modules[cls.__module__]))
-    exec("from __future__ import annotations\n" + ast.unparse(function), namespace)
-    return inspect.signature(namespace[function.name])
+def test_methods_that_a_subclass_implements_are_explained() -> None:
+    text = "".join((hooks.PAGE.parent / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
+    for cls in map(hooks.base_class, chain.from_iterable(hooks.CLASSES.values())):
+        methods = [node for node in hooks.definition(cls)[0].body if isinstance(node, ast.FunctionDef)]
+        abstract = [
+            node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
+        ]
+        assert [node.name for node in abstract if f"`{node.name}" not in text] == [], cls.__name__
 
 
 def test_examples_are_short() -> None:

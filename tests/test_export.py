@@ -28,7 +28,7 @@ from tests.test_docs import ROOT
 
 EXPORTED = [name for name in ZOO if name.startswith(("transformer", "t5", "fconv")) and "_lm" not in name]
 needs_onnx = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="the extra seqgen[export] is not installed"
+    any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="ONNX is not installed"
 )
 
 
@@ -157,8 +157,7 @@ def test_the_example_decodes_as_seqgen_does(run: Path, tmp_path: Path) -> None:
         ("dog " * 3000, 1, "but the model reads at most 1024; split the line\n"),
     ):
         shown = subprocess.run(
-            [sys.executable, "-m", "examples.onnx_greedy", str(output)],
-            cwd=ROOT,
+            [sys.executable, str(ROOT / "examples" / "onnx_greedy.py"), str(output)],
             input=given.encode(),
             capture_output=True,
             check=False,
@@ -199,5 +198,5 @@ def test_wrong_input_is_answered_by_a_sentence(tmp_path: Path, monkeypatch: pyte
     _refused(command("export", path, output, "opset=7"), "opset=7")
     _refused(command("export", path, output, "formats=[torch]"), "none")
     monkeypatch.setattr("seqgen.export.onnx_file.find_spec", lambda name: None)
-    _refused(command("export", path, output), "seqgen[export]", "formats=[torch]")
+    _refused(command("export", path, output), "pip install onnx onnxscript onnxruntime;", "formats=[torch]")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Medusa heads (examples/papers/medusa*.py) against greedy search, and against drafts and losses computed plainly."""
+"""Medusa heads (examples/papers/medusa.py) against greedy search, and against drafts and losses computed plainly."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from examples.papers.medusa import Heads, Medusa, MedusaDraft
-from examples.papers.medusa_training import TrainHeadsConfig, head_losses, main, train_heads
+from examples.papers.medusa import Heads, Medusa, MedusaDraft, TrainHeadsConfig, head_losses, main, train_heads
 from seqgen.cli.command import run
 from seqgen.errors import ConfigError
 from seqgen.generation.component import FEATURES

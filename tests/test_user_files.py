@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +20,12 @@ from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
 from seqgen.config_dicts import from_dict
 from seqgen.config_values import text_list
 from seqgen.errors import ConfigError
-from seqgen.registry import DECODING_COMPONENTS, GROUPS
-from seqgen.user_files import import_user_dir
+from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
+from seqgen.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
 from tests.commands import Outcome, command
 from tests.training_runs import TINY
 
-OWN = ("seqgen_user_net", "seqgen_user_user_search")
+OWN = ("seqgen_user_net", "seqgen_user_a_net", "seqgen_user_user_search", "a_net", "net_config")
 """Names of the modules that the files of this test become."""
 
 COMPONENTS = Path(__file__).parent / "user_search.py"
@@ -53,6 +55,7 @@ def forget() -> None:
         registry._recorded.clear()
     for name in [name for name in sys.modules if name.startswith(OWN)]:
         del sys.modules[name]
+    _USER_FILES.files.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +192,67 @@ def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
         import_user_dir(tmp_path / name / "same.py")  # once is enough
     modules = [sys.modules[name] for name in sys.modules if name.startswith("seqgen_user_same")]
     assert [module.NAME for module in modules] == ["one", "two"]
+
+
+def files_that_import_one_another(folder: Path) -> list[Path]:
+    """The model of ``MODEL`` in two files, of which the first in the order of the alphabet imports the second."""
+    folder.mkdir()
+    head, body = MODEL.split("@dataclass")
+    (folder / "a_net.py").write_text(f"{head}from net_config import OwnConfig\n" + body[body.index("@register") - 1 :])
+    (folder / "net_config.py").write_text(f"{head}import a_net\n@dataclass{body[: body.index('@register')]}")
+    return [folder / "a_net.py", folder / "net_config.py"]
+
+
+@pytest.mark.parametrize("given", ["folder", "files", "package"])
+def test_files_import_one_another(tmp_path: Path, given: str) -> None:
+    """Each is one module, whatever imports it, also in another process; files that were not given are not found."""
+    files = files_that_import_one_another(tmp_path / "net")
+    with pytest.raises(ConfigError, match=r"a_net\.py fails to import: ModuleNotFoundError: .*'net_config'"):
+        import_user_dir(files[0])
+    if given == "package":
+        (tmp_path / "net" / "__init__.py").write_text("from . import a_net\n")
+        files[0].write_text(files[0].read_text().replace("from net_config", "from .net_config"))
+        files[1].write_text(files[1].read_text().replace("import a_net\n", ""))
+    import_user_dir(*(files if given == "files" else [tmp_path / "net"]))
+    modules = user_modules()
+    registered = MODELS.entry("own_net").component.__module__
+    assert registered == ("seqgen_user_net.a_net" if given == "package" else "seqgen_user_a_net")
+    forget()
+    import_modules(modules)
+    assert MODELS.entry("own_net").component.__module__ == registered
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+GALLERY = [
+    *(file for folder in ("", "extending", "papers") for file in sorted((EXAMPLES / folder).glob("[a-z]*.py"))),
+    *sorted(file.parent for file in (EXAMPLES / "papers").glob("*/__init__.py")),
+]
+"""Each file or folder that a user can copy."""
+
+
+def test_examples_import_nothing_of_the_checkout() -> None:
+    files = [file for path in GALLERY for file in ([path] if path.is_file() else path.glob("*.py"))]
+    imports = [line for file in files for line in re.findall(r"^\s*(?:from|import) .*", file.read_text(), re.MULTILINE)]
+    assert len(files) > 45
+    assert [line for line in imports if re.match(r"\s*(from|import) (examples|tests|benchmarks)\b", line)] == []
+
+
+@pytest.mark.slow
+def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
+    """Each is copied into a folder of its own; ``-P`` keeps the working directory off Python's path."""
+    for path in GALLERY:
+        (tmp_path / path.stem).mkdir()
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.stem / path.name)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom seqgen.user_files import _USER_FILES, import_user_dir\n"
+        "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
+        "assert 'examples' not in sys.modules"
+    )
+    copies = [str(tmp_path / path.stem / path.name) for path in GALLERY]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code, *copies], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ class PowerMean(Combination):
     """
 
     keeps_single = True  # the power mean of one distribution is that distribution
+    ignores_context = True
 
     def __init__(self, power: float):
         if power == 0:
@@ -50,7 +51,7 @@ class PowerMean(Combination):
 
         Args:
             lprobs: from each member ``(..., V)`` log-probabilities in nats.
-            context: the step; ``None`` where known targets are scored.
+            context: not read, so that it can be ``None`` (``ignores_context``).
 
         Returns:
             ``(..., V)`` scores in nats.

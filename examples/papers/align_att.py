@@ -11,7 +11,7 @@ that has ``a_t > g - f`` or is end-of-sentence; then one more source token is re
 
 ``seqgen-generate common.user_dir=examples/papers/align_att.py path=runs/transformer input=test.en
 generation.search=align_att search.f=2 search.latency=latency.jsonl``
-``python -m examples.papers.latency path=runs/transformer latency=latency.jsonl reference=test.de`` prints the lagging.
+``python examples/papers/latency.py path=runs/transformer latency=latency.jsonl reference=test.de`` prints the lagging.
 
 Expect better outputs and a larger lag for larger f; with f above all lengths, this is greedy search.
 """

@@ -9,7 +9,7 @@ where ``n_l`` calibration references are above ``t_1 .. t_(l-1)``; ``t_l`` is ``
 shorter than ``l`` has its mean at its end. A new reference is kept at all lengths with probability ``product of
 1 - k_l / (n_l + 1)`` or more, if ``generation.beam`` is never too small for what the thresholds keep.
 
-``python -m examples.papers.conformal_beams path=[runs/a] source=val.en target=val.de alpha=0.01 file=thresholds.json``
+``python examples/papers/conformal_beams.py path=[runs/a] source=val.en target=val.de alpha=0.01 file=thresholds.json``
 ``seqgen-generate common.user_dir=examples/papers/conformal_beams.py path=runs/a input=test.en generation.beam=20
 generation.search=conformal search.file=thresholds.json``
 
@@ -48,7 +48,7 @@ from seqgen.text.text_decoding import TextModel
 class ConformalConfig:
     """Configuration of conformal pruning; its fields are the keys ``search.FIELD``."""
 
-    file: str = option("", "thresholds, written by `python -m examples.papers.conformal_beams`")
+    file: str = option("", "thresholds, written by `python examples/papers/conformal_beams.py`")
 
 
 @register_search("conformal", config=ConformalConfig)

@@ -45,6 +45,7 @@ class ContextAware(Combination):
     """
 
     can_merge = True  # it reads neither tokens nor source ids
+    ignores_context = True
 
     def __init__(self, alpha: float = 0.5):
         self.alpha = alpha
@@ -67,7 +68,7 @@ class ContextAware(Combination):
 
         Args:
             lprobs: ``(..., V)`` log-probabilities in nats with the context, and without it.
-            context: the step; ``None`` where known targets are scored.
+            context: not read, so that it can be ``None`` (``ignores_context``).
 
         Returns:
             ``(..., V)`` log-probabilities in nats.

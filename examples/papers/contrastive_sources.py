@@ -118,6 +118,7 @@ class Contrast(Combination):
     """
 
     can_merge = True  # it reads neither tokens nor source ids
+    ignores_context = True
 
     def __init__(self, weights: Sequence[float] = (0.7,)):
         self.weights = list(weights)

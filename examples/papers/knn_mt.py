@@ -6,13 +6,13 @@ the token v. At every step, the k pairs N nearest to the features of the new pos
     p_kNN(y) ~ sum over (f_j, v_j) in N with v_j = y of exp(-|f_j - f|^2 / T)
     p(y)     = w p_kNN(y) + (1 - w) p_model(y)
 
-``python -m examples.papers.knn_mt path=runs/a source=train.en target=train.de datastore=knn`` builds the datastore.
+``python examples/papers/knn_mt.py path=runs/a source=train.en target=train.de datastore=knn`` builds the datastore.
 ``seqgen-generate common.user_dir=examples/papers/knn_mt.py path=runs/a input=test.en generation.combination=knn_mt
 combination.datastore=knn combination.interpolation=0.3 combination.temperature=10``
 
 Expect better outputs if the datastore has text like the input that the model was not trained on; tune w and T. The
 features are those after the last decoder layer (in the paper, the input of its feed-forward network). The search is
-exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install seqgen[knn]``).
+exact, by PyTorch or by faiss (``combination.index=faiss``; ``pip install faiss-cpu``).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KnnMT(ProbabilityMean):
             try:
                 import faiss  # type: ignore[import-not-found]
             except ImportError:
-                raise ConfigError("combination.index=faiss needs faiss; install faiss-cpu, or leave it out") from None
+                raise ConfigError("combination.index=faiss needs a package: pip install faiss-cpu") from None
             self.index = faiss.IndexFlatL2(self.features.size(1))
             self.index.add(self.features.float().numpy())
 

@@ -9,7 +9,7 @@ generated after ``g(t)`` tokens of the source ``x``:
 
 An empty output has waited for the whole source: AL and LAAL are ``|x|``. End-of-sentence is not counted.
 
-``python -m examples.papers.latency path=runs/a latency=latency.jsonl reference=test.de`` prints both, as means over the
+``python examples/papers/latency.py path=runs/a latency=latency.jsonl reference=test.de`` prints both, as means over the
 lines. ``latency`` is what ``search.latency`` of simultaneous.py wrote; if it has a line twice, the last one counts.
 """
 

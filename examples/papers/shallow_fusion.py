@@ -55,6 +55,7 @@ class DensityRatio(Combination):
     """
 
     can_merge = True  # it reads neither tokens nor source ids
+    ignores_context = True
 
     def __init__(self, source_weight: float = 0.1, target_weight: float = 0.1):
         self.source_weight, self.target_weight = source_weight, target_weight
@@ -77,7 +78,7 @@ class DensityRatio(Combination):
 
         Args:
             lprobs: from each member ``(..., V)`` log-probabilities in nats.
-            context: the step; ``None`` where known targets are scored.
+            context: not read, so that it can be ``None`` (``ignores_context``).
 
         Returns:
             ``(..., V)`` scores in nats.

@@ -10,7 +10,7 @@ trained on whole sentences ("test-time wait-k"); encoder and decoder are compute
 
 ``seqgen-generate common.user_dir=examples/papers/simultaneous.py path=runs/a input=test.en generation.search=wait_k
 search.k=3 search.latency=latency.jsonl``
-``python -m examples.papers.latency path=runs/a latency=latency.jsonl reference=test.de`` prints the average lagging.
+``python examples/papers/latency.py path=runs/a latency=latency.jsonl reference=test.de`` prints the average lagging.
 
 Expect worse outputs and a smaller lag for smaller k; with k above all lengths, this is beam search.
 """

@@ -12,7 +12,7 @@ A text of T tokens, of which g are in the green lists of their previous tokens, 
 
 ``seqgen-generate common.user_dir=examples/papers/watermark.py path=runs/a input=test.en output=out.txt
 generation.processors=[watermark] processor.watermark.delta=2 processor.watermark.gamma=0.25`` generates text.
-``python -m examples.papers.watermark path=runs/a text=out.txt watermark.gamma=0.25`` prints z of each line and of all.
+``python examples/papers/watermark.py path=runs/a text=out.txt watermark.gamma=0.25`` prints z of each line and of all.
 
 Expect z near 0 for other text; above 4 the p-value is below 0.00004. Sentences are short: test many together. A larger
 delta gives a larger z and worse text. End-of-sentence precedes the first token. Forced tokens keep their score.

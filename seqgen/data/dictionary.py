@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -172,20 +170,6 @@ class Dictionary:
         for token, count in [item for item in ordered if item[0] not in dictionary][:room]:
             dictionary.add_symbol(token, count)
         return dictionary
-
-    @classmethod
-    def from_sentencepiece(cls, model_file: Path | str) -> Self:
-        """The former name of ``SentencePieceTokenizer(read_model(path)).dictionary``."""
-        warnings.warn(
-            "Dictionary.from_sentencepiece(path) is now SentencePieceTokenizer(read_model(path)).dictionary; "
-            "the next version has only the new name",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        # by name, since that module imports this one
-        module = importlib.import_module("seqgen.data.tokenizers.sentencepiece_tokenizer")
-        dictionary = module.SentencePieceTokenizer(module.read_model(Path(model_file))).dictionary
-        return cls(dictionary.symbols, **dictionary.special_ids)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:

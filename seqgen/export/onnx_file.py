@@ -16,7 +16,7 @@ from seqgen.errors import ConfigError
 from seqgen.export.graphs import Graph, Run
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-"""The packages of the extra ``export``."""
+"""The packages that write and run ONNX files."""
 
 
 def check_installed() -> None:
@@ -27,10 +27,7 @@ def check_installed() -> None:
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"formats=[onnx] needs the package {missing[0]}, which is not installed; run pip install 'seqgen[export]', "
-            "or choose formats=[torch]"
-        )
+        raise ConfigError(f"formats=[onnx] needs packages: pip install {' '.join(missing)}; or choose formats=[torch]")
 
 
 def write_onnx(graph: Graph, path: Path, opset: int) -> None:

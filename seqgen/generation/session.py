@@ -61,6 +61,29 @@ class Session:
         setup: how to decode.
         request: what to decode.
         beam: rows of each sentence; the setup's beam size if not given.
+
+    Attributes:
+        members: the models that decode this batch, with their encoder outputs and states.
+        reads_alike: for each member whether it reads the same source as the first one.
+        ids: ``(sentences,)`` int64, line number of each sentence of the batch, live or not.
+        live: ``(live,)`` int64, index in the batch of each live sentence.
+        sentences: the live sentences, as components see them.
+        scores: ``(live, beam)`` cumulative score of each beam.
+        backpointers: the tokens that each beam has generated.
+        finished: the finished hypotheses of the live sentences.
+        results: the hypotheses of each sentence of the batch; empty while it is live.
+        search: the search strategy for this batch, as ``begin`` returned it.
+        combination: the combination for this batch.
+        processors: the logits processors for this batch.
+        stopping: the stopping rules for this batch.
+        observers: the observers for this batch.
+        shortlist: the tokens that each sentence may generate; ``None`` for the whole vocabulary.
+        columns: the part of the vocabulary that the members compute; ``None`` for all of it.
+        needs: what components need besides scores.
+        coverage: the attention that each source position has received.
+        timed_out: ``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was.
+        num_done: number of live sentences that are done.
+        first_end: the smallest last step of the live sentences.
     """
 
     def __init__(self, setup: DecodingSetup, request: DecodingRequest, beam: int | None = None):
@@ -126,7 +149,6 @@ class Session:
             texts=sample.texts,
         )
         self.timed_out: Tensor | None = None
-        """``(live,)`` bool, which sentences were ended by a time limit; ``None`` if none was."""
         self.num_done = 0
         self.first_end = int(last_steps.min())
         self.scores = torch.zeros(count, self.beam, device=device)

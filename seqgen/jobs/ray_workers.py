@@ -237,7 +237,7 @@ def _connected(address: str) -> Any:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
-        raise ConfigError("engine=ray needs a package: pip install 'seqgen[ray]'") from None
+        raise ConfigError("engine=ray needs a package: pip install ray") from None
     before = signal.getsignal(signal.SIGTERM)
     try:
         _check_address(address)

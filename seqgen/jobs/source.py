@@ -72,7 +72,7 @@ class Source:
             import pyarrow
             from pyarrow import parquet
         except ImportError:
-            raise ConfigError(f"{file} is read by a package that is missing: pip install 'seqgen[parquet]'") from None
+            raise ConfigError(f"{file} is read by a package that is missing: pip install pyarrow") from None
         number = 0
         try:
             with parquet.ParquetFile(file) as table:

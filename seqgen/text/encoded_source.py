@@ -43,7 +43,7 @@ class EncodedSource:
         if not isinstance(self.encoder_out, EncoderOut):
             raise DataError(
                 f"the encoder output of {self.text!r} is of type {type(self.encoder_out).__name__}; give the "
-                "EncoderOut that an encoder returns, or EncoderOut(features)"
+                "EncoderOut that an encoder returns, or EncoderOut(encoder_out)"
             )
         ids = self.tokens
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1 or not len(ids):

@@ -28,7 +28,8 @@ class TextHypothesis:
         utility: the expected utility against all hypotheses, if ``generation.mbr`` ranks by it.
         rerank_score: the score of the reranker, if ``generation.rerank`` names one.
         model_score: the score without temperature, penalties and other processors, if requested.
-        member_scores: for each model ``(T,)`` its log-probabilities of the tokens, in nats, if requested.
+        member_scores: for each model that reads the input line ``(T,)`` its log-probabilities of the tokens, in nats,
+            if requested.
         hidden: for each model ``(T, C)`` the last hidden features of its decoder, if requested; row ``t`` predicts
             token ``t``.
         internals: for each model the hidden states and attention weights of all its layers, if requested.

@@ -75,7 +75,7 @@ _GLOBALS = [
         b"ctorch\nSize\n",
     ),
     *(
-        b"cseqgen.user_files\nimport_file\n",
+        b"cseqgen.user_files\nimport_modules\n",
         b"ctorch.serialization\nload\n",
         b"ccollections\ndefaultdict\n",
         b"ctorch\nload\n",

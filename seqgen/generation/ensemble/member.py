@@ -94,14 +94,18 @@ class MemberOutput:
 class Member:
     """One model that decodes a batch: its encoder output and its incremental state.
 
-    If ``output_columns`` is set (see ``Decoder.output_columns``), it takes the place of the decoder's output layer.
-
     Args:
         model: the model.
         source: the sentences as this model reads them.
         beam_size: rows of each sentence.
         start_token: the start token of this model; ``None`` if the generated tokens already begin with it.
         debug: switches of optimizations.
+
+    Attributes:
+        encoder_out: the encoder's output, with a row for each sentence or for each of its beams.
+        shares_encoder_output: whether ``encoder_out`` has one row for each sentence.
+        state: the incremental state of the decoder; ``None`` for decoding without a state.
+        output_columns: if set, it takes the place of the decoder's output layer; see ``Decoder.output_columns``.
     """
 
     def __init__(

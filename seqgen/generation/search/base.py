@@ -54,7 +54,8 @@ class Search(Component):
     Decoding does not read it; ``seqgen-check`` compares the scores with those of the model unless it is true."""
 
     session_class: ClassVar[type[Any] | None] = None
-    """The subclass of ``Session`` that decodes a batch; ``None`` for ``Session`` itself."""
+    """The class that decodes a batch; ``None`` for ``Session``. It is a subclass of ``Session``, or a class with the
+    same constructor and a method ``run`` that returns the hypotheses of each sentence."""
 
     def rows(self, beam: int) -> int:
         """The number of beams that are decoded if the user asks for ``beam``."""
