@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import seqgen.models
+import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.config_file import with_config_files
 from seqgen.cli.keys import INPUTS, every_key
 from seqgen.compose import compose
