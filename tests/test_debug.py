@@ -23,10 +23,7 @@ from tests.test_generation_keys import STRATEGIES
 from tests.text_models import TEXTS, text_model
 from tests.training_runs import TINY
 
-OFF: dict[str, Any] = {"use_cache": False, "beam_table": "off", "share_encoder_output": False}
-OFF |= {"skip_log_softmax": False, "two_stage_candidates": False, "prepacked_weights": False}
-OFF |= {"shortlist_columns": False, "shared_encoders": False}
-OFF |= {"lazy_compaction": False, "continuous_batching": False}
+OFF = vars(DebugConfig.off())
 VALUES = [*OFF.items(), ("beam_table", "on")]
 
 
@@ -68,6 +65,10 @@ def decode(spy: Spy, debug: dict[str, Any]) -> SequenceGenerator:
 
 def test_every_switch_is_tried() -> None:
     assert set(OFF) == {field.name for field in fields(DebugConfig)}
+    assert vars(DebugConfig.off("use_cache", "beam_table")).items() - vars(DebugConfig()).items() == {
+        ("use_cache", False),
+        ("beam_table", "off"),
+    }
     assert all(value != getattr(DebugConfig(), key) for key, value in VALUES)
 
 
