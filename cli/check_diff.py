@@ -21,7 +21,7 @@ from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingCo
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
 from seqgen.inspection.cause import Decode, Explanation, explain
-from seqgen.inspection.decoding import UNOPTIMIZED, InspectedModels, Lines
+from seqgen.inspection.decoding import InspectedModels, Lines
 from seqgen.inspection.difference import Difference, first_difference, nbest_difference
 from seqgen.inspection.trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
@@ -96,7 +96,7 @@ def diff(cfg: DiffConfig, shared: Sequence[str], own: dict[str, list[str]]) -> i
     _check_vocabularies(first, other)
     if first.models is other.models and not first.settings.differing(other.settings):
         log("both decodes have the same models and settings, so the other one is decoded without optimizations")
-        other = replace(other, settings=other.models.resolve(sides[1].given, UNOPTIMIZED))
+        other = replace(other, settings=other.models.resolve(sides[1].given, DebugConfig.off()))
     report, count = Report(first, other, [side.given for side in sides], cfg.tolerance), 0
     for lines in _chunks(cfg):
         if found := _first_in(first, other, lines, cfg.tolerance):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
 from seqgen.flags import Flags
+from seqgen.hooks import Hooked
 from seqgen.incremental_state import (
     IncrementalState,
     ModuleState,
@@ -23,7 +24,7 @@ from seqgen.incremental_state import (
 from seqgen.structures import DecoderOut, EncoderOut
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, Hooked):
     """Predicts the next target token at each position.
 
     ``forward`` is ``extract_features`` followed by ``output_layer``; a subclass implements these two and

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seqgen.hooks import Hooked
 from seqgen.structures import EncoderOut
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module, Hooked):
     """Encodes source sentences.
 
     A subclass implements ``forward`` and ``max_positions``. The first dimension of every tensor in its ``EncoderOut``

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from seqgen.hooks import Hooked
 from seqgen.renamed import RenamedMembers, keep_former_members
 
 Flags: TypeAlias = Mapping[str, tuple[str, ...]]
 """The methods that each flag describes."""
 
 
-class Flagged(RenamedMembers):
+class Flagged(RenamedMembers, Hooked):
     """A base class with flags that describe methods, and that a subclass loses if it overrides these methods.
 
     A flag states a property of some methods, for example that a search strategy has no state. A subclass that overrides

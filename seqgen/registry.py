@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Any, TypeVar
 
 from seqgen.errors import ConfigError, nearest
+from seqgen.hooks import origin
 
 C = TypeVar("C", bound=type)
 
@@ -107,7 +107,7 @@ class Registry:
 
         def decorator(component: C) -> C:
             schema = config if config is not None else make_dataclass(f"{component.__name__}Config", [])
-            entry = Entry(name, component, schema, _origin(component), dict(presets or {}))
+            entry = Entry(name, component, schema, origin(component), dict(presets or {}))
             self._add(entry)
             return component
 
@@ -224,13 +224,6 @@ class Registry:
             if entry.config is type(config):
                 return entry
         raise ConfigError(f"{type(config).__name__} is not the configuration of a registered {self.kind}")
-
-
-def _origin(component: type) -> str:
-    try:
-        return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
-    except (OSError, TypeError):
-        return component.__module__
 
 
 MODELS = Registry("model", "model")

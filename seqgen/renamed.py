@@ -201,6 +201,13 @@ REMOVED: dict[str, str] = {
 """Names that were removed, and what to do instead."""
 
 
+HOOKS: dict[str, str] = {
+    "LogitsProcessor.reads_tokens": "leave it out, because context.tokens is always available",
+    "Search.decode": "for a loop of your own, set session_class to a subclass of Session",
+}
+"""Hooks of base classes that were removed, and what to do instead."""
+
+
 def former_names(module: str) -> Callable[[str], Any]:
     """Make a module's ``__getattr__``, which finds the former names of its contents.
 

@@ -21,13 +21,14 @@ from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
+from seqgen.hooks import Hooked
 from seqgen.metrics import text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
 
 
-class Task:
+class Task(Hooked):
     """The data, tokenizers, batches and evaluation of a task.
 
     A subclass implements ``setup_task`` and ``load_dataset``; the other methods have defaults for parallel text.

@@ -35,7 +35,7 @@ class Looking(LogitsProcessor):
     def __init__(self, models: Any, needs: frozenset[str], temperature: float):
         self.models, self.temperature = models, temperature
         self.needs = needs  # type: ignore[misc]
-        self.seen = 0
+        self.seen: list[int] = []
 
     def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
         for need, name in PARTS.items():
@@ -54,7 +54,7 @@ class Looking(LogitsProcessor):
                     close(context.outputs.attention[row, : len(source)], attention[0, -1])  # type: ignore[index]
                 if FEATURES in self.needs and number == 0:
                     close(context.outputs.features[row], model.decoder.extract_features(tokens, out)[0][0, -1])  # type: ignore[index]
-            self.seen += 1
+            self.seen.append(row)
         return lprobs - 0.1
 
 

@@ -15,7 +15,19 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = [
-    {"errors", "structures", "files", "metrics", "flags", "processes", "reading", "switches", "renamed", "signals"},
+    {
+        "errors",
+        "structures",
+        "files",
+        "metrics",
+        "flags",
+        "hooks",
+        "processes",
+        "reading",
+        "switches",
+        "renamed",
+        "signals",
+    },
     {"registry", "config", "devices", "conf", "memory", "mapped_weights", "corpus_metrics", "bit_exact"},
     {
         "compose",

@@ -33,9 +33,10 @@ class ThresholdSearch(BeamSearch):
         delta: the largest allowed distance to the best candidate of the sentence, in nats.
     """
 
-    # A subclass that overrides `step` loses both flags unless it states them again; decoding is then slower.
+    # A subclass that overrides `step` loses these flags unless it states them again; decoding is then slower.
     additive = True  # `step` only adds and compares lprobs and scores
     can_merge = True  # `step` does not read context.step, tokens or source ids
+    takes_columns = True  # `step` treats all tokens alike, so that a shortlist may leave columns out
 
     def __init__(self, delta: float):
         super().__init__()

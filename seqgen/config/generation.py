@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from seqgen.config.option import option
 
@@ -276,3 +276,13 @@ class DebugConfig:
         True, "remove finished sentences from a batch when an eighth of it is finished, not immediately"
     )
     continuous_batching: bool = option(True, "add waiting sentences to a running batch as soon as others finish")
+
+    @classmethod
+    def off(cls, *names: str) -> Self:
+        """The switches with some optimizations turned off.
+
+        Args:
+            names: their fields; all if none is given.
+        """
+        usual = vars(cls())
+        return cls(**{name: False if isinstance(usual[name], bool) else "off" for name in names or usual})

@@ -200,9 +200,10 @@ class Component(Flagged):
             batch: the properties of the batch.
 
         Returns:
-            The component for this batch: a copy if the class declares state, else the component itself.
+            The component for this batch: a shallow copy, on which a subclass sets what belongs to the batch. Changes
+            in place of lists and tensors that ``__init__`` has made last from batch to batch.
         """
-        return copy.copy(self) if self.sentence_state or self.beam_state else self
+        return copy.copy(self)
 
     def advance(self, active: Candidates) -> None:
         """Follow the beams: beam ``i`` of each sentence now continues beam ``active.beams[:, i]``.

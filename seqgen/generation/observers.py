@@ -138,6 +138,9 @@ class Observer(Component):
 
     An observer registered with ``@register_observer`` is selected by its name (``generation.observers``). It is called
     in every strategy but exact search, which has no steps in which beams continue and refuses observers.
+
+    ``begin`` makes a copy for each batch. What is collected over all batches belongs in a list, dict or file that
+    ``__init__`` has made, which all copies share; what belongs to a batch is set on the copy in ``begin``.
     """
 
     flags: ClassVar[Flags] = {"can_merge": ("begin", "observe", "merge")}

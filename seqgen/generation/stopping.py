@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import time
@@ -89,7 +88,7 @@ class TimeLimit(StoppingRule):
 
     def begin(self, batch: BatchInfo) -> Self:
         """See ``Component.begin``; the time starts here."""
-        rule = copy.copy(self)
+        rule = super().begin(batch)
         rule.since = self.clock()
         return rule
 

@@ -81,20 +81,6 @@ class Settings:
         return Settings(values | {key: other.values[key] for key in keys if key in other.values})
 
 
-UNOPTIMIZED = DebugConfig(
-    use_cache=False,
-    beam_table="off",
-    share_encoder_output=False,
-    shared_encoders=False,
-    skip_log_softmax=False,
-    two_stage_candidates=False,
-    prepacked_weights=False,
-    lazy_compaction=False,
-    continuous_batching=False,
-)
-"""All optimizations are off."""
-
-
 class InspectedModels:
     """Models that decode the same lines several times, with different settings.
 

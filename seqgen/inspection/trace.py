@@ -175,9 +175,6 @@ class Probe(Recorder):
     Args:
         sentence: number of the sentence's line.
         step: number of the step.
-
-    Attributes:
-        found: the log-probabilities; ``None`` until the step is observed.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({MEMBER_LOGITS, FORBIDDEN})
@@ -185,7 +182,12 @@ class Probe(Recorder):
     def __init__(self, sentence: int, step: int):
         super().__init__()
         self.sentence, self.step = sentence, step
-        self.found: ModelScores | None = None
+        self._found: list[ModelScores] = []  # the copies for each batch share it
+
+    @property
+    def found(self) -> ModelScores | None:
+        """The log-probabilities; ``None`` until the step is observed."""
+        return self._found[-1] if self._found else None
 
     def observe(self, record: StepRecord) -> None:
         """See ``Observer.observe``."""
@@ -202,7 +204,7 @@ class Probe(Recorder):
             tokens, by = (context.by_sentence(values)[row].tolist() for values in (watched.tokens, watched.by))
             for beam, pairs in enumerate(zip(tokens, by, strict=True)):
                 forbidden |= {(beam, t): watched.processors[n] for t, n in zip(*pairs, strict=True) if n >= 0}
-        self.found = ModelScores(scores, forbidden)
+        self._found.append(ModelScores(scores, forbidden))
 
 
 def _hypothesis_scores(record: StepRecord) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -18,15 +19,13 @@ from seqgen.laws.decoding import LENGTHS, Decoding, under_all_rules
 from seqgen.laws.search import same_hypotheses
 from seqgen.structures import Batch, Hypothesis
 
+WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "shared_encoders", "continuous_batching"}
+"""Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
+
 SWITCHES = {
-    "skip_log_softmax": DebugConfig(skip_log_softmax=False),
-    "lazy_compaction": DebugConfig(lazy_compaction=False),
-    "use_cache": DebugConfig(use_cache=False),
-    "beam_table": DebugConfig(beam_table="off"),
-    "share_encoder_output": DebugConfig(share_encoder_output=False),
-    "prepacked_weights": DebugConfig(prepacked_weights=False),
+    field.name: DebugConfig.off(field.name) for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT
 }
-"""Each optimization of decoding, turned off; ``two_stage_candidates`` needs a larger vocabulary."""
+"""Each other optimization of decoding, turned off."""
 
 
 def decodes_are_repeatable(subject: Decoding) -> None:

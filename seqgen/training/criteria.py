@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from seqgen.config import option
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
+from seqgen.hooks import Hooked
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
@@ -49,7 +50,7 @@ class CriterionOut:
     logging: dict[str, Tensor | float] = field(default_factory=dict)
 
 
-class Criterion:
+class Criterion(Hooked):
     """Base class: computes the loss of a batch. For a loss of your own, subclass it and register the subclass.
 
     Args:

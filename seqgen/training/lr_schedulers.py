@@ -14,6 +14,7 @@ from typing import Any
 
 from seqgen.config import OptimizationConfig, option
 from seqgen.errors import ConfigError
+from seqgen.hooks import Hooked
 from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
 
 
@@ -27,7 +28,7 @@ class WarmupConfig:
     warmup_init_lr: float = option(0.0, "learning rate at the beginning of the warm-up", minimum=0)
 
 
-class LRScheduler:
+class LRScheduler(Hooked):
     """Computes the learning rate; subclass it and register the subclass for a schedule of your own.
 
     Args:

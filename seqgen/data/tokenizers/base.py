@@ -15,6 +15,7 @@ from seqgen.data.tokenizers.languages import Languages
 from seqgen.data.tokenizers.token_bytes import TokenBytes, no_token_bytes
 from seqgen.errors import DataError
 from seqgen.files import new_folder, write_atomically
+from seqgen.hooks import Hooked
 from seqgen.reading import parse_json, read_bytes
 from seqgen.registry import Registry
 
@@ -29,7 +30,7 @@ SENTINEL = "<extra_id_{}>"
 """The token of a sentinel; the placeholder is its number."""
 
 
-class Tokenizer(ABC):
+class Tokenizer(Hooked, ABC):
     """Turns a line of text into ids of a vocabulary, and ids into text.
 
     A subclass implements ``encode``, ``decode``, ``fingerprint``, ``save`` and ``load``. It is registered by

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import DecodingError
+from seqgen.hooks import Hooked
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.masks import step_mask
 
@@ -69,7 +70,7 @@ class KeysAndValues(NamedTuple):
         return Attended(keys, values, attn_mask.masked_fill(~allowed, torch.finfo(attn_mask.dtype).min), False)
 
 
-class KeyValueCache(ABC):
+class KeyValueCache(Hooked, ABC):
     """The keys and values that one attention module has computed so far.
 
     An empty cache is made without arguments. Each method that changes the cache returns the one to use afterwards: this
