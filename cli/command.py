@@ -27,6 +27,7 @@ from seqgen.config import CommonConfig
 from seqgen.config_values import text_list
 from seqgen.devices import find_device, present_devices
 from seqgen.errors import ConfigError, UserError, printable
+from seqgen.hooks import missing
 from seqgen.memory import keep_freed_memory, memory_errors
 from seqgen.user_files import import_user_dir
 
@@ -81,6 +82,10 @@ def run(
         sys.exit(code or 0)
     except UserError as error:
         _fail(program, str(error), 2)
+    except NotImplementedError as error:
+        if not (message := missing(error)):
+            raise
+        _fail(program, message, 2)
     except BrokenPipeError:
         # the reader has closed the pipe; without this line, flushing at exit fails
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

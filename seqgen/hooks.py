@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,20 @@ def misspelt(cls: type) -> Iterator[tuple[str, str]]:
         near = near or [hook for hook in hooks if sorted(hook) == sorted(name)]
         if removed or near:
             yield name, removed or f"did you mean {near[0]!r}?"
+
+
+def missing(error: NotImplementedError) -> str:
+    """Which hook a class does not define, for a message; empty if the error has another reason.
+
+    Args:
+        error: what the base class raised.
+    """
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
+    cls = owner if isinstance(owner, type) else type(owner)
+    if error.args or not issubclass(cls, Hooked):
+        return ""
+    return f"{cls.__name__} ({origin(cls)}) does not define {frame.f_code.co_name}, which it needs"
 
 
 def origin(cls: type) -> str:

@@ -1,9 +1,10 @@
-"""Bugs that are usual in search strategies and logits processors are planted; the check finds each and names it."""
+"""Bugs that are usual in decoding components are planted; the check finds each and names it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import make_dataclass
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -12,19 +13,20 @@ from torch import Tensor
 
 from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, select, subject_of
 from seqgen.generation.candidates import Candidates, best_continuations
-from seqgen.generation.component import Component
+from seqgen.generation.component import ATTENTION, FEATURES, Component
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.laws.checking import check_all
+from seqgen.laws.checking import RaisedCause, causes, check_all
 from seqgen.laws.component_diagnosis import Cause, diagnose
-from seqgen.registry import LOGITS_PROCESSORS, SEARCHES, Entry
+from seqgen.registry import DECODING_COMPONENTS, Entry
 
-BUGS: dict[str, tuple[type[Component], Cause]] = {}
+BUGS: dict[str, tuple[type[Component], Enum]] = {}
 """Components with a planted bug, and the cause that the check should name."""
 
 
-def bug(cause: Cause) -> Callable[[type[Any]], type[Any]]:
+def bug(cause: Enum) -> Callable[[type[Any]], type[Any]]:
     def decorator(component: type[Any]) -> type[Any]:
         BUGS[component.__name__] = component, cause
         return component
@@ -297,23 +299,48 @@ class AddsNoise(LogitsProcessor):
         return lprobs + 0.1 * torch.rand_like(lprobs)
 
 
-@bug(Cause.ERROR)
+@bug(RaisedCause.ERROR)
 class RaisesAnError(LogitsProcessor):
     def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
         return lprobs + self.missing
 
 
+# -- combinations, the cache -------------------------------------------------------------------------------------------
+
+
+@bug(Cause.CONTEXT_CHANGED)
+class AddsInPlace(Combination):
+    def __call__(self, lprobs: Any, context: Any) -> Tensor:
+        total = lprobs[0]
+        for scores in lprobs[1:]:
+            total += scores
+        return total
+
+
+@bug(Cause.CACHE)
+class DependsOnTheCache(LogitsProcessor):
+    """Reads how a step is computed; without a cache, the features of the newest position are a view."""
+
+    needs = frozenset({ATTENTION, FEATURES})
+
+    def __call__(self, lprobs: Tensor, context: Any) -> Tensor:
+        return lprobs - 0.3 * context.outputs.features.is_contiguous() * (torch.arange(lprobs.size(1)) % 2)
+
+
+BASES = {"search": Search, "processor": LogitsProcessor, "combination": Combination}
 EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytest.mark.slow) for name in BUGS]
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     component, cause = BUGS[name]
-    group, registry = ("search", SEARCHES) if issubclass(component, Search) else ("processor", LOGITS_PROCESSORS)
+    group = next(group for group, base in BASES.items() if issubclass(component, base))
+    registry, _ = DECODING_COMPONENTS[group]
     entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
     monkeypatch.setitem(registry._entries, name, entry)
     subject = subject_of(group, DecodingCheckConfig(), select(group, name, {}))
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]
-    assert diagnose(subject, outcomes).cause is cause, "\n".join(violations)
+    found = [diagnosis.cause for diagnosis in causes(outcomes, lambda wrong: diagnose(subject, wrong))]
+    assert found == [cause], "\n".join(violations)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqgen.laws.catalog import PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.laws.checking import RaisedCause
 from seqgen.laws.diagnosis import Cause
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
@@ -57,8 +58,10 @@ def test_a_model_that_raises(tmp_path: Path) -> None:
     )
     outcome = check(own_model(tmp_path, "raising", raises), "model=raising_tiny", *SMALL_LSTM)
     assert outcome.code == 1
-    assert "    ZeroDivisionError: division by zero" in outcome.out
-    assert f"probable cause: {Cause.ERROR.value}" in outcome.out
+    line = (tmp_path / "raising.py").read_text().splitlines().index("        1/0") + 1
+    assert outcome.out.count(f"\n    ZeroDivisionError: division by zero ({tmp_path}/raising.py:{line})\n") == 1
+    assert outcome.out.count("\n    the same error\n") > 20
+    assert outcome.out.splitlines()[-1] == f"probable cause: {RaisedCause.ERROR.value}"
 
 
 @pytest.mark.nightly
@@ -125,6 +128,18 @@ def test_a_model_that_cannot_be_built(tmp_path: Path) -> None:
     outcome = check(own_model(tmp_path, "unbuilt", raises), "model=unbuilt_tiny")
     assert outcome.code == 2
     assert "dictionaries of a task: AttributeError:" in outcome.err
+
+
+def test_a_model_without_a_hook(tmp_path: Path) -> None:
+    limit = (
+        '    def max_positions(self) -> int:\n        """The longest target, in tokens with end-of-sentence."""\n'
+        "        return self.cfg.max_positions\n"
+    )
+    outcome = check(own_model(tmp_path, "unlimited", (limit, "")), "model=unlimited_tiny", *SMALL_LSTM)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert f"LSTMDecoder ({tmp_path}/unlimited.py:" in outcome.err
+    assert ") does not define max_positions, which it needs" in outcome.err
 
 
 def test_help() -> None:

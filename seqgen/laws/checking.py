@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -10,6 +12,8 @@ from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+from seqgen.hooks import missing
 
 
 class Violation(Exception):
@@ -33,6 +37,40 @@ class Violation(Exception):
     ):
         super().__init__(what)
         self.what, self.difference, self.step, self.sentence, self.beam = what, difference, step, sentence, beam
+
+
+class Raised(Violation):
+    """An error is raised where an invariant is checked.
+
+    Args:
+        error: the error.
+
+    Attributes:
+        own: whether the user's code raises it, or calls what raises it.
+    """
+
+    def __init__(self, error: Exception):
+        places = [
+            (str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ]
+        places = [place for place in places if place[0] not in _LIBRARIES]
+        own = [place for place in places if place[0] != "seqgen"]
+        _, file, line = (own or places)[-1]
+        why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
+        super().__init__(f"{type(error).__name__}: {why} ({file}:{line})")
+        self.own = bool(own)
+        self.__cause__ = error
+
+
+_LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
+"""Packages whose code is not the place of an error: the place is the line that calls them."""
+
+
+class RaisedCause(Enum):
+    """The cause if an error is raised; the value says what to do."""
+
+    ERROR = "the component raises the error above; correct that first"
 
 
 class NotApplicableError(Exception):
@@ -148,7 +186,7 @@ def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
 
 
 def check_one(name: str, invariant: Callable[[S], None], subject: S) -> Outcome:
-    """Check one invariant; an error that is raised counts as a violation.
+    """Check one invariant; an error that is raised counts as a violation (``Raised``).
 
     Args:
         name: its name.
@@ -165,8 +203,7 @@ def check_one(name: str, invariant: Callable[[S], None], subject: S) -> Outcome:
     except NotApplicableError as error:
         reason = str(error)
     except Exception as error:  # the component is the user's, and may raise anything
-        violation = Violation(f"{type(error).__name__}: {_first_line(str(error))}")
-        violation.__cause__ = error
+        violation = Raised(error)
     finally:
         subject.restore()
     difference = own.largest if violation is None else violation.difference
@@ -178,5 +215,15 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.violation is not None]
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+def causes(outcomes: Sequence[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> list[Diagnosis]:
+    """Find the causes of what failed: an error of the component is its own cause, and explains no violation.
+
+    Args:
+        outcomes: what the checks found; at least one violation.
+        diagnose: finds the cause of the violations that are not errors.
+    """
+    wrong = failed(outcomes)
+    others = [outcome for outcome in wrong if not isinstance(outcome.violation, Raised)]
+    own = any(isinstance(outcome.violation, Raised) and outcome.violation.own for outcome in wrong)
+    found = [Diagnosis(RaisedCause.ERROR)] if own or not others else []
+    return [*found, diagnose(others)] if others else found

@@ -17,7 +17,6 @@ from seqgen.laws.search import same_hypotheses
 class Cause(Enum):
     """The usual causes; the value says what to do."""
 
-    ERROR = "the component raises an error in an ordinary decode; correct that first"
     RANDOMNESS = (
         "the component draws from PyTorch's own random numbers; use seqgen.generation.search.randomness, whose numbers "
         "depend on a seed, the line number and the step"
@@ -44,6 +43,10 @@ class Cause(Enum):
         "additive or shift_invariant is true, but the component needs normalized log-probabilities: adding a constant "
         "to the scores of a row changes its choices; remove the attribute"
     )
+    CACHE = (
+        "the result differs if nothing is cached (debug.use_cache=false computes all positions at each step): the "
+        "component changes a decoder's cache or features in place, or depends on how a step is computed"
+    )
     CANNOT_JOIN = (
         "can_merge is true, but the component reads context.step, tokens or source ids, or a state is not merged; use "
         "context.steps, name the state in sentence_state or beam_state, or remove the attribute"
@@ -68,7 +71,9 @@ class Cause(Enum):
         "a score becomes NaN or infinite, often because -inf is multiplied by zero or subtracted from itself; leave "
         "-inf as it is"
     )
-    CONTEXT_CHANGED = "the component writes into a tensor of the context; clone it first"
+    CONTEXT_CHANGED = (
+        "the component writes into a tensor that it was given, of the context or the scores of a member; clone it first"
+    )
     CHANGED_BY_CALL = (
         "a call changes the component's own tensors, or returns one of them; change state in advance, and return a new "
         "tensor"
@@ -123,9 +128,9 @@ def _of_calls(subject: Decoding, wrong: Wrong) -> Cause | None:
 
 
 def _of_state(subject: Decoding, wrong: Wrong) -> Cause | None:
-    if "state follows the beams" in wrong and wrong["state follows the beams"].__cause__ is None:
+    if "state follows the beams" in wrong:
         return Cause.NOT_REORDERED
-    if "state of sentences that leave" in wrong and wrong["state of sentences that leave"].__cause__ is None:
+    if "state of sentences that leave" in wrong:
         return Cause.NOT_SELECTED
     return None
 
@@ -143,8 +148,6 @@ def _of_candidates(subject: Decoding, wrong: Wrong) -> Cause | None:
 
 def _repeated(subject: Decoding, wrong: Wrong) -> Cause | None:
     if "decodes are repeatable" in wrong:
-        if wrong["decodes are repeatable"].__cause__ is not None:
-            return _error(subject)
 
         def seeded() -> Any:
             torch.manual_seed(0)
@@ -156,12 +159,6 @@ def _repeated(subject: Decoding, wrong: Wrong) -> Cause | None:
     return Cause.KEPT_ON_SELF if "two decodes at a time" in wrong else None
 
 
-def _error(subject: Decoding) -> Cause:
-    """Why a decode raises an error: a state that is not reduced with the batch, or another reason."""
-    together = _holds(lambda: subject.decode(subject.batch(), **_TOGETHER))
-    return Cause.NOT_SELECTED if together else Cause.ERROR
-
-
 _TOGETHER: dict[str, Any] = {"end_symbols": [], "min_len": 5}
 """All outputs end at the same step, so that no sentence leaves the batch early."""
 
@@ -170,6 +167,8 @@ def _claims(subject: Decoding, wrong: Wrong) -> Cause | None:
     optimized = wrong.get("optimized = not optimized")
     if optimized is not None and "skip_log_softmax" in optimized.what:
         return Cause.NOT_NORMALIZED
+    if optimized is not None and "use_cache" in optimized.what:
+        return Cause.CACHE
     if wrong.keys() == {"joining = one batch"}:
         return Cause.CANNOT_JOIN
     return None

@@ -272,7 +272,6 @@ CRITERION: Invariants[Training] = {
 class Cause(Enum):
     """The usual causes; the value says what to do."""
 
-    ERROR = "the criterion raises an error; correct that first"
     RANDOMNESS = (
         "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
         "true, and keep nothing on the criterion"
@@ -324,8 +323,6 @@ def diagnose(subject: Training, outcomes: Sequence[Outcome]) -> Diagnosis:
 
 
 def _of_the_loss(violation: Violation) -> Cause:
-    if violation.__cause__ is not None:
-        return Cause.ERROR
     if "has no gradient" in violation.what:
         return Cause.GRADIENT
     return Cause.LOGGING if "logged" in violation.what else Cause.LOSS

@@ -176,7 +176,7 @@ def under_all_rules(invariant: Callable[[D], None]) -> Callable[[D], None]:
                 reasons.append(error)
             except Violation as error:
                 what = f"{error.what} (semantics={rules})"
-                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from error.__cause__
+                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from None
         if len(reasons) == len(subject.all_rules):
             raise reasons[0]
 

@@ -27,7 +27,6 @@ from seqgen.modules.kv_cache.protocol import KeyValueCache
 class Cause(Enum):
     """The usual causes; the value says what to do."""
 
-    ERROR = "the model raises an error in the parallel pass; correct that first"
     RANDOMNESS = (
         "dropout, or another source of randomness, is active in evaluation; use nn.Dropout, or give self.training to "
         "F.dropout"
@@ -107,7 +106,7 @@ def diagnose(subject: Subject, outcomes: Sequence[Outcome]) -> Diagnosis:
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
     subject = dataclasses.replace(subject)
     with torch.no_grad():
-        for experiment in (_error, _randomness, _rounding, _target, _padding, _steps, _reordering, _by_name):
+        for experiment in (_randomness, _rounding, _target, _padding, _steps, _reordering, _by_name):
             try:
                 found = experiment(subject, wrong)
             except Exception:  # the model may raise anything; the next experiment may still work
@@ -118,11 +117,6 @@ def diagnose(subject: Subject, outcomes: Sequence[Outcome]) -> Diagnosis:
 
 
 Wrong = Mapping[str, Violation]
-
-
-def _error(subject: Subject, wrong: Wrong) -> Diagnosis | None:
-    first = wrong.get("evaluation is deterministic")
-    return Diagnosis(Cause.ERROR) if first is not None and first.__cause__ is not None else None
 
 
 def _randomness(subject: Subject, wrong: Wrong) -> Diagnosis | None:
@@ -322,6 +316,7 @@ def _content(module_state: Mapping[str, Any]) -> list[Tensor]:
 
 
 _NAMED = {
+    "search: cached = uncached": Cause.STATE,
     "encoder output is reordered": Cause.ENCODER_NOT_REORDERED,
     "saved weights are the model": Cause.NOT_SAVED,
     "copies share no state": Cause.SHARED_BY_COPIES,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from seqgen.data.collate import pad_rows
+from seqgen.generation.component import Composite
+from seqgen.generation.context import StepContext
+from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.laws.checking import Invariants
+from seqgen.laws.checking import Invariants, Violation
 from seqgen.laws.components import SHARED
 from seqgen.laws.decoding import Decoding, under_all_rules
 from seqgen.laws.search import same_hypotheses
@@ -28,6 +33,37 @@ def scorer_equals_generator(subject: Decoding) -> None:
     same_hypotheses(subject, got, wanted, "the scorer disagrees with the generator")
 
 
+class CombinationProbe(Composite, Combination):
+    """Calls a combination, and checks that it leaves the members' scores as they are.
+
+    Args:
+        combination: the combination.
+    """
+
+    def __init__(self, combination: Combination):
+        self.parts = [combination]
+
+    def __call__(self, lprobs: Sequence[Tensor], context: StepContext | None) -> Tensor:
+        """See ``Combination``."""
+        before = [scores.clone() for scores in lprobs]
+        found: Tensor = self.parts[0](lprobs, context)
+        for member, (scores, kept) in enumerate(zip(lprobs, before, strict=True)):
+            if not torch.equal(scores, kept):
+                raise Violation(f"the combination changes lprobs[{member}], the scores of a member, in place")
+        return found
+
+    def attention_weights(self, members: int) -> list[float]:
+        """Those of the combination."""
+        weights: list[float] = self.parts[0].attention_weights(members)
+        return weights
+
+
+def calls_change_no_scores(subject: Decoding) -> None:
+    """A call does not change the members' scores."""
+    probe = CombinationProbe(subject.generator().setup.ensemble.combination)
+    subject.decode(subject.batch(), objects={"combination": probe}, combination="", components={})
+
+
 def observing_changes_nothing(subject: Decoding) -> None:
     """A decode without the observer gives the same result."""
     observed = subject.decode(subject.batch())
@@ -38,6 +74,7 @@ def observing_changes_nothing(subject: Decoding) -> None:
 COMBINATION: Invariants[Decoding] = {
     **{name: law for name, law in SHARED.items() if name != "[m, m] = m"},
     "scorer = generator": under_all_rules(scorer_equals_generator),
+    "calls change nothing else": under_all_rules(calls_change_no_scores),
 }
 """The invariants of a combination, with two models."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seqgen.config import DebugConfig
 from seqgen.data.collate import pad_rows
@@ -67,9 +68,16 @@ def same_hypotheses(subject: Compared, got: Results, wanted: Results, what: str,
                 if (one.attention is None) != (two.attention is None):
                     raise Violation(f"{what}: one decode has no attention")
                 if one.attention is not None and two.attention is not None:
-                    subject.same(one.attention[None], two.attention[None], what=f"{what}: other attention")
+                    attention = _of_words(one.attention)[None], _of_words(two.attention)[None]
+                    subject.same(*attention, what=f"{what}: other attention")
             except Violation as error:
                 raise Violation(error.what, error.difference, error.step, sentence, beam) from None
+
+
+def _of_words(attention: Tensor) -> Tensor:
+    """Attention weights ``(T, S)`` without the columns of padding, all zero, on both sides."""
+    columns = attention.any(0).nonzero()
+    return attention[:, int(columns.min()) : int(columns.max()) + 1] if len(columns) else attention[:, :0]
 
 
 def cached_equals_uncached(subject: Subject) -> None:

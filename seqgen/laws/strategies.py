@@ -92,12 +92,13 @@ def scores_are_the_models(subject: Decoding) -> None:
             if setup.renormalizes:
                 lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
             wanted = lprobs.gather(1, tokens[:, None]).T
-            _same_scores(subject, hypothesis, wanted, row, beam)
+            how = ", renormalized over the tokens that the rules allow" if setup.renormalizes else ""
+            what = f"the scores are not those of the model for these tokens{how}"
+            _same_scores(subject, hypothesis, wanted, row, beam, what)
 
 
-def _same_scores(subject: Decoding, hypothesis: Hypothesis, wanted: Tensor, row: int, beam: int) -> None:
+def _same_scores(subject: Decoding, hypothesis: Hypothesis, wanted: Tensor, row: int, beam: int, what: str) -> None:
     try:
-        what = "the scores are not those of the model for these tokens"
         subject.same(hypothesis.positional_scores[None], wanted, what=what)
         mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
         subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")

@@ -11,7 +11,6 @@ from seqgen.laws.checking import Diagnosis, Outcome
 class Cause(Enum):
     """The usual causes; the value says what to do."""
 
-    ERROR = "the task raises an error; correct that first"
     TEXT = "decode is not the inverse of encode_target; tokens are lost, joined wrongly or changed"
     IDS = "an id is not in the vocabulary, or an example has padding; collate adds padding, an example has none"
     RANDOM_EXAMPLES = (
@@ -48,8 +47,6 @@ def diagnose(outcomes: Sequence[Outcome]) -> Diagnosis:
     wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
     for name, parts in _CAUSES.items():
         if (violation := wrong.get(name)) is not None:
-            if violation.__cause__ is not None:
-                return Diagnosis(Cause.ERROR)
             return Diagnosis(next(cause for part, cause in parts.items() if part in violation.what))
     return Diagnosis(Cause.UNKNOWN)
 
