@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -358,6 +359,16 @@ def test_trie_of_lines(tmp_path: Any) -> None:
     trie = PrefixTrie.from_lines(["ab", "", "b"], lambda text: [ord(letter) for letter in text], EOS)
     assert sorted(trie.following(())) == [EOS, ord("a"), ord("b")]
     assert trie.following((ord("a"), ord("b"))) == [EOS]
+
+
+def test_a_trie_of_one_long_line_needs_little_memory() -> None:
+    line = [3 + i % 7 for i in range(20_000)]
+    tracemalloc.start()
+    trie = PrefixTrie([line])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert trie.following(line[:50]) == [line[50]]
+    assert peak < 200 * len(line)
 
 
 PROCESSORS: dict[str, LogitsProcessor] = {

@@ -398,9 +398,24 @@ def test_parquet(tmp_path: Path) -> None:
         pyarrow.table({"text": rows, "n": list(range(9000))}), tmp_path / "a.parquet", row_group_size=700
     )
     assert list(find_source(str(tmp_path / "a.parquet")).lines()) == rows
-    for column, words in (("txt", "no column 'txt' .did you mean 'text'"), ("n", "row 1: n is 0, which is not text")):
+    for column, words in (
+        ("txt", "no column 'txt' .did you mean 'text'"),
+        ("n", "the values of 'n' are not text but 'int64'"),
+    ):
         with pytest.raises(DataError, match=words):
             list(find_source(str(tmp_path / "a.parquet"), column=column).lines())
+    repeated = pyarrow.array(["x" * (1 << 22)] + [None] * 9).dictionary_encode().take(pyarrow.array([0] * 5000 + [1]))
+    for stored in (True, False):  # whether the schema says that it is a dictionary
+        parquet.write_table(
+            pyarrow.table({"text": repeated}), tmp_path / "c.parquet", compression="zstd", store_schema=stored
+        )
+        lines = find_source(str(tmp_path / "c.parquet")).lines()
+        assert [len(next(lines)) for _ in range(16)] == [1 << 22] * 16
+        assert pyarrow.total_allocated_bytes() < 1 << 26
+        with pytest.raises(
+            DataError, match="row 17: the text up to here has more than 67108864 characters, 1000 times"
+        ):
+            next(lines)
     (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(DataError, match="is it a Parquet file"):
         list(find_source(str(tmp_path / "b.parquet")).lines())

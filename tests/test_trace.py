@@ -23,6 +23,7 @@ from seqgen.microscope.page import page_of
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
 from seqgen.tracing import sentence as sentence_module
+from seqgen.tracing import trace as trace_module
 from seqgen.tracing.reference import Fate, reference_path
 from seqgen.tracing.replay import replayed
 from seqgen.tracing.trace import TABLES, Trace
@@ -166,6 +167,9 @@ def test_the_table_looks_at_each_step_once(tmp_path: Path, monkeypatch: pytest.M
     trace.table("candidates")
     trace.table("candidates")
     assert len(calls) == sum(len(one.steps) for one in trace)
+    monkeypatch.setattr(trace_module, "_MOST_CHARACTERS", 100)
+    with pytest.raises(DataError, match=r"the texts in table 'candidates' of .* have more than 100 characters"):
+        Trace(trace.path).table("candidates")
 
 
 def test_forbidden_tokens(tmp_path: Path) -> None:
@@ -340,6 +344,7 @@ def test_damaged_traces(tmp_path: Path) -> None:
         (b"\x00\xff\n", "not a trace"),
         (b"{\n", "not JSON"),
         (gzip.compress(path.read_bytes())[:-20], "gzip"),
+        (gzip.compress(path.read_bytes() + b" " * (1 << 23)), "unpacks to more than 4194304 bytes"),
     ):
         other.write_bytes(content)
         with pytest.raises(DataError, match=words):

@@ -18,6 +18,10 @@ FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 ROWS = 4096
 """Number of rows of a Parquet file that are read at a time."""
 
+_RATIO, _SMALL = 1000, 1 << 26
+"""How many characters a Parquet file may have for each of its bytes, as a ``.gz`` file; more are possible if they are
+fewer than the second number."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -74,24 +78,44 @@ class Source:
             from pyarrow import parquet
         except ImportError:
             raise ConfigError(f"{file} is read by a package that is missing: pip install 'seqgen[parquet]'") from None
-        number = 0
+        number = size = 0
         try:
-            with parquet.ParquetFile(file) as table:
-                if self.column not in (names := table.schema_arrow.names):
-                    raise DataError(
-                        f"{file} has no column {self.column!r}{nearest(self.column, names)}; name the column of the "
-                        "text by job.column"
-                    )
+            schema, limit = parquet.read_schema(file), max(_SMALL, _RATIO * file.stat().st_size)
+            self._check_column(schema, file)
+            # as a dictionary, a text that a small file repeats is in memory once
+            with parquet.ParquetFile(file, read_dictionary=[self.column]) as table:
                 for batch in table.iter_batches(ROWS, columns=[self.column]):
-                    for value in batch.column(0).to_pylist():
+                    for value in batch.column(0):
                         number += 1
-                        yield _checked(value, self.column, f"{file}, row {number}")
+                        text = _checked(value.as_py(), self.column, f"{file}, row {number}")
+                        size += len(text)
+                        if size > limit:
+                            raise DataError(
+                                f"{file}, row {number}: the text up to here has more than {limit} characters, "
+                                f"{_RATIO} times the size of the file; give it as JSON lines if you trust it"
+                            )
+                        yield text
         except FileNotFoundError:
             raise DataError(f"there is no file {file}") from None
         except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise DataError(
                 f"cannot read {file} after row {number}: {' '.join(str(error).split())[:200]}; is it a Parquet file?"
             ) from None
+
+    def _check_column(self, schema: Any, file: Path) -> None:
+        """Refuse a Parquet file whose column is missing or not text."""
+        if self.column not in schema.names:
+            raise DataError(
+                f"{file} has no column {self.column!r}{nearest(self.column, schema.names)}; name the column of the "
+                "text by job.column"
+            )
+        kind = schema.field(self.column).type
+        kind = kind.value_type if str(kind).startswith("dictionary") else kind
+        if str(kind) not in ("string", "large_string", "string_view"):
+            raise DataError(
+                f"{file}: the values of {self.column!r} are not text but {shown(str(kind))}; name the column of the "
+                "text by job.column"
+            )
 
 
 def find_source(pattern: str, file_format: str = "auto", column: str = "text") -> Source:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +21,12 @@ from seqgen.tracing.header import FORMAT, VERSION, TraceHeader
 from seqgen.tracing.sentence import SentenceTrace
 
 Row = dict[str, Any]
+
+_RATIO, _SMALL = 100, 1 << 22
+"""How many times its size a ``.gz`` trace may have unpacked, if it is larger than the second number of bytes then; real
+ones have 5 to 20 times their size."""
+_MOST_CHARACTERS = 1 << 29
+"""Most characters of the texts of a table."""
 
 
 class Trace:
@@ -94,12 +102,22 @@ class Trace:
 
         Raises:
             ConfigError: there is no such table.
+            DataError: the texts of its rows have too many characters.
         """
         if name not in TABLES:
             hint = nearest(name, TABLES)
             raise ConfigError(f"a trace has no table {name!r}{hint}; the tables are {', '.join(TABLES)}")
-        rows = TABLES[name]
-        return [{"line": sentence.id, **row} for sentence in self.sentences for row in rows(sentence)]
+        rows, found, size = TABLES[name], list[Row](), 0
+        for sentence in self.sentences:
+            for row in rows(sentence):
+                size += len(row.get("text", ""))  # each candidate has the text of its whole beam
+                if size > _MOST_CHARACTERS:
+                    raise DataError(
+                        f"the texts in table {name!r} of {self.path} have more than {_MOST_CHARACTERS} characters; "
+                        "read the sentences one by one"
+                    )
+                found.append({"line": sentence.id, **row})
+        return found
 
     def frame(self, name: str) -> Any:
         """A table as a pandas DataFrame; see ``table``.
@@ -119,9 +137,15 @@ class Trace:
         try:
             with open_regular(self.path) as raw:
                 compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+                limit = max(_SMALL, _RATIO * os.fstat(raw.fileno()).st_size) if compressed else sys.maxsize
                 file: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
-                while line := file.readline(MAX_BYTES + 1):
+                while line := file.readline(min(MAX_BYTES, limit) + 1):
                     number += 1
+                    if file.tell() > limit:
+                        raise DataError(
+                            f"the trace {self.path} unpacks to more than {limit} bytes, far more than its own; unpack "
+                            "it with gunzip if you trust it"
+                        )
                     if len(line) > MAX_BYTES:
                         raise ValueError(f"it has more than {MAX_BYTES} bytes")
                     yield parse_json(line)

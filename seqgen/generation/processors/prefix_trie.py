@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,21 +61,28 @@ class PrefixTrie:
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]]):
-        children: list[dict[int, int]] = [{}]
-        for sequence in sequences:
-            node = 0
-            for token in sequence:
-                following = children[node].setdefault(token, len(children))
-                if following == len(children):
-                    children.append({})
-                node = following
-        edges = [(node, token, child) for node, found in enumerate(children) for token, child in sorted(found.items())]
-        table = torch.tensor(edges, dtype=torch.int64).view(-1, 3)
-        self.tokens, self.children = table[:, 1].contiguous(), table[:, 2].contiguous()
-        self._size = int(self.tokens.max()) + 1 if edges else 1
-        self._keys = table[:, 0] * self._size + self.tokens  # ascending
-        counts = torch.tensor([len(found) for found in children])
-        self.offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        # In sorted order, each sequence shares its longest beginning with the one before it. Bytes in big-endian order
+        # compare as the ids do, and need a fraction of the memory of lists.
+        ordered = sorted({np.asarray(sequence, ">i4").tobytes() for sequence in sequences})
+        path, before, count = np.zeros(1, np.int64), np.empty(0, np.int64), 1  # the nodes of the sequence before
+        parents, tokens = [path[:0]], [before]
+        for content in ordered:
+            own = np.frombuffer(content, ">i4").astype(np.int64)
+            common = min(len(own), len(before))
+            differs = own[:common] != before[:common]
+            shared = int(differs.argmax()) if differs.any() else common
+            new = np.arange(count, count + len(own) - shared)
+            parents.append(np.concatenate([path[shared : shared + 1], new[:-1]])[: len(new)])
+            tokens.append(own[shared:])
+            path, before, count = np.concatenate([path[: shared + 1], new]), own, count + len(new)
+        above, edges = np.concatenate(parents), np.concatenate(tokens)
+        self._size = int(edges.max(initial=0)) + 1
+        keys = above * self._size + edges
+        order = keys.argsort()
+        self.tokens, self.children = torch.from_numpy(edges[order]), torch.from_numpy(1 + order)
+        self._keys = torch.from_numpy(keys[order])  # ascending
+        counts = np.bincount(above, minlength=count)
+        self.offsets = torch.from_numpy(np.concatenate([[0], counts.cumsum()]))
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], encode: Callable[[str], Sequence[int]], eos: int) -> Self:

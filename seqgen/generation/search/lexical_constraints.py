@@ -194,8 +194,8 @@ class OneAtATime(LexicalConstraints):
 class Tree:
     """The alternatives of one phrase as a tree; alternatives with the same beginning share its nodes.
 
-    A node is the beginning of an alternative; node 0 is the empty one, and each node comes after its parent. The tree is
-    built in time proportional to its nodes times its alphabet (Aho and Corasick 1975).
+    A node is the beginning of an alternative; node 0 is the empty one, and each node comes after its parent. The tree
+    is built in time proportional to its nodes times its alphabet (Aho and Corasick 1975).
 
     Args:
         some: the alternatives; none is empty.
