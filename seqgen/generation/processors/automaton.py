@@ -184,7 +184,7 @@ def least_sums(ways: Mapping[K, Iterable[tuple[int, Sequence[K]]]]) -> dict[K, i
     best: list[tuple[int, int, K]] = []  # a heap; numbers decide between equal values
     for key, own in ways.items():
         for number, needed in own:
-            way = [number, len(needed), key]  # the sum so far, and how many values are missing
+            way: list[Any] = [number, len(needed), key]  # the sum so far, and how many values are missing
             for other in needed:
                 users.setdefault(other, []).append(way)
             if not needed:
