@@ -21,7 +21,7 @@ class UnparsedText(str):
     """A value as the user typed it, whose type is not known before the models are loaded: they name its component."""
 
 
-def component_config(registry: Registry, name: str, generation: GenerationConfig, **flat: Any) -> Any:
+def component_config(registry: Registry, name: str, generation: GenerationConfig, group: str = "", **flat: Any) -> Any:
     """Make the configuration of a decoding component.
 
     Its own keys (``search.groups``) override flat keys (``generation.diverse_beam_groups``), which override its preset
@@ -31,6 +31,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         registry: has the component.
         name: a registered name or a preset.
         generation: has the values of the component's own keys.
+        group: the prefix of these keys, by default the registry's.
         flat: the values of flat keys, by field of the component's configuration.
 
     Returns:
@@ -40,7 +41,7 @@ def component_config(registry: Registry, name: str, generation: GenerationConfig
         ConfigError: the name or a key is unknown, or a value has the wrong type or is out of its range.
     """
     config = registry.config(name)
-    values = {**to_dict(config), **flat, **generation.component_values(registry.group, name)}
+    values = {**to_dict(config), **flat, **generation.component_values(group or registry.group, name)}
     return from_dict(type(config), values, f"the keys of {registry.kind} {name}")
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from seqgen.compose import compose
 from seqgen.config import GenerateConfig
-from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, ProbabilityMean
+from seqgen.errors import ConfigError
+from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, Nested, ProbabilityMean
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.registry import COMBINATIONS
@@ -68,6 +69,32 @@ def test_guidance() -> None:
     torch.testing.assert_close(found, 1.5 * p.log() - 0.5 * q.log())
 
 
+class Sharper(Combination):
+    def __call__(self, lprobs: Any, context: Any) -> Tensor:
+        return (3.0 * lprobs[0]).log_softmax(-1)
+
+
+def test_a_combination_of_the_result_of_another_one() -> None:
+    lprobs = distributions(2)
+    wanted = (lprobs[0].exp() * lprobs[1].exp() ** 0.4) ** 3
+    found = Nested(Sharper(), Fusion(0.4))(lprobs, None)
+    torch.testing.assert_close(found, (wanted / wanted.sum(-1, keepdim=True)).log())
+    models = [text_model(seed=seed) for seed in (1, 2)]
+    keys: dict[str, Any] = {"beam": 3, "max_len_b": 5, "guidance_scale": 1.2}
+    named, given = (
+        [line.hypotheses[0].score for line in Translator(models).translate(["w1 w5 w8", "w2"], **keys, **own)]
+        for own in (
+            {"combination": Sharper(), "inner_combination": "fusion", "inner_combination.weight": 0.4},
+            {"combination": Nested(Sharper(), Fusion(0.4))},
+        )
+    )
+    assert named == given
+    with pytest.raises(ConfigError, match="=fusion: probability returns the scores of a single member"):
+        Translator(models, inner_combination="fusion").translate(["w1"])
+    with pytest.raises(ConfigError, match=r"set generation\.inner_combination=NAME"):
+        Translator(models, **{"inner_combination.weight": 0.4}).translate(["w1"])
+
+
 @names
 @pytest.mark.parametrize("search", [name for name, own in STRATEGIES.items() if not own.reads_features])
 @pytest.mark.parametrize("semantics", ["fairseq", "huggingface"])
@@ -116,10 +143,6 @@ def test_model_score_under_guidance() -> None:
 
 
 def test_a_combination_that_changes_a_single_model_is_not_skipped() -> None:
-    class Sharper(Combination):
-        def __call__(self, lprobs: Any, context: Any) -> Tensor:
-            return (3.0 * lprobs[0]).log_softmax(-1)
-
     class Mine(ProbabilityMean):
         """Inherits no promise about a method that it replaces."""
 

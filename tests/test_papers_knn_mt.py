@@ -98,10 +98,13 @@ def hypotheses(translator: Translator, **settings: Any) -> list[list[Hypothesis]
 
 
 @torch.no_grad()
-def test_forced_decoding_has_the_scores_of_the_search(model: ModelInMemory, datastore: Path) -> None:
+@pytest.mark.parametrize("inner", [{}, {"inner_combination": "fusion", "inner_combination.weight": 0.4}], ids=str)
+def test_forced_decoding_has_the_scores_of_the_search(
+    model: ModelInMemory, datastore: Path, inner: dict[str, Any]
+) -> None:
     """``model_score`` and ``Translator.score`` of an output are its score in beam search, neighbors included."""
     keys = {"combination": "knn_mt", "combination.datastore": str(datastore), "combination.interpolation": 0.5}
-    translator = Translator([model, model], **keys)
+    translator = Translator([model, model], **keys, **inner)
     plain = Translator(model)
     for translation in translator.translate(TEXTS, return_scores=True, **OPTIONS):
         texts = [hypothesis.text for hypothesis in translation.hypotheses]

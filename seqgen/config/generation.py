@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from seqgen.config.option import option
 
-SINGLE_COMPONENTS = ("search", "combination", "utility", "reranker")
+SINGLE_COMPONENTS = ("search", "combination", "inner_combination", "utility", "reranker")
 """Groups of decoding components of which exactly one is in use."""
 
 
@@ -198,6 +198,9 @@ class GenerationConfig:
     combination: str = option(
         "", "name of a registered combination of the members' scores; empty for the average that ensemble_average names"
     )
+    inner_combination: str = option(
+        "", "name of the combination whose result, renormalized, is the only member of generation.combination"
+    )
     ensemble_average: str = option(
         "probability", "average the members' probabilities or log-probabilities", choices=("probability", "log")
     )
@@ -236,7 +239,8 @@ class GenerationConfig:
         """The values that the user set for one component's own keys.
 
         Only one search, combination, utility and reranker is in use at a time, so their keys are ``search.FIELD``,
-        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD``. The keys of other components contain the
+        ``combination.FIELD``, ``utility.FIELD`` and ``reranker.FIELD`` (``inner_combination.FIELD`` of a combination
+        that another one wraps). The keys of other components contain the
         component's name: ``processor.NAME.FIELD``, ``stopping.NAME.FIELD`` and the like.
 
         Args:

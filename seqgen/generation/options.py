@@ -13,7 +13,7 @@ from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.errors import ConfigError
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.component import Resources
-from seqgen.generation.ensemble.combinations import Combination, Guidance
+from seqgen.generation.ensemble.combinations import Combination, Guidance, Nested
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.generation.ensemble.member import EMPTY, MemberSpec, field_of, input_of
 from seqgen.generation.finished import Ranking
@@ -85,7 +85,7 @@ def setup_from_config(
             "lower generation.nbest, or choose another strategy"
         )
     members = members_from_config(models, cfg)
-    ensemble = with_guidance(members, combination or combination_from_config(cfg, resources), cfg.guidance_scale)
+    ensemble = with_guidance(members, combination_from_config(cfg, resources, combination), cfg.guidance_scale)
     of_config = processors_from_config(cfg, rules, resources)
     named = [build(OBSERVERS, name, Observer, cfg, resources) for name in cfg.observers]
     return DecodingSetup(
@@ -189,15 +189,26 @@ def search_from_config(cfg: GenerationConfig, resources: Resources) -> Search:
     return build(SEARCHES, cfg.search, Search, cfg, resources, **flat)
 
 
-def combination_from_config(cfg: GenerationConfig, resources: Resources) -> Combination:
-    """Make the combination that a configuration names.
+def combination_from_config(
+    cfg: GenerationConfig, resources: Resources, given: Combination | None = None
+) -> Combination:
+    """Make the combination that a configuration names, around the inner one if it names one.
+
+    Args:
+        cfg: the configuration.
+        resources: what the combinations may use.
+        given: the combination as an object, in place of the name.
 
     Raises:
-        ConfigError: it is not registered.
+        ConfigError: it is not registered, or an inner combination is named and the outer one does nothing.
     """
     name = cfg.combination or cfg.ensemble_average
     flat = {"weights": cfg.ensemble_weights} if cfg.ensemble_weights else {}
-    return build(COMBINATIONS, name, Combination, cfg, resources, **flat)
+    outer = given or build(COMBINATIONS, name, Combination, cfg, resources, **flat)
+    if not cfg.inner_combination:
+        return outer
+    inner = build(COMBINATIONS, cfg.inner_combination, Combination, cfg, resources, "inner_combination")
+    return Nested(outer, inner)
 
 
 def members_from_config(

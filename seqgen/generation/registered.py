@@ -15,7 +15,15 @@ from seqgen.registry import Registry
 C = TypeVar("C", bound=Component)
 
 
-def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, resources: Resources, **flat: Any) -> C:
+def build(
+    registry: Registry,
+    name: str,
+    base: type[C],
+    cfg: GenerationConfig,
+    resources: Resources,
+    group: str = "",
+    **flat: Any,
+) -> C:
     """Make a registered component.
 
     Args:
@@ -24,6 +32,7 @@ def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, r
         base: the class that it must be a subclass of.
         cfg: has the values that the user gave for it (``cfg.components``).
         resources: what it may use.
+        group: the prefix of its keys, by default the registry's.
         flat: values by the names of its configuration's fields that flat keys of ``cfg`` gave.
 
     Raises:
@@ -32,7 +41,7 @@ def build(registry: Registry, name: str, base: type[C], cfg: GenerationConfig, r
     entry = registry.entry(name)
     if not issubclass(entry.component, base):
         raise ConfigError(f"{registry.kind} {name!r} ({entry.origin}) does not subclass {base.__name__}")
-    return entry.component.build(component_config(registry, name, cfg, **flat), resources)
+    return entry.component.build(component_config(registry, name, cfg, group, **flat), resources)
 
 
 @contextmanager

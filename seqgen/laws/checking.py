@@ -216,14 +216,16 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def causes(outcomes: Sequence[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> list[Diagnosis]:
-    """Find the causes of what failed: an error of the component is its own cause, and explains no violation.
+    """Find the causes of what failed. An error of the component is its own cause, and comes first.
 
     Args:
         outcomes: what the checks found; at least one violation.
-        diagnose: finds the cause of the violations that are not errors.
+        diagnose: finds the cause of violations. Errors are among these only if the first invariant holds, the simplest
+            use of the component: then it matters in which other one they occur.
     """
     wrong = failed(outcomes)
-    others = [outcome for outcome in wrong if not isinstance(outcome.violation, Raised)]
-    own = any(isinstance(outcome.violation, Raised) and outcome.violation.own for outcome in wrong)
-    found = [Diagnosis(RaisedCause.ERROR)] if own or not others else []
-    return [*found, diagnose(others)] if others else found
+    raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
+    if outcomes[0].violation in raised:
+        wrong = [outcome for outcome in wrong if outcome.violation not in raised]
+    found = [Diagnosis(RaisedCause.ERROR)] if not wrong or any(error.own for error in raised) else []
+    return [*found, diagnose(wrong)] if wrong else found

@@ -31,7 +31,7 @@ KEYS_BY_ARGUMENT = {argument: key for key, (_, argument) in OBJECTS.items()}
 """The key for each argument of the generator."""
 
 
-OF_ENSEMBLE = ("combination", "ensemble_average", "ensemble_weights", "members", "guidance_scale")
+OF_ENSEMBLE = ("combination", "inner_combination", "ensemble_average", "ensemble_weights", "members", "guidance_scale")
 """The settings that make models an ensemble, besides the keys of the combination and the members' sources."""
 
 
@@ -42,7 +42,8 @@ def ensemble_settings(cfg: GenerationConfig, objects: Mapping[str, Any]) -> dict
         cfg: the settings of a call.
         objects: its objects, by the arguments of the generator.
     """
-    of_components = {key: v for key, v in cfg.components.items() if key.startswith(("combination.", "source."))}
+    prefixes = ("combination.", "inner_combination.", "source.")
+    of_components = {key: value for key, value in cfg.components.items() if key.startswith(prefixes)}
     settings = {key: getattr(cfg, key) for key in OF_ENSEMBLE} | of_components
     if "combination" in objects:
         settings["combination"] = objects["combination"]

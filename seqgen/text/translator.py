@@ -431,7 +431,7 @@ class Translator:
             )
         cfg, objects = self.settings(**settings), self._with_constructor_objects(settings)[0]
         target = self.task.target_dictionary
-        combination = objects.get("combination") or combination_from_config(cfg, Resources(target))
+        combination = combination_from_config(cfg, Resources(target), objects.get("combination"))
         members = members_from_config(self._specified(objects.get("members")), cfg)
         # a scale of the model's own settings is for decoding: scores would not be log-probabilities
         scale = cfg.guidance_scale if "guidance_scale" in self._over_given(settings) else 1.0
