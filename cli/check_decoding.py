@@ -6,26 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
+import torch
+
+from seqgen.arguments import split_argument, text_list, text_values
+from seqgen.checkpoints.loading import load_models
 from seqgen.cli.check_report import report
 from seqgen.cli.check_subjects import new_model, refuse_device, small_transformer
 from seqgen.cli.command import log, run, set_up_device
-from seqgen.component_keys import parse_component_value
-from seqgen.config import SINGLE_COMPONENTS, CommonConfig, GenerationConfig, option
+from seqgen.config import SINGLE_COMPONENTS, CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
 from seqgen.laws.checking import Invariants, check_all
 from seqgen.laws.component_diagnosis import diagnose
+from seqgen.laws.components import changes_nothing
 from seqgen.laws.decoding import Decoding
 from seqgen.laws.processors import PROCESSOR
 from seqgen.laws.rules import COMBINATION, OBSERVER, STOPPING
 from seqgen.laws.strategies import STRATEGY
 from seqgen.laws.subject import randomize_, tiny_dictionary
+from seqgen.model import EncoderDecoderModel
 from seqgen.registry import DECODING_COMPONENTS
 
 WORDS = 9
 """Words of the vocabulary, besides its four special tokens: an odd number of tokens, and few, so that ties occur."""
+
+OWN = ("beam", "semantics", "nbest", "min_len", "max_len", "end_symbols")
+"""Keys of ``generation`` that the checks set themselves."""
 
 
 class Kind(NamedTuple):
@@ -57,6 +66,7 @@ class DecodingCheckConfig:
     """The configuration of the check of a decoding component."""
 
     model: Any = None
+    path: list[str] = option([], "run or checkpoint that decodes, in place of a random model; of a combination two")
     beam: int = option(4, "beam size of the decodes; a strategy that refuses it is checked with 1", minimum=1)
     semantics: str = option(
         "both", "rules of which toolkit the component is checked under", choices=("both", "fairseq", "huggingface")
@@ -64,15 +74,18 @@ class DecodingCheckConfig:
     tolerance: float = option(
         1e-9, "largest difference of scores that counts as equal, relative if they are above 1", minimum=0
     )
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    reading: ReadingConfig = field(default_factory=ReadingConfig)
     common: CommonConfig = field(default_factory=CommonConfig)
 
 
 def description(group: str) -> str:
     """What the check of a kind of component does, for ``--help``."""
     return (
-        f"checks the invariants of {KINDS[group].what}, with a random model for a vocabulary of {WORDS + 4} tokens, in "
-        "float64 on the CPU. Prints a line for each invariant; if one fails, the first step, sentence and beam that "
-        "differ, and the probable cause. Exit code: 0 if all invariants hold, 1 if one fails."
+        f"checks the invariants of {KINDS[group].what}, with a random model for a vocabulary of {WORDS + 4} tokens or "
+        "with path=RUN, and with the other components that generation.KEY names, in float64 on the CPU. Prints a line "
+        "for each invariant; if one fails, the first step, sentence and beam that differ, and the probable cause. Exit "
+        "code: 0 if all invariants hold, 1 if one fails."
     )
 
 
@@ -83,25 +96,45 @@ def main(group: str, argv: Sequence[str]) -> NoReturn:
         group: its kind, one of ``KINDS``.
         argv: the arguments of the command.
     """
-    keys: dict[str, str] = {}
-
-    def without_keys(overrides: list[str]) -> list[str]:
-        pairs = [override.partition("=") for override in overrides]
-        keys.update({key: value for key, _, value in pairs if key.startswith(f"{group}.")})
-        return [override for override in overrides if not override.startswith(f"{group}.")]
-
     name = option("", f"{KINDS[group].what}, by name")
     schema = make_dataclass(f"{group.title()}CheckConfig", [(group, str, name)], bases=(DecodingCheckConfig,))
-    run(schema, lambda cfg: check_component(group, cfg, keys), description(group), argv, complete=without_keys)
+    run(
+        schema,
+        lambda cfg: check_component(group, cfg),
+        description(group),
+        argv,
+        complete=lambda overrides: with_chooser(group, overrides),
+    )
 
 
-def check_component(group: str, cfg: Any, keys: dict[str, str]) -> int:
+def with_chooser(group: str, overrides: list[str]) -> list[str]:
+    """Add the key of ``generation`` that selects the component, after the others of its kind.
+
+    Args:
+        group: the kind of component.
+        overrides: the ``key=value`` arguments, with ``KIND=NAME``.
+
+    Raises:
+        ConfigError: the component is not registered, or a key is given that the check sets itself.
+    """
+    registry, chooser = DECODING_COMPONENTS[group]
+    key = f"generation.{chooser}"
+    name = dict(split_argument(override) for override in overrides)[group]
+    registry.entry(name)  # the error message for a name that does not exist
+    fixed = [f"generation.{own}" for own in OWN] + ([key] if group in SINGLE_COMPONENTS else [])
+    for override in overrides:
+        if (given := override.partition("=")[0]) in fixed:
+            raise ConfigError(f"{given}: the check sets this key itself; leave it out")
+    names = name if group in SINGLE_COMPONENTS else text_list([*text_values(overrides, key), name])
+    return [*(override for override in overrides if not override.startswith(f"{key}=")), f"{key}={names}"]
+
+
+def check_component(group: str, cfg: Any) -> int:
     """Check the invariants of a component, and print a line for each.
 
     Args:
         group: its kind.
-        cfg: the configuration.
-        keys: values of the component's own keys, as the user typed them.
+        cfg: the configuration; ``generation`` names the component.
 
     Returns:
         The exit code: 0 if all invariants hold, 1 if one fails.
@@ -111,61 +144,72 @@ def check_component(group: str, cfg: Any, keys: dict[str, str]) -> int:
     """
     refuse_device(cfg.common)
     set_up_device(cfg.common)
-    subject = subject_of(group, cfg, select(group, getattr(cfg, group), keys))
-    invariants = KINDS[group].invariants
-    return report(check_all(invariants, subject), lambda outcomes: diagnose(subject, outcomes))
+    subject = subject_of(group, cfg)
+    code = report(check_all(KINDS[group].invariants, subject), lambda outcomes: diagnose(subject, outcomes))
+    if code == 0 and changes_nothing(subject):
+        print(f"the {DECODING_COMPONENTS[group][0].kind} changes nothing: all decodes are those without it")
+    return code
 
 
-def select(group: str, name: str, keys: dict[str, str]) -> GenerationConfig:
-    """The configuration of decoding that selects a component.
-
-    Args:
-        group: its kind.
-        name: its name.
-        keys: values of its own keys, as the user typed them.
-
-    Raises:
-        ConfigError: the component is not registered, or a key or value is wrong.
-    """
-    registry, chooser = DECODING_COMPONENTS[group]
-    registry.entry(name)  # the error message for a name that does not exist
-    single = group in SINGLE_COMPONENTS
-    prefix = f"{group}." if single else f"{group}.{name}."
-    for key in keys:
-        if not key.startswith(prefix):
-            raise ConfigError(f"{key!r} is not a key of {registry.kind} {name}; its keys begin with {prefix!r}")
-    chosen: dict[str, Any] = {chooser: name if single else [name]}
-    generation = GenerationConfig(**chosen)
-    values = {key: parse_component_value(generation, key, value) for key, value in keys.items()}
-    return replace(generation, components=values)
-
-
-def subject_of(group: str, cfg: DecodingCheckConfig, generation: GenerationConfig) -> Decoding:
-    """What is checked: the component, and small random models.
+def subject_of(group: str, cfg: DecodingCheckConfig) -> Decoding:
+    """What is checked: the component, and small random models or trained ones.
 
     Args:
         group: the kind of component.
-        cfg: the configuration.
-        generation: selects the component.
+        cfg: the configuration; ``generation`` names the component.
 
     Raises:
-        UserError: the component or the model cannot be built.
+        UserError: the component or the models cannot be built, or do not fit.
     """
     registry, chooser = DECODING_COMPONENTS[group]
-    chosen = getattr(generation, chooser)
-    component = registry.entry(chosen if isinstance(chosen, str) else chosen[0]).component
-    model = cfg.model or small_transformer()
-    subject = Decoding(
-        replace(generation, beam=cfg.beam),
-        lambda words, seed: randomize_(new_model(model, words, seed), seed, factor=1.6),
-        tiny_dictionary(WORDS),
-        KINDS[group].base or component,
-        tolerance=cfg.tolerance,
-    )
-    if group == "combination":
-        subject.models.append(subject.build(subject.dictionary, 1))
+    chosen = getattr(cfg.generation, chooser)
+    component = registry.entry(chosen if isinstance(chosen, str) else chosen[-1]).component
+    generation, kind = replace(cfg.generation, beam=cfg.beam), KINDS[group].base or component
+    if cfg.path:
+        subject = _trained(group, cfg, generation, kind)
+    else:
+        model, words = cfg.model or small_transformer(), tiny_dictionary(WORDS)
+
+        def build(words: Dictionary, seed: int) -> EncoderDecoderModel:
+            return randomize_(new_model(model, words, seed), seed, factor=1.6)
+
+        subject = Decoding(generation, group, build, words, words, kind, tolerance=cfg.tolerance)
+        if group == "combination":
+            subject.models.append(build(words, 1))
     subject.all_rules = ["fairseq", "huggingface"] if cfg.semantics == "both" else [cfg.semantics]
     return _accepted(subject)
+
+
+def _trained(group: str, cfg: DecodingCheckConfig, generation: GenerationConfig, kind: type[Component]) -> Decoding:
+    """The component with trained models.
+
+    Raises:
+        UserError: a model cannot be loaded, ``model`` is given as well, or the number or vocabularies do not fit.
+    """
+    if cfg.model is not None:
+        raise ConfigError("give either model=NAME for a random model or path=RUN for a trained one")
+    loaded = load_models(cfg.path, "cpu", cfg.reading, torch.float64)
+    wanted = 2 if group == "combination" else 1
+    if len(loaded) != wanted:
+        raise ConfigError(f"path names {len(loaded)} models; a {group} is checked with {wanted}")
+    for note in (note for one in loaded for note in one.notes):
+        log(note)
+    task, other = loaded[0].task, loaded[-1].task
+    words, sources = task.target_dictionary, task.source_dictionary
+    if words != other.target_dictionary or sources != other.source_dictionary:
+        raise ConfigError("the models of path have different vocabularies; give two with the same")
+    models = [one.model for one in loaded]
+    return Decoding(
+        generation,
+        group,
+        None,
+        words,
+        sources,
+        kind,
+        models=models,
+        tokenizer=task.target_tokenizer,
+        tolerance=cfg.tolerance,
+    )
 
 
 def _accepted(subject: Decoding) -> Decoding:

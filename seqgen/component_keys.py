@@ -98,6 +98,8 @@ def component_of_key(generation: GenerationConfig, key: str) -> tuple[Registry, 
     else:
         wanted, _, field = rest.partition(".")
         name = wanted if wanted in chosen else ""
+    if chosen and not field:
+        raise ConfigError(f"{key!r} is not a key of a {registry.kind}; its keys begin with '{group}.{chosen[0]}.'")
     if not name or not field:
         raise ConfigError(
             f"{key!r} has no effect, because generation.{chooser} does not name its {registry.kind}; set "

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, select, subject_of
+from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
+from seqgen.config import SINGLE_COMPONENTS, GenerationConfig
 from seqgen.generation.candidates import Candidates, best_continuations
 from seqgen.generation.component import ATTENTION, FEATURES, Component
 from seqgen.generation.ensemble.combinations import Combination
@@ -335,10 +336,11 @@ EACH = [name if name == "CountsNotReordered" else pytest.param(name, marks=pytes
 def test_planted_bugs_are_found_and_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     component, cause = BUGS[name]
     group = next(group for group, base in BASES.items() if issubclass(component, base))
-    registry, _ = DECODING_COMPONENTS[group]
+    registry, chooser = DECODING_COMPONENTS[group]
     entry = Entry(name, component, make_dataclass(f"{name}Config", []), __file__)
     monkeypatch.setitem(registry._entries, name, entry)
-    subject = subject_of(group, DecodingCheckConfig(), select(group, name, {}))
+    generation = GenerationConfig(**{chooser: name if group in SINGLE_COMPONENTS else [name]})
+    subject = subject_of(group, DecodingCheckConfig(generation=generation))
     outcomes = list(check_all(KINDS[group].invariants, subject))
     violations = [f"{outcome.name}: {outcome.violation.what}" for outcome in outcomes if outcome.violation]
     assert violations, [(o.name, o.reason) for o in outcomes if o.reason]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
-from seqgen.cli.check_decoding import KINDS
-from seqgen.laws.components import SHARED
+from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
+from seqgen.config import GenerationConfig
+from seqgen.laws.components import SHARED, changes_nothing
 from seqgen.laws.strategies import STRATEGY
 from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, TASKS, Registry
 from tests.commands import Outcome, command, corpus
+from tests.training_runs import TINY
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -103,6 +106,44 @@ def test_a_component_that_fails(tmp_path: Path) -> None:
     assert lines[-1].startswith("probable cause: the component draws from PyTorch's own random numbers")
 
 
+def test_components_with_a_run_and_other_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor is checked with a trained model, another processor and another search."""
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "run_dir=run", *TINY, "optimization.max_update=2", "common.threads=1").code == 0
+    outcome = assert_passes(
+        *("processor=no_repeat_ngram", "processor.no_repeat_ngram.size=1", "path=run", "semantics=fairseq"),
+        *("generation.search=diverse_beam", "search.groups=2", "generation.processors=[top_k]", "processor.top_k.k=9"),
+    )
+    assert "not run: a trained model has one vocabulary" in outcome.out
+    assert "changes nothing" not in outcome.out
+    for arguments, message in (
+        (("combination=log", "path=run"), "path names 1 models; a combination is checked with 2"),
+        (("search=beam", "path=run", "model=fconv_tiny"), "give either model=NAME"),
+    ):
+        assert message in check(*arguments).err
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "nothing"),
+    [
+        ("search", {"search": "beam"}, False),  # there is nothing that it could change
+        ("search", {"search": "diverse_beam", "components": {"search.strength": 0.0, "search.groups": 1}}, True),
+        ("processor", {"processors": ["top_k"], "components": {"processor.top_k.k": 13}}, True),
+        ("processor", {"processors": ["minimum_length", "top_k"], "components": {"processor.top_k.k": 3}}, False),
+        ("combination", {"combination": "fusion", "components": {"combination.weight": 0.0}}, False),
+        ("stopping", {"stopping_rules": ["time_limit"]}, True),
+    ],
+)
+def test_a_component_that_changes_nothing(group: str, values: dict[str, Any], nothing: bool) -> None:
+    subject = subject_of(group, DecodingCheckConfig(generation=GenerationConfig(**values)))
+    assert changes_nothing(subject) == nothing
+
+
+def test_the_check_says_that_a_component_changes_nothing() -> None:
+    outcome = assert_passes("stopping=time_limit", "semantics=fairseq", "beam=2")
+    assert outcome.out.endswith("\nthe stopping rule changes nothing: all decodes are those without it\n")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("chosen", BUILT_IN)
 def test_every_built_in_component(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +197,10 @@ def test_a_vacuous_check_is_visible() -> None:
         (["processor=top_k", "processor.top_k.k=0"], "below its minimum"),
         (["processor=top_k", "search=beam"], "search and processor are two components; check them one at a time"),
         (["processor=forbid", "processor.forbid.tokens=[hello]"], "'hello' is not in the target vocabulary"),
-        (["search=beam", "path=runs/a"], "unknown key 'path'"),
+        (["search=beam", "path=runs/a"], "runs/a: there is no such file or folder"),
+        (["search=beam", "generation.beam=3"], "generation.beam: the check sets this key itself"),
+        (["search=beam", "generation.search=greedy"], "generation.search: the check sets this key itself"),
+        (["search=beam", "processor.top_k.k=2"], "generation.processors does not name its logits processor"),
         (["search=beam", "semantics=marian"], "semantics"),
         (["search=beam", "common.device=cuda"], "the checks run on the CPU"),
         (["criterion=cross_entropi"], "did you mean 'cross_entropy'?"),
@@ -179,5 +223,6 @@ def test_help() -> None:
     overview = command("check", "--help").out
     assert all(f"{kind}=NAME" in overview for kind in [*KINDS, "task", "criterion"])
     shown = command("check", "processor=top_k", "--help").out
-    assert "processor=top_k" in shown
+    assert "\n  processor=" in shown
+    assert "Keys with generation.processors=top_k\n" in shown
     assert "  processor.top_k.k=" in shown

@@ -151,7 +151,8 @@ def test_shown_checks_of_components_pass(
     page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "DATA").symlink_to(workplace / "DATA")
+    for name in ("DATA", "runs"):
+        (tmp_path / name).symlink_to(workplace / name)
     for line in filter(COMPONENT.match, shown_commands(page)):
         words = shlex.split(line.replace("examples/", f"{ROOT}/examples/"))
         outcome = command("check", *words[1:], "common.threads=1")

@@ -289,4 +289,5 @@ class DebugConfig:
             names: their fields; all if none is given.
         """
         usual = vars(cls())
-        return cls(**{name: False if isinstance(usual[name], bool) else "off" for name in names or usual})
+        off: dict[str, Any] = {name: False if isinstance(usual[name], bool) else "off" for name in names or usual}
+        return cls(**off)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from seqgen.component_keys import check_component_keys
 from seqgen.config import DebugConfig, GenerationConfig
@@ -203,7 +204,7 @@ def combination_from_config(
         ConfigError: it is not registered, or an inner combination is named and the outer one does nothing.
     """
     name = cfg.combination or cfg.ensemble_average
-    flat = {"weights": cfg.ensemble_weights} if cfg.ensemble_weights else {}
+    flat: dict[str, Any] = {"weights": cfg.ensemble_weights} if cfg.ensemble_weights else {}
     outer = given or build(COMBINATIONS, name, Combination, cfg, resources, **flat)
     if not cfg.inner_combination:
         return outer

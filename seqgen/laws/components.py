@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqgen.config import DebugConfig
-from seqgen.errors import ConfigError, DecodingError
+from seqgen.errors import ConfigError, DecodingError, UserError
 from seqgen.generation.candidates import Candidates, gather_beams
 from seqgen.generation.component import Component
 from seqgen.generation.session import Session
@@ -194,6 +195,34 @@ def _same_tensors(subject: Decoding, got: Component, wanted: Component, names: l
             subject.same(ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1), what=what.format(name))
         except Violation as error:
             raise Violation(error.what, error.difference, sentence=error.sentence) from None
+
+
+def changes_nothing(subject: Decoding) -> bool:
+    """Whether decodes with the component, some with a wide beam, equal those without it.
+
+    An observer, which never changes anything, does not count, nor does beam search itself or another default.
+    """
+    if subject.group == "observer":
+        return False
+    beam = subject.generation.beam
+    cases: list[tuple[Batch, dict[str, Any]]] = [
+        (subject.batch(), {}),
+        (subject.batch(lengths=[3, 6, 4], seed=2), {"min_len": 5, "end_symbols": []}),
+        (subject.batch(), {"beam": beam if subject.group == "search" else 3 * beam}),
+    ]
+    for rules in subject.all_rules:
+        subject.rules = rules
+        try:
+            with_it, plain = (subject.generator(**options).setup for options in ({}, subject.without))
+            parts = [(type(setup.search), type(setup.ensemble.combination)) for setup in (with_it, plain)]
+            if subject.group in ("search", "combination") and parts[0] == parts[1]:
+                return False
+            for batch, options in cases:
+                got, wanted = subject.decode(batch, **options), subject.decode(batch, **options, **subject.without)
+                same_hypotheses(subject, got, wanted, "the component changes the result")
+        except (Violation, UserError):
+            return False
+    return True
 
 
 SHARED: Invariants[Decoding] = {

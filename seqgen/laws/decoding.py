@@ -12,7 +12,7 @@ import torch
 from seqgen.config import DebugConfig, GenerationConfig
 from seqgen.data.collate import pad_rows
 from seqgen.data.dictionary import Dictionary
-from seqgen.data.tokenizers.base import WhitespaceTokenizer
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.generation.component import Component, Composite, Phrases
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.session import Session
@@ -20,6 +20,7 @@ from seqgen.generation.setup import DecodingRequest, DecodingSetup
 from seqgen.laws.checking import Compared, NotApplicableError, Violation
 from seqgen.laws.subject import Ids, words_between
 from seqgen.model import EncoderDecoderModel
+from seqgen.registry import DECODING_COMPONENTS
 from seqgen.structures import Batch, Hypothesis, Source
 
 LENGTHS = [5, 2, 8, 1, 4]
@@ -36,24 +37,46 @@ class Decoding(Compared):
     """A decoding component, and small models to decode with.
 
     Attributes:
-        generation: names the component and has its keys; its ``beam`` is the beam size of the checks.
-        build: builds a random model for a vocabulary, given a seed.
-        dictionary: the source and target vocabulary.
+        generation: names the component, last of its kind, and has its keys and those of the components that it is
+            checked with; its ``beam`` is the beam size of the checks.
+        group: the kind of component, the prefix of its keys.
+        build: builds a random model for a vocabulary, given a seed; ``None`` for trained models.
+        dictionary: the target vocabulary.
+        sources: the source vocabulary.
         kind: the class of the component; of a search strategy or combination the base class, since rules have variants.
         all_rules: names of the rules that it is checked under.
         rules: name of the rules in use.
+        models: the members; a single random one if none is given.
+        tokenizer: the target tokenizer; by default, tokens are words.
     """
 
     generation: GenerationConfig
-    build: Callable[[Dictionary, int], EncoderDecoderModel]
+    group: str
+    build: Callable[[Dictionary, int], EncoderDecoderModel] | None
     dictionary: Dictionary
+    sources: Dictionary
     kind: type[Component]
     all_rules: Sequence[str] = ("fairseq", "huggingface")
     rules: str = "fairseq"
     models: list[EncoderDecoderModel] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        self.models = self.models or [self.build(self.dictionary, 0)]
+        if self.build is not None:
+            self.models = self.models or [self.build(self.dictionary, 0)]
+
+    @property
+    def without(self) -> dict[str, Any]:
+        """The options of a decode without the component, but with the components that it is checked with."""
+        _, chooser = DECODING_COMPONENTS[self.group]
+        chosen = getattr(self.generation, chooser)
+        single = isinstance(chosen, str)
+        prefix = f"{self.group}." if single else f"{self.group}.{chosen[-1]}."
+        return {chooser: "" if single else chosen[:-1], "components": self.keys_without(prefix)}
+
+    def keys_without(self, *prefixes: str) -> dict[str, Any]:
+        """The components' own keys, without those that begin with one of some prefixes."""
+        return {key: value for key, value in self.generation.components.items() if not key.startswith(prefixes)}
 
     @cached_property
     def ids(self) -> Ids:
@@ -61,7 +84,7 @@ class Decoding(Compared):
         words, model = self.dictionary, self.models[0]
         start = model.start_token(words.eos())
         special = [index for index in (*words.special_ids.values(), start) if index is not None]
-        span = words_between(special, len(words))
+        span = words_between(special, min(len(words), len(self.sources)))
         return Ids(words.pad(), words.eos(), start, span, len(words), model.left_pad_source)
 
     def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = LENGTHS, seed: int = 1) -> Batch:
@@ -76,7 +99,7 @@ class Decoding(Compared):
         chosen = list(range(len(lengths)) if rows is None else rows)
         sources = [inputs.alone(row)[0][0] for row in chosen]
         tokens = pad_rows(sources, self.ids.pad, self.ids.left)
-        texts = [" ".join(self.dictionary.symbol(token) for token in source.tolist()[:-1]) for source in sources]
+        texts = [" ".join(self.sources.symbol(token) for token in source.tolist()[:-1]) for source in sources]
         source_lengths = torch.tensor([len(source) for source in sources])
         return Batch(torch.tensor(chosen), Source(tokens, source_lengths), texts=texts)
 
@@ -103,7 +126,7 @@ class Decoding(Compared):
             models,
             self.dictionary,
             replace(self.generation, **values),
-            WhitespaceTokenizer(self.dictionary),
+            self.tokenizer or WhitespaceTokenizer(self.dictionary),
             debug=debug,
             **(objects or {}),
         )
@@ -153,11 +176,18 @@ class Decoding(Compared):
 
     @property
     def wide(self) -> Decoding:
-        """The same component with a vocabulary of 643 tokens, which is searched in blocks."""
+        """The same component with a vocabulary of 643 tokens, which is searched in blocks.
+
+        Raises:
+            NotApplicableError: the models are trained.
+        """
+        if self.build is None:
+            raise NotApplicableError("a trained model has one vocabulary")
         words = Dictionary()
         for number in range(639):
             words.add_symbol(f"w{number}")
-        return replace(self, dictionary=words, models=[self.build(words, 0) for _ in self.models])
+        models = [self.build(words, 0) for _ in self.models]
+        return replace(self, dictionary=words, sources=words, models=models)
 
 
 D = TypeVar("D", bound=Decoding)

@@ -92,7 +92,7 @@ def calls_are_pure(subject: Decoding) -> None:
         try:
             probes = [Probe(processor) for processor in processors]
             for min_len in (0, 3):  # end-of-sentence is forbidden before
-                without: dict[str, Any] = {"processors": [], "components": {}, "min_len": min_len}
+                without: dict[str, Any] = {**subject.without, "min_len": min_len}
                 subject.decode(subject.batch(), objects={"processors": probes}, **without)
         finally:
             subject.models = [model.double() for model in subject.models]
@@ -129,6 +129,8 @@ class Replay(Search):
 
 def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     """Generating each hypothesis again, without other beams, gives the same scores."""
+    if subject.generator().setup.search.adjusts_scores:
+        raise NotApplicableError("the search strategy changes scores on purpose: adjusts_scores is set")
     results = subject.decode(subject.batch())
     pairs = [(row, hypothesis) for row, hypotheses in enumerate(results) for hypothesis in hypotheses]
     if not pairs:
@@ -138,7 +140,8 @@ def scores_depend_on_the_hypothesis_alone(subject: Decoding) -> None:
     targets = torch.full((len(pairs), longest + 1), subject.ids.eos)
     for place, (_, hypothesis) in enumerate(pairs):
         targets[place, : len(hypothesis.tokens)] = hypothesis.tokens
-    again = subject.decode(subject.batch(rows), objects={"search_strategy": Replay(targets)})
+    options: dict[str, Any] = {"search": "", "components": subject.keys_without("search.")}
+    again = subject.decode(subject.batch(rows), objects={"search_strategy": Replay(targets)}, **options)
     beams = [beam for hypotheses in results for beam in range(len(hypotheses))]
     for (row, wanted), found, beam in zip(pairs, again, beams, strict=True):
         _same_hypothesis(subject, found, wanted, row, beam)
@@ -184,9 +187,10 @@ def other_vocabularies(subject: Decoding) -> None:
 
 def sampled_alone_equals_batched(subject: Decoding) -> None:
     """In sampling, whose beams are independent, a sentence alone gives the same result as in a batch."""
-    together = subject.decode(subject.batch(), search="sampling")
+    options: dict[str, Any] = {"search": "sampling", "components": subject.keys_without("search.")}
+    together = subject.decode(subject.batch(), **options)
     for row in range(len(LENGTHS)):
-        alone = subject.decode(subject.batch([row]), search="sampling")
+        alone = subject.decode(subject.batch([row]), **options)
         what = "sampling: the batch changes the result of a sentence"
         same_hypotheses(subject, together[row : row + 1], alone, what, row)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,13 +62,15 @@ class CombinationProbe(Composite, Combination):
 def calls_change_no_scores(subject: Decoding) -> None:
     """A call does not change the members' scores."""
     probe = CombinationProbe(subject.generator().setup.ensemble.combination)
-    subject.decode(subject.batch(), objects={"combination": probe}, combination="", components={})
+    others = subject.keys_without("combination.", "inner_combination.")
+    options: dict[str, Any] = {"combination": "", "inner_combination": "", "components": others}
+    subject.decode(subject.batch(), objects={"combination": probe}, **options)
 
 
 def observing_changes_nothing(subject: Decoding) -> None:
     """A decode without the observer gives the same result."""
     observed = subject.decode(subject.batch())
-    alone = subject.decode(subject.batch(), observers=[], components={})
+    alone = subject.decode(subject.batch(), **subject.without)
     same_hypotheses(subject, observed, alone, "the observer changes the result")
 
 

@@ -221,6 +221,8 @@ def a_wide_beam(subject: Decoding) -> None:
     if subject.generation.beam == 1:
         raise NotApplicableError("the beam is one")
     size = len(subject.dictionary)
+    if size > 100:
+        raise NotApplicableError(f"the vocabulary has {size} tokens; at most 100")
     beam = subject.generation.beam * (1 + size // subject.generation.beam)
     generator = subject.generator(beam=beam, max_len=3)
     batch = subject.batch([0, 1])

@@ -91,6 +91,7 @@ KEYS: dict[str, list[Any]] = {
     "replace_unknown": ["", "source", "nowhere"],
     "observers": [[], ["nothing"]],
     "combination": ["", "nothing", *own_components(COMBINATIONS)],
+    "inner_combination": ["", "", "", "nothing", *own_components(COMBINATIONS)],
     "ensemble_average": ["probability", "log"],
     "members": [[], ["input"], ["input", "field2"], ["empty", "input"]],
     "ensemble_weights": [[], [1.0], [1.0, 3.0], [0.0, 0.0], [0.0, 1.0]],
