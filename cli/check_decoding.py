@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from seqgen.arguments import split_argument, text_list, text_values
+from seqgen.arguments import split_argument, text_values
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.check_report import report
 from seqgen.cli.check_subjects import new_model, refuse_device, small_transformer
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, GenerationConfig, ReadingConfig, option
+from seqgen.config_values import text_list
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component
