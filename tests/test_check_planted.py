@@ -396,7 +396,11 @@ def t5_keys_of_the_source_not_reordered(patch: Patch) -> None:
 @bug("t5", Cause.ROUNDING)
 def t5_projects_in_float32(patch: Patch) -> None:
     def output_layer(self: Any, features: Tensor) -> Tensor:
-        return F.linear(features.float(), self.output_projection.weight.float()).to(features.dtype)
+        """The order of summation depends on the number of positions, as that of some processors' kernels does."""
+        weight = self.output_projection.weight.float()
+        if features.size(1) == 1:
+            return F.linear(features.float().flip(-1), weight.flip(-1)).to(features.dtype)
+        return F.linear(features.float(), weight).to(features.dtype)
 
     patch(t5.T5Decoder, "output_layer", output_layer)
 
