@@ -55,7 +55,7 @@ class Encoder(nn.Module, Hooked):
 
     def max_positions(self) -> int:
         """The length of the longest source, in tokens with end-of-sentence."""
-        raise NotImplementedError(f"{type(self).__name__} needs max_positions(), the length of its longest source")
+        raise NotImplementedError
 
     def upgrade_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Convert weights that an older version saved, in place, before they are loaded.

@@ -100,7 +100,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["common.threads=1"], "give either model=NAME"),
+        (["common.threads=1"], "give model=NAME, path=RUN, criterion=NAME,"),
         (["model=fconv_tiny", "path=runs/a"], "give either model=NAME"),
         (["model=fconv_tinny"], "did you mean 'fconv_tiny' or"),
         (["model=fconv_tiny", "model.dropuot=0"], "did you mean 'model.dropout'?"),
@@ -111,7 +111,7 @@ def test_a_folder_of_another_toolkit(kind: str, tmp_path: Path) -> None:
         (["model=fconv_tiny", "model.max_target_positions=12"], "the checks need 40"),
         (["model=fconv_tiny", "model.decoder_attention=[False] * 3"], "at least one decoder layer"),
         (["path=missing"], "missing"),
-        (["+model=fconv_tiny"], "neither added nor deleted"),
+        (["+model=fconv_tiny"], "did you mean 'model'?"),
         (["models"], "give model=NAME, path=RUN, criterion=NAME,"),
     ],
 )

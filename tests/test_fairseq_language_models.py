@@ -169,7 +169,7 @@ def test_the_command_continues_prompts_and_converts(tmp_path: Path) -> None:
     converted = command("convert", f"path={path}", f"run_dir={tmp_path / 'run'}")
     assert converted.code == 0, converted.err
     assert "task=language_modeling" in converted.out
-    assert f"task.srcdict={tmp_path / 'run' / 'tokenizer' / 'dictionary.json'}" in converted.out
+    assert f"checkpoint.finetune_from={tmp_path / 'run'}" in converted.out
     again = command("generate", f"path={tmp_path / 'run'}", "input=-", "generation.max_len_b=6", stdin=prompts)
     assert again.out == outcome.out
 

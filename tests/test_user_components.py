@@ -197,7 +197,7 @@ def test_an_observer(run: Path, tmp_path: Path) -> None:
         (["generation.processors=[variety]", "processor.variety.weigth=2"], "did you mean 'weight'"),
         (["generation.processors=[variety]", "processor.variety.weight=101"], "is above its maximum, 100"),
         (["processor.variety.weight=2"], "'processor.variety.weight' has no effect"),
-        (["generation.processors=[variety]", "processor.weight=2"], "'processor.weight' has no effect"),
+        (["generation.processors=[variety]", "processor.weight=2"], "its keys begin with 'processor.variety.'"),
         (["generation.stopping_rules=[at_mots]"], "did you mean 'at_most'"),
         (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=0"], "is below its minimum, 1"),
         (["generation.stopping_rules=[at_most]", "stopping.at_most.tokens=2.5"], "should be a whole number"),
