@@ -113,7 +113,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("strategy", "name"), covering(list(STRATEGIES), ["transformer_shared", "fconv_shared", "transformer_lm_tiny"])
 )
@@ -137,7 +137,7 @@ def test_other_dtypes(name: str, dtype: str) -> None:
     assert differences(generator_of([model]), batchings=30) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("combination", ["probability", "log"])
 def test_ensembles(combination: str) -> None:
     models = [single(name) for name in ("fconv_tiny", "transformer_tiny", "t5_tiny", "lstm_tiny")]
@@ -145,7 +145,7 @@ def test_ensembles(combination: str) -> None:
     assert differences(generator, batchings=40) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["fconv_tiny", "transformer_tiny", "t5_tiny", "transformer_lm_tiny"])
 def test_sources_and_outputs_of_more_than_a_tile(name: str) -> None:
     """More than 128 source positions, and outputs of more than 128 tokens."""
