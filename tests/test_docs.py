@@ -112,8 +112,13 @@ COMPONENT = re.compile(r"^seqgen-check .*\b(search|processor|combination|stoppin
 FIRST = ["README.md"]
 """The page that a new user reads first; the others are run by the slow tests."""
 
+LONG = ["docs/papers.md", "docs/scaling.md"]
+"""Pages whose commands take minutes; the nightly tests run them."""
+
 SHOWN = [
-    page if page in FIRST else pytest.param(page, marks=pytest.mark.slow) for page in PAGES if shown_commands(page)
+    page if page in FIRST else pytest.param(page, marks=pytest.mark.nightly if page in LONG else pytest.mark.slow)
+    for page in PAGES
+    if shown_commands(page)
 ]
 
 

@@ -79,10 +79,14 @@ def _model(name: str, folder: Path) -> EncoderDecoderModel:
     return load_model(make(folder, name.removeprefix("t5:")), dtype=torch.float32).model
 
 
+SLOW = ["transformer_narrow_decoder", "t5_gated_untied", "fconv_uneven"]
+NIGHTLY = ["bart", "marian", "t5:t5_v1_1"]
+
+
 @needs_onnx
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["transformer_narrow_decoder", "t5_gated_untied", "fconv_uneven", "bart", "marian", "t5:t5_v1_1"]
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else pytest.mark.slow) for name in SLOW + NIGHTLY],
 )
 def test_onnx_files_give_the_logits_of_the_model_alone_and_batched(name: str, saved: Any, tmp_path: Path) -> None:
     model = _model(name, tmp_path)

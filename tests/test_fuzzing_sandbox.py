@@ -162,7 +162,7 @@ class Crashing(Reader):
             raise DataError("refused") if number == 1 else ValueError("planted")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash ends neither the command nor the other cases; the command counts and repeats."""
     monkeypatch.setitem(command.READERS, "crashing", Crashing)
