@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import seqgen
-from seqgen.memory import keep_freed_memory
+from seqgen.system.devices import keep_freed_memory
 
 
 class FirstToken:

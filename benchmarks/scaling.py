@@ -30,8 +30,8 @@ import torch
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.data.iterator import EpochIterator
 from seqgen.registry import TASKS
 from seqgen.tasks.number_names import names

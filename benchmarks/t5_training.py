@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.data.collate import collate
 from seqgen.registry import MODELS
 from seqgen.structures import Batch

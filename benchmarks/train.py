@@ -30,8 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from benchmarks import t5_training
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.registry import TASKS
 from seqgen.structures import Batch
 from seqgen.training.distributed import ProcessGroup

@@ -20,7 +20,7 @@ from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
 from seqgen.cli.command import log, run
 from seqgen.config import option
 from seqgen.errors import CheckpointError, ConfigError
-from seqgen.files import CACHE, new_folder
+from seqgen.system.files import CACHE, new_folder
 from seqgen.training.records import EVENTS, LOG
 from seqgen.training.scores_file import SCORES
 

@@ -11,9 +11,9 @@ from seqgen.cli.check_subjects import Vocabularies, new_model, refuse_device, sm
 from seqgen.cli.command import run, set_up_device
 from seqgen.config import CommonConfig, option
 from seqgen.errors import ConfigError, UserError
-from seqgen.laws.checking import check_all
-from seqgen.laws.criteria import CRITERION, Training, diagnose
-from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.criteria import CRITERION, Training, diagnose
+from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.registry import CRITERIA
 
 DESCRIPTION = """checks the invariants of a training criterion, with a random model for a vocabulary of 23 tokens, in

@@ -8,26 +8,26 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from seqgen.arguments import split_argument, text_values
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.check_report import report
 from seqgen.cli.check_subjects import new_model, refuse_device, small_transformer
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.config import SINGLE_COMPONENTS, CommonConfig, GenerationConfig, ReadingConfig, option
-from seqgen.config_values import text_list
+from seqgen.config.arguments import split_argument, text_values
+from seqgen.config.values import text_list
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError
 from seqgen.generation.component import Component
 from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.search.base import Search
-from seqgen.laws.checking import Invariants, check_all
-from seqgen.laws.component_diagnosis import diagnose
-from seqgen.laws.components import changes_nothing
-from seqgen.laws.decoding import Decoding
-from seqgen.laws.processors import PROCESSOR
-from seqgen.laws.rules import COMBINATION, OBSERVER, STOPPING
-from seqgen.laws.strategies import STRATEGY
-from seqgen.laws.subject import randomize_, tiny_dictionary
+from seqgen.lab.checks.checking import Invariants, check_all
+from seqgen.lab.checks.component_diagnosis import diagnose
+from seqgen.lab.checks.components import changes_nothing
+from seqgen.lab.checks.decoding import Decoding
+from seqgen.lab.checks.processors import PROCESSOR
+from seqgen.lab.checks.rules import COMBINATION, OBSERVER, STOPPING
+from seqgen.lab.checks.strategies import STRATEGY
+from seqgen.lab.checks.subject import randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import DECODING_COMPONENTS
 

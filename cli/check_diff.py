@@ -12,18 +12,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from seqgen.arguments import given_values
 from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.diff_report import Report
-from seqgen.compose import compose
 from seqgen.config import CommonConfig, DebugConfig, GenerationConfig, ReadingConfig, option
+from seqgen.config.arguments import given_values
+from seqgen.config.compose import compose
 from seqgen.data.text import read_lines, stream_lines
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest, printable
-from seqgen.inspection.cause import Decode, Explanation, explain
-from seqgen.inspection.decoding import InspectedModels, Lines
-from seqgen.inspection.difference import Difference, first_difference, nbest_difference
-from seqgen.inspection.trace import LineTrace
+from seqgen.lab.traces.cause import Decode, Explanation, explain
+from seqgen.lab.traces.decoding import InspectedModels, Lines
+from seqgen.lab.traces.difference import Difference, first_difference, nbest_difference
+from seqgen.lab.traces.line_trace import LineTrace
 from seqgen.registry import DECODING_COMPONENTS
 from seqgen.text.text_model import TextModel
 

@@ -16,9 +16,9 @@ from seqgen.cli.check_subjects import new_model, refuse_device
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.config import CommonConfig, ReadingConfig, option
 from seqgen.errors import ConfigError
-from seqgen.laws.catalog import check
-from seqgen.laws.diagnosis import diagnose
-from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.catalog import check
+from seqgen.lab.checks.diagnosis import diagnose
+from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 
 DESCRIPTION = """checks the invariants of a model: with model=NAME those of a random one for a vocabulary of 23 tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from seqgen.errors import printable
-from seqgen.laws.checking import Diagnosis, Outcome, Raised, causes, failed
+from seqgen.lab.checks.checking import Diagnosis, Outcome, Raised, causes, failed
 
 
 def report(outcomes: Iterable[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> int:

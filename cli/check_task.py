@@ -16,10 +16,10 @@ from seqgen.cli.check_subjects import refuse_device, small_transformer
 from seqgen.cli.command import run, set_up_device
 from seqgen.config import CommonConfig, option
 from seqgen.errors import ConfigError
-from seqgen.laws.checking import check_all
-from seqgen.laws.subject import randomize_
-from seqgen.laws.task_diagnosis import diagnose
-from seqgen.laws.tasks import TASK, Prepared
+from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.subject import randomize_
+from seqgen.lab.checks.task_diagnosis import diagnose
+from seqgen.lab.checks.tasks import TASK, Prepared
 from seqgen.registry import CRITERIA, TASKS
 from seqgen.task import PromptTask, Task
 

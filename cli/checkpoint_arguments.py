@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import split_argument, text_values
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import checkpoint_loader_of, load_model, read_run_config, run_folder
 from seqgen.checkpoints.run_checkpoints import resolve
-from seqgen.compose import chosen_components
 from seqgen.config import TrainConfig
-from seqgen.config_keys import known_keys
-from seqgen.config_values import text_list
+from seqgen.config.arguments import split_argument, text_values
+from seqgen.config.compose import chosen_components
+from seqgen.config.keys import known_keys
+from seqgen.config.values import text_list
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig
 from seqgen.errors import CheckpointError, UserError

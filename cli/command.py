@@ -18,18 +18,17 @@ import torch
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
-from seqgen.arguments import repeated, text_values
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
 from seqgen.cli.config_file import KEY as CONFIG_KEY
 from seqgen.cli.config_file import with_config_files
-from seqgen.compose import compose
 from seqgen.config import CommonConfig
-from seqgen.config_values import text_list
-from seqgen.devices import find_device, present_devices
+from seqgen.config.arguments import repeated, text_values
+from seqgen.config.compose import compose
+from seqgen.config.user_files import import_user_dir
+from seqgen.config.values import text_list
 from seqgen.errors import ConfigError, UserError, printable
-from seqgen.hooks import missing
-from seqgen.memory import keep_freed_memory, memory_errors
-from seqgen.user_files import import_user_dir
+from seqgen.system.devices import find_device, keep_freed_memory, memory_errors, present_devices
+from seqgen.system.hooks import missing
 
 C = TypeVar("C")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from seqgen.cli.command import log
 from seqgen.cli.output import write_report
-from seqgen.comparison.comparison import Comparison
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.files import write_atomically
+from seqgen.lab.compare.comparison import Comparison
+from seqgen.system.files import write_atomically
 
 
 def parallel_lines(files: Sequence[str]) -> list[list[str]]:
@@ -66,8 +66,8 @@ def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
     Raises:
         UserError: a file cannot be written.
     """
-    from seqgen.comparison.report import page as page_of
-    from seqgen.comparison.report import text_report
+    from seqgen.lab.compare.report import page as page_of
+    from seqgen.lab.compare.report import text_report
 
     write_report(text_report(comparison), comparison.as_dict(), json_file)
     if page:

@@ -109,8 +109,8 @@ def _keys_and_values(schema: type) -> tuple[dict[str, str], dict[str, list[str]]
 
 def _suggestions() -> dict[str, list[str]]:
     """Values of keys that also have others."""
-    from seqgen.corpus_metrics import CORPUS_METRICS
-    from seqgen.runs.table import sort_names
+    from seqgen.lab.compare.table import sort_names
+    from seqgen.metrics import CORPUS_METRICS
 
     return {"metrics": list(CORPUS_METRICS), "sort": sort_names()}
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import split_argument, text_values
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config_keys import is_group
-from seqgen.config_values import text_list
+from seqgen.config.arguments import split_argument, text_values
+from seqgen.config.keys import is_group
+from seqgen.config.values import text_list
 from seqgen.errors import ConfigError
-from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import GROUPS
+from seqgen.system.reading import parse_yaml, read_bytes
 
 KEY = "config"
 _NAME = "_name"  # a component's name among its values, see config_dicts.to_dict

@@ -18,14 +18,14 @@ from seqgen.checkpoints.sharded import is_sharded
 from seqgen.cli.command import log, run
 from seqgen.cli.output import check_output
 from seqgen.cli.run_folder import write_config
-from seqgen.compose import compose
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.config_dicts import from_dict
+from seqgen.config.compose import compose
+from seqgen.config.dicts import from_dict
+from seqgen.config.user_files import recorded_files
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, save_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.files import new_folder
 from seqgen.registry import TASKS
-from seqgen.user_files import recorded_files
+from seqgen.system.files import new_folder
 
 DESCRIPTION = """turns a checkpoint of another toolkit into a run folder: path=model.pt run_dir=RUN, where path is a
 fairseq checkpoint or a Hugging Face folder. It also turns a T5, transformer or transformer_lm into a Hugging Face
@@ -185,7 +185,7 @@ def write_huggingface(loaded: LoadedModel, folder: Path) -> None:
     Raises:
         UserError: the model cannot be converted, or the folder cannot be written.
     """
-    from seqgen.models.huggingface_checkpoint import save_pretrained
+    from seqgen.models.huggingface.checkpoint import save_pretrained
 
     wanted = GenerationConfig(**loaded.generation) if loaded.generation else loaded.config.generation
     for note in save_pretrained(loaded.model, folder, loaded.task.target_tokenizer, wanted):

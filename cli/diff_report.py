@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqgen.generation.observers import Outcome
-from seqgen.inspection.cause import Decode, Explanation
-from seqgen.inspection.decoding import Lines
-from seqgen.inspection.difference import HYPOTHESIS_SCORE, SCORE, Difference
-from seqgen.inspection.trace import LineTrace, ModelScores
+from seqgen.lab.traces.cause import Decode, Explanation
+from seqgen.lab.traces.decoding import Lines
+from seqgen.lab.traces.difference import HYPOTHESIS_SCORE, SCORE, Difference
+from seqgen.lab.traces.line_trace import LineTrace, ModelScores
 from seqgen.text.results import TextHypothesis
 
 OUTCOMES = {

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from seqgen.arguments import text_values
 from seqgen.checkpoints.hub import local_path
 from seqgen.checkpoints.loading import CONFIG_FILE, checkpoint_loader_of, run_folder, split_path
 from seqgen.checkpoints.run_checkpoints import resolve
 from seqgen.checkpoints.run_checksums import tokenizer_digests
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.keys import INPUTS
+from seqgen.config.arguments import text_values
 from seqgen.registry import DECODING_COMPONENTS, GROUPS
 
 _COMPONENTS = tuple(f"{group}." for group in (*GROUPS, *DECODING_COMPONENTS))

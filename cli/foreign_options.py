@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqgen.cli.keys import choosers, every_key, is_switch
-from seqgen.key_hints import similar_keys
+from seqgen.config.keys import similar_keys
 
 
 def unknown_option(schema: type, arguments: Sequence[str], option: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import given_values
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.detokenizing import text_cleaner
 from seqgen.cli.formats import FORMATS
@@ -21,11 +20,12 @@ from seqgen.cli.record import NoRecord, Record
 from seqgen.cli.terminal import TypedLines, decoding_bar
 from seqgen.cli.tracing import check_trace, replay, tracing
 from seqgen.config import GenerateConfig, GenerationConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.arguments import given_values
+from seqgen.config.dicts import to_dict
 from seqgen.data.text import count_lines, is_pipe, read_lines, stream_lines
 from seqgen.errors import ConfigError, DataError
-from seqgen.memory import memory_errors
 from seqgen.metrics import text_scores
+from seqgen.system.devices import memory_errors
 from seqgen.task import Task
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE

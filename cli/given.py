@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.arguments import split_argument, text_values
 from seqgen.cli.config_file import KEY, with_config_files
-from seqgen.compose import chosen_components
 from seqgen.config import TrainConfig
+from seqgen.config.arguments import split_argument, text_values
+from seqgen.config.compose import chosen_components
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from seqgen.cli.examples import EXAMPLES
 from seqgen.cli.keys import Chooser, Key, choosers, decoding_choosers, keys_of, shown_value
 from seqgen.config import TrainConfig
-from seqgen.config_values import describe
+from seqgen.config.keys import similar_keys
+from seqgen.config.values import describe
 from seqgen.errors import ConfigError, nearest
-from seqgen.key_hints import similar_keys
 
 WIDTH = 80
 COLUMN = 36

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from seqgen.arguments import split_argument
 from seqgen.checkpoints.run_lock import run_lock
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import import_plugins, log, set_up_device
@@ -25,11 +24,11 @@ from seqgen.cli.formats import FORMATS
 from seqgen.cli.line_decoding import check_path_and_split, complete, prepare_decoding
 from seqgen.cli.output import check_output
 from seqgen.config import GenerateConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.arguments import split_argument
+from seqgen.config.dicts import to_dict
 from seqgen.data.store_builder import available_cores
 from seqgen.data.text import is_pipe
 from seqgen.errors import ConfigError
-from seqgen.files import disk_errors, new_file, remove_leftovers
 from seqgen.jobs.folder import ERRORS, JobFolder, merged_notes
 from seqgen.jobs.job import Job
 from seqgen.jobs.local_workers import LocalWorkers
@@ -39,7 +38,8 @@ from seqgen.jobs.progress import Progress, duration
 from seqgen.jobs.source import Source, find_source
 from seqgen.jobs.stop import JobStopped, Stop
 from seqgen.jobs.workers import Workers
-from seqgen.runs.provenance import versions
+from seqgen.lab.compare.provenance import versions
+from seqgen.system.files import disk_errors, new_file, remove_leftovers
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import BUFFER_SIZE
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from seqgen.component_keys import decodes
-from seqgen.compose import chosen_components
 from seqgen.config import SINGLE_COMPONENTS
-from seqgen.config_keys import annotation_of, is_group, known_keys
+from seqgen.config.component_keys import decodes
+from seqgen.config.compose import chosen_components
+from seqgen.config.keys import annotation_of, is_group, known_keys
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, Entry, Registry
 
 HIDDEN = ("components", "user_files")

@@ -12,7 +12,7 @@ from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.cli.formats import wanted_details
 from seqgen.config import GenerateConfig, GenerateDatasetConfig
 from seqgen.errors import ConfigError
-from seqgen.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.task import Task
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, printable
-from seqgen.files import write_atomically
 from seqgen.metrics import TextScore
+from seqgen.system.files import write_atomically
 
 BLEU_WORDS = 4
 """Number of words in the longest sequences that BLEU counts."""

@@ -26,14 +26,14 @@ from typing import IO, Any
 
 import torch
 
-from seqgen.arguments import split_argument
 from seqgen.checkpoints.loading import LoadedModel
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.fingerprint import model_digests, named_files
-from seqgen.config_dicts import to_dict
+from seqgen.config.arguments import split_argument
+from seqgen.config.dicts import to_dict
 from seqgen.errors import ConfigError, shown
-from seqgen.files import write_atomically
-from seqgen.runs.provenance import versions
+from seqgen.lab.compare.provenance import versions
+from seqgen.system.files import write_atomically
 from seqgen.text.text_decoding import TextDecoding
 
 RECORD = "seqgen-record"

@@ -15,13 +15,13 @@ from seqgen.checkpoints.run_checkpoints import FOLDER
 from seqgen.checkpoints.run_checksums import verify_run, verify_task, verify_tokenizers, write_run_checksums
 from seqgen.cli.given import Command
 from seqgen.config import TrainConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.dicts import to_dict
+from seqgen.config.user_files import recorded_files
 from seqgen.data.text import digest
-from seqgen.files import CACHE, frozen, remove_leftovers, write_atomically
+from seqgen.lab.compare.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
 from seqgen.registry import TASKS
-from seqgen.runs.provenance import origins_of, read_provenance, recorded_origin, with_origins, write_provenance
+from seqgen.system.files import CACHE, frozen, remove_leftovers, write_atomically
 from seqgen.task import Task
-from seqgen.user_files import recorded_files
 
 
 def open_run(cfg: TrainConfig, folder: Path, command: Command | None = None) -> Task:

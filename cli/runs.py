@@ -12,11 +12,11 @@ from seqgen.cli.command import log, run, with_words
 from seqgen.cli.output import check_output, check_report, write_report
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.files import write_atomically
-from seqgen.runs.curves import write_png
-from seqgen.runs.page import page as page_of
-from seqgen.runs.run import Run, find_runs, read_runs
-from seqgen.runs.table import as_dict, sorted_runs, text_difference, text_table
+from seqgen.lab.compare.curves import write_png
+from seqgen.lab.compare.run import Run, find_runs, read_runs
+from seqgen.lab.compare.runs_page import page as page_of
+from seqgen.lab.compare.table import as_dict, sorted_runs, text_difference, text_table
+from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows training runs: scores, speed, what differs in their configurations, and learning curves:
     seqgen-runs FOLDER... [sort=bleu] [page=FILE.html]; a folder may contain runs."""

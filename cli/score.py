@@ -13,16 +13,15 @@ from seqgen.checkpoints.loading import load_models
 from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.comparing import parallel_lines, system_names, write_comparison
 from seqgen.cli.output import check_output, check_report, json_text, open_output, score_lines
-from seqgen.comparison.comparison import Options, compare
-from seqgen.comparison.significance import System, seed_of
 from seqgen.config import DecodingCommonConfig, ReadingConfig, option
-from seqgen.corpus_metrics import CORPUS_METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.data.text import read_lines
 from seqgen.errors import ConfigError
+from seqgen.lab.compare.comparison import Options, compare
+from seqgen.lab.compare.significance import System, seed_of
 from seqgen.language_model import LanguageModel
-from seqgen.metrics import METRICS
+from seqgen.metrics import CORPUS_METRICS, METRICS, Texts, corpus_metric, corpus_scores
 from seqgen.structures import Hypothesis
-from seqgen.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """scores hypothesis=FILE against reference=FILE with sacreBLEU. With hypothesis=[A,B,C] it compares

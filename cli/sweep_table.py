@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from seqgen.runs.run import read_log
+from seqgen.lab.compare.run import read_log
 from seqgen.training.scores import lower_is_better
 
 

@@ -11,9 +11,9 @@ from seqgen.cli.command import log, run, with_words
 from seqgen.cli.output import check_output
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.files import write_atomically
-from seqgen.microscope.page import page_of
-from seqgen.tracing.trace import Trace
+from seqgen.lab.traces.page import page_of
+from seqgen.lab.traces.trace import Trace
+from seqgen.system.files import write_atomically
 
 DESCRIPTION = """shows a trace, which seqgen-generate trace=FILE has written, as one HTML page that needs no network:
     seqgen-trace FILE [output=PAGE.html] [title=TEXT]"""

@@ -12,12 +12,12 @@ from seqgen.cli.formats import json_line
 from seqgen.cli.output import check_output, open_output
 from seqgen.config import GenerateConfig, TraceConfig
 from seqgen.errors import ConfigError
+from seqgen.lab.traces.replay import replayed
+from seqgen.lab.traces.trace import Trace
+from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.encoded_source import EncodedSource
 from seqgen.text.results import Translation
 from seqgen.text.text_decoding import TextDecoding
-from seqgen.tracing.replay import replayed
-from seqgen.tracing.trace import Trace
-from seqgen.tracing.writer import TraceWriter
 
 OF_REPLAY = ("replay", "output", "format", "common", "reading", "debug", "dataset", "generation", "trace_options")
 """The keys that may be set with ``replay``; those of groups are refused if the user gave them."""

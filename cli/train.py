@@ -16,11 +16,10 @@ from seqgen.cli.command import log, run, set_up_device
 from seqgen.cli.given import Command
 from seqgen.cli.run_folder import open_run
 from seqgen.cli.sweep_table import sweep_table
-from seqgen.compose import chosen_components, compose
 from seqgen.config import TrainConfig
+from seqgen.config.compose import chosen_components, compose, expand_sweep
 from seqgen.errors import ConfigError, UserError
-from seqgen.processes import end_with
-from seqgen.sweep import expand_sweep
+from seqgen.system.processes import end_with
 from seqgen.training.distributed import ProcessGroup, group_from_environment, join, leave
 from seqgen.training.train import train
 

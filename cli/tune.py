@@ -15,7 +15,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from seqgen.arguments import given_values, split_argument
 from seqgen.checkpoints.loading import LoadedModel, load_models
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.command import log, run, set_up_device
@@ -24,7 +23,6 @@ from seqgen.cli.line_decoding import check_path_and_split, settings_of_part
 from seqgen.cli.tuning_decodes import RANKING, Decodes, OutputsFile, digest_of, sha256, state_of
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates, start_of
 from seqgen.cli.tuning_trials import Metric, Trials
-from seqgen.component_keys import component_of_key, parse_component_value
 from seqgen.config import (
     DebugConfig,
     DecodingCommonConfig,
@@ -34,14 +32,15 @@ from seqgen.config import (
     ReadingConfig,
     option,
 )
-from seqgen.config_dicts import from_dict, to_dict
-from seqgen.config_keys import annotation_of, known_keys
+from seqgen.config.arguments import given_values, split_argument
+from seqgen.config.component_keys import component_of_key, parse_component_value
+from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.keys import annotation_of, did_you_mean, known_keys
 from seqgen.errors import CheckpointError, ConfigError, DataError, nearest
-from seqgen.files import write_atomically
-from seqgen.key_hints import did_you_mean
 from seqgen.metrics import METRICS
 from seqgen.registry import DECODING_COMPONENTS
-from seqgen.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.files import write_atomically
+from seqgen.system.switches import MAPPED_WEIGHTS, switched
 from seqgen.text.translator import Translator
 
 DESCRIPTION = """decodes a validation set with several values of decoding keys, and prints which ones score best.

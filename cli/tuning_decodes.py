@@ -19,10 +19,10 @@ from seqgen.checkpoints.resume import flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.cli.command import log
 from seqgen.config import GenerationConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.dicts import to_dict
 from seqgen.errors import DataError
-from seqgen.files import disk_errors
-from seqgen.reading import open_regular, parse_json
+from seqgen.system.files import disk_errors
+from seqgen.system.reading import open_regular, parse_json
 from seqgen.text.mbr import Utility, by_expected_utility, expected_utilities
 from seqgen.text.rerank import Reranker
 from seqgen.text.results import TextHypothesis, Translation, on_one_line

@@ -12,8 +12,8 @@ from seqgen.cli.command import log
 from seqgen.cli.tuning_decodes import Decodes
 from seqgen.cli.tuning_space import Dimension, Point, arguments
 from seqgen.errors import ConfigError
-from seqgen.memory import memory_errors
 from seqgen.metrics import TextScore, score_with_interval
+from seqgen.system.devices import memory_errors
 
 SHOWN = 20
 """Maximum number of settings in a table."""

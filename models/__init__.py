@@ -10,11 +10,11 @@ MODELS.declare("fconv", "seqgen.models.fconv")
 MODELS.declare("transformer", "seqgen.models.transformer")
 MODELS.declare("transformer_lm", "seqgen.models.transformer_lm")
 for _prefix in ("t5", "mt5", "byt5", "umt5"):
-    MODELS.declare(_prefix, "seqgen.models.t5")
+    MODELS.declare(_prefix, "seqgen.models.t5.model")
 
 declare_checkpoint_loader(
-    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq_checkpoint"
+    "fairseq checkpoint", lambda path: path.suffix == ".pt" and path.is_file(), "seqgen.models.fairseq.checkpoint"
 )
 declare_checkpoint_loader(
-    "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface_checkpoint"
+    "Hugging Face folder", lambda path: (path / "config.json").is_file(), "seqgen.models.huggingface.checkpoint"
 )

@@ -4,8 +4,6 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqgen import renamed
-
 if __name__ != "seqgen":
     raise ImportError(f"import this package as 'seqgen', not as {__name__!r}, or its components register twice")
 
@@ -16,21 +14,17 @@ _root = Path(__file__).resolve().parent.parent
 if (_root / "setup.py").is_file() and (_root / "models" / "__init__.py").is_file():
     __path__.append(str(_root))
 
-renamed.install()
-
 if TYPE_CHECKING:
     from seqgen.checkpoints.loading import LoadedModel, load_model, load_models, save_generation
     from seqgen.config import GenerationConfig
     from seqgen.text.translator import Translator
     from seqgen.text.word_streaming import IteratorStreamer, TextStreamer
-    from seqgen.tracing.trace import Trace
 
 __all__ = [
     "GenerationConfig",
     "IteratorStreamer",
     "LoadedModel",
     "TextStreamer",
-    "Trace",
     "Translator",
     "load_model",
     "load_models",
@@ -42,7 +36,6 @@ _HOMES = {
     "IteratorStreamer": "seqgen.text.word_streaming",
     "LoadedModel": "seqgen.checkpoints.loading",
     "TextStreamer": "seqgen.text.word_streaming",
-    "Trace": "seqgen.tracing.trace",
     "Translator": "seqgen.text.translator",
     "load_model": "seqgen.checkpoints.loading",
     "load_models": "seqgen.checkpoints.loading",

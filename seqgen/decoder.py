@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
-from seqgen.flags import Flags
-from seqgen.hooks import Hooked
 from seqgen.incremental_state import (
     IncrementalState,
     ModuleState,
@@ -22,6 +20,7 @@ from seqgen.incremental_state import (
     rows_of_sentences,
 )
 from seqgen.structures import DecoderOut, EncoderOut
+from seqgen.system.hooks import Flags, Hooked
 
 
 class Decoder(nn.Module, Hooked):

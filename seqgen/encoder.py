@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seqgen.hooks import Hooked
 from seqgen.structures import EncoderOut
+from seqgen.system.hooks import Hooked
 
 
 class Encoder(nn.Module, Hooked):

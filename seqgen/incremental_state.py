@@ -20,10 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from seqgen.errors import DecodingError
-from seqgen.flags import Flagged, Flags
-from seqgen.renamed import former_names, keep_former_members
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
+from seqgen.system.hooks import Flagged, Flags
 
 ModuleState: TypeAlias = dict[str, Any]
 """The state of one module: tensors by name, whose first dimension is the row. Other values are not reordered."""
@@ -55,7 +52,6 @@ class StateKey:
         return StateKey, ()
 
 
-@keep_former_members
 class IncrementalState(dict[StateKey, ModuleState]):
     """A decoding state that also stores how its rows group into sentences.
 

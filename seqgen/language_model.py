@@ -20,11 +20,11 @@ from torch import Tensor
 
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
-from seqgen.flags import Flags
 from seqgen.incremental_state import IncrementalState, ModuleState, StateDict, StatefulModule
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.masks import QueryPositions
 from seqgen.structures import EncoderOut, Source
+from seqgen.system.hooks import Flags
 
 
 class PromptEncoder(Encoder):

@@ -1,10 +1,16 @@
-"""Scores of decoded text against references: BLEU and chrF by sacreBLEU, and exact match."""
+"""Scores of decoded text against references: BLEU and chrF by sacreBLEU, and exact match.
+
+A registry of metrics of a whole text: those of sacreBLEU, ROUGE and COMET, by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from seqgen.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,236 @@ def _check_numbers(hypotheses: Sequence[str], references: Sequence[str]) -> None
 def signatures() -> dict[str, str]:
     """sacreBLEU's signatures of the scores of ``text_scores``, by name."""
     return {name: score.signature for name, score in text_scores(["a"], ["a"]).items() if score.signature}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of one score.
+
+    Attributes:
+        hypotheses: one detokenized output for each sentence.
+        references: one reference for each sentence, in the same order.
+        sources: the inputs, for metrics that read them; empty if not given.
+        lowercase: whether the metrics of sacreBLEU ignore case.
+        tokenize: sacreBLEU's tokenizer for BLEU; ``None`` for its default.
+        model: the model of COMET, a name of the Hugging Face Hub or a checkpoint file.
+        more_references: further texts of references, each with one line for each sentence.
+    """
+
+    hypotheses: Sequence[str]
+    references: Sequence[str]
+    sources: Sequence[str] = ()
+    lowercase: bool = False
+    tokenize: str | None = None
+    model: str = "Unbabel/wmt22-comet-da"
+    more_references: Sequence[Sequence[str]] = ()
+
+    @property
+    def every_reference(self) -> list[list[str]]:
+        """All texts of references; line n of each belongs to sentence n."""
+        return [list(self.references), *map(list, self.more_references)]
+
+    def references_of_sentences(self) -> list[tuple[str, ...]]:
+        """For each sentence, its references."""
+        return list(zip(*self.every_reference, strict=True))
+
+
+SETTINGS = ("lowercase", "tokenize", "model")
+"""The fields of ``Texts`` that are settings."""
+
+
+@dataclass(frozen=True)
+class CorpusMetric:
+    """A metric.
+
+    Attributes:
+        score: computes it.
+        help: what it is, in one line.
+        lower_is_better: whether it is an error rate.
+        needs_sources: whether it reads the sources.
+        settings: those of ``SETTINGS`` that it reads.
+        sacrebleu: makes sacreBLEU's metric of the same settings, with the references; ``None`` for other metrics.
+    """
+
+    score: Callable[[Texts], TextScore]
+    help: str
+    lower_is_better: bool = False
+    needs_sources: bool = False
+    settings: Sequence[str] = SETTINGS
+    sacrebleu: Callable[[Texts], Any] | None = None
+
+
+CORPUS_METRICS: dict[str, CorpusMetric] = {}
+"""The metrics by name; ``register_metric`` adds one."""
+
+
+def register_metric(
+    name: str,
+    help: str,
+    lower_is_better: bool = False,
+    needs_sources: bool = False,
+    settings: Sequence[str] = SETTINGS,
+) -> Callable[[Callable[[Texts], TextScore]], Callable[[Texts], TextScore]]:
+    """Register the decorated function as a metric.
+
+    Args:
+        name: the name that selects it.
+        help: what it is, in one line.
+        lower_is_better: whether it is an error rate.
+        needs_sources: whether it reads the sources.
+        settings: those of ``SETTINGS`` that it reads; others are refused if only this metric is computed.
+
+    Returns:
+        The decorator; it returns the function unchanged.
+    """
+
+    def decorate(function: Callable[[Texts], TextScore]) -> Callable[[Texts], TextScore]:
+        CORPUS_METRICS[name] = CorpusMetric(function, help, lower_is_better, needs_sources, settings)
+        return function
+
+    return decorate
+
+
+def corpus_metric(name: str) -> CorpusMetric:
+    """Look up a metric.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in CORPUS_METRICS:
+        known = ", ".join(CORPUS_METRICS)
+        raise ConfigError(f"there is no metric {name!r}{nearest(name, CORPUS_METRICS)}; choose from: {known}")
+    return CORPUS_METRICS[name]
+
+
+def corpus_scores(names: Sequence[str], texts: Texts) -> dict[str, TextScore]:
+    """Score a text by several metrics.
+
+    Args:
+        names: the metrics.
+        texts: the text and its references.
+
+    Returns:
+        The scores by name, in the order of the names.
+
+    Raises:
+        ConfigError: a metric does not exist, needs sources, or its package is not installed.
+        ValueError: the numbers of hypotheses and references differ, or there are none.
+    """
+    metrics = {name: corpus_metric(name) for name in names}
+    for name, metric in metrics.items():
+        if metric.needs_sources and not texts.sources:
+            raise ConfigError(f"metric {name} reads the sources; give source=FILE")
+    return {name: metric.score(texts) for name, metric in metrics.items()}
+
+
+def _register_sacrebleu(
+    name: str, help: str, make: Callable[[Texts], Any], settings: Sequence[str] = (), lower_is_better: bool = False
+) -> None:
+    """Register a metric of sacreBLEU; ``make`` gets the texts, whose references are cached by the metric."""
+
+    def score(texts: Texts) -> TextScore:
+        metric = make(texts)
+        return TextScore(metric.corpus_score(list(texts.hypotheses), None).score, str(metric.get_signature()))
+
+    CORPUS_METRICS[name] = CorpusMetric(score, help, lower_is_better, settings=settings, sacrebleu=make)
+
+
+def _bleu(texts: Texts) -> Any:
+    from sacrebleu.metrics import BLEU  # slow to import
+
+    return BLEU(lowercase=texts.lowercase, tokenize=texts.tokenize, references=texts.every_reference)
+
+
+def _chrf(texts: Texts, word_order: int = 0) -> Any:
+    from sacrebleu.metrics import CHRF  # slow to import
+
+    return CHRF(word_order=word_order, lowercase=texts.lowercase, references=texts.every_reference)
+
+
+def _ter(texts: Texts) -> Any:
+    """TER ignores case, as in the original tool and in sacreBLEU."""
+    from sacrebleu.metrics import TER  # slow to import
+
+    return TER(references=texts.every_reference)
+
+
+_register_sacrebleu("bleu", "BLEU (Papineni et al. 2002), by sacreBLEU", _bleu, ("lowercase", "tokenize"))
+_register_sacrebleu("chrf", "chrF (Popović 2015), by sacreBLEU", _chrf, ("lowercase",))
+
+
+def _mean(values: Sequence[float], signature: str = "") -> TextScore:
+    return TextScore(sum(values) / len(values), signature, tuple(values))
+
+
+@register_metric("exact_match", "percentage of outputs that equal their reference, or one of them", settings=())
+def exact_match(texts: Texts) -> TextScore:
+    """See ``CORPUS_METRICS``."""
+    pairs = zip(texts.hypotheses, texts.references_of_sentences(), strict=True)
+    return _mean([100.0 * (output.strip() in {text.strip() for text in wanted}) for output, wanted in pairs])
+
+
+_register_sacrebleu(
+    "chrf++",
+    "chrF++: chrF with words and pairs of words (Popović 2017), by sacreBLEU",
+    partial(_chrf, word_order=2),
+    ("lowercase",),
+)
+_register_sacrebleu(
+    "ter", "TER, the translation edit rate (Snover et al. 2006), by sacreBLEU", _ter, lower_is_better=True
+)
+
+
+@dataclass(frozen=True)
+class Rouge:
+    """ROUGE (Lin 2004): the mean of the sentences' F-measures, in percent; with several references, the highest one.
+
+    Attributes:
+        variant: ``rouge1``, ``rouge2`` or ``rougeL``.
+        stemmer: whether the Porter stemmer is used, for English.
+    """
+
+    variant: str
+    stemmer: bool = field(default=False)
+
+    def __call__(self, texts: Texts) -> TextScore:
+        """Score a text."""
+        try:
+            from rouge_score.rouge_scorer import RougeScorer
+        except ImportError:
+            raise ConfigError(f"metric {self.variant} needs a package: pip install rouge-score") from None
+        scorer = RougeScorer([self.variant], use_stemmer=self.stemmer)
+        pairs = zip(texts.references_of_sentences(), texts.hypotheses, strict=True)
+        values = [
+            100 * max(scorer.score(reference, output)[self.variant].fmeasure for reference in wanted)
+            for wanted, output in pairs
+        ]
+        return _mean(values, f"rouge-score|stemmer:{'yes' if self.stemmer else 'no'}")
+
+
+for _name in ("rouge1", "rouge2", "rougeL"):
+    register_metric(_name, f"ROUGE-{_name[5:]} (Lin 2004), by Google's rouge-score", settings=())(Rouge(_name))
+
+
+@register_metric(
+    "comet", "COMET (Rei et al. 2020) where unbabel-comet is installed", needs_sources=True, settings=["model"]
+)
+def comet(texts: Texts) -> TextScore:
+    """See ``CORPUS_METRICS``; the mean of the sentences and of their references, times 100."""
+    try:
+        from comet import download_model, load_from_checkpoint
+    except ImportError:
+        raise ConfigError("metric comet needs a package: pip install unbabel-comet") from None
+    try:
+        model = load_from_checkpoint(texts.model if texts.model.endswith(".ckpt") else download_model(texts.model))
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"metric comet: the model {texts.model} cannot be read: {error}") from None
+    each = []
+    for references in texts.every_reference:
+        rows = zip(texts.sources, texts.hypotheses, references, strict=True)
+        data: list[Mapping[str, str]] = [{"src": source, "mt": output, "ref": ref} for source, output, ref in rows]
+        each.append(
+            [100 * float(value) for value in model.predict(data, batch_size=16, gpus=0, progress_bar=False).scores]
+        )
+    means = [sum(values) / len(values) for values in zip(*each, strict=True)]
+    return _mean(means, f"comet|model:{texts.model}")

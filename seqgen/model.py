@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from seqgen.data.dictionary import Dictionary
 from seqgen.decoder import Decoder
 from seqgen.encoder import Encoder
-from seqgen.flags import Flagged, Flags
 from seqgen.structures import DecoderOut, Source
+from seqgen.system.hooks import Flagged, Flags
 
 
 class Vocabularies(Protocol):

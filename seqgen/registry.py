@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Any, TypeVar
 
 from seqgen.errors import ConfigError, nearest
-from seqgen.hooks import origin
+from seqgen.system.hooks import origin
 
 C = TypeVar("C", bound=type)
 

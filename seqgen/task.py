@@ -21,11 +21,11 @@ from seqgen.generation.component import Phrases
 from seqgen.generation.ensemble.member import MemberSpec
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.hooks import Hooked
 from seqgen.metrics import text_scores
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 from seqgen.structures import Batch, Hypothesis
+from seqgen.system.hooks import Hooked
 
 
 class Task(Hooked):

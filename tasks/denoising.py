@@ -20,7 +20,6 @@ from seqgen.data.text import find_files
 from seqgen.data.tokenizers.base import SENTINEL
 from seqgen.errors import ConfigError, DataError
 from seqgen.registry import register_task
-from seqgen.renamed import RenamedMembers
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
 from seqgen.tasks.text_files import SPLITS, check_split
 
@@ -54,7 +53,7 @@ class DenoisingConfig(RawTextConfig):
 
 
 @register_task("denoising", config=DenoisingConfig)
-class DenoisingTask(RenamedMembers, RawTextTask):
+class DenoisingTask(RawTextTask):
     """Pretraining on raw text with a denoising objective."""
 
     cfg: DenoisingConfig

@@ -18,8 +18,8 @@ from num2words import CONVERTER_CLASSES
 from seqgen.config import MOST_WORKERS, option
 from seqgen.data.parallel_text import ParallelFiles
 from seqgen.errors import ConfigError
-from seqgen.files import new_folder
 from seqgen.registry import register_task
+from seqgen.system.files import new_folder
 from seqgen.tasks.text_files import SPLITS, cache_folder, check_split
 from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
 

@@ -11,11 +11,8 @@ from seqgen.config import MOST_WORKERS, option
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.data.tokenizers.setup import TokenizerConfig, prepare_tokenizer
 from seqgen.errors import ConfigError
-from seqgen.renamed import former_names
 from seqgen.task import Task
 from seqgen.tasks.text_files import cache_folder
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.errors import ConfigError
-from seqgen.files import CACHE
+from seqgen.system.files import CACHE
 
 SPLITS = ("train", "valid", "test")
 

@@ -16,9 +16,9 @@ from seqgen.data.record_lines import RecordEncoder, read_rendered
 from seqgen.data.store_builder import build_store
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import ConfigError, nearest
-from seqgen.files import is_frozen, write_atomically
-from seqgen.reading import read_bytes
 from seqgen.registry import register_task
+from seqgen.system.files import is_frozen, write_atomically
+from seqgen.system.reading import read_bytes
 from seqgen.tasks.mixture_file import MixtureSource, Records, differences, read_mixture
 from seqgen.tasks.raw_text import RawTextConfig, RawTextTask
 from seqgen.tasks.text_files import SPLITS, check_split

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq_options import NOT_FAIRSEQS
+from seqgen.models.fairseq.options import NOT_FAIRSEQS
 from seqgen.models.fconv import FConvConfig
 from seqgen.models.transformer import TransformerConfig
 from seqgen.models.transformer_lm import TransformerLMConfig

@@ -17,9 +17,9 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from seqgen.models.huggingface_config import JSONConfig
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_huggingface import ARCHITECTURE
+from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.models.t5.model import T5Model
 from tests.commands import command, sentences
 
 VOCAB, SENTINELS = 40, 4

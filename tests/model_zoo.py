@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import examples.lstm
 import examples.ported  # noqa: F401  # both examples register their models
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.laws.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
+from seqgen.lab.checks.subject import TOLERANCE, Ids, Inputs, Subject, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import MODELS
 

@@ -14,9 +14,9 @@ from tokenizers import ByteLevelBPETokenizer
 
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import T5Config
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.model import T5Model
 from tests.tokenizer_texts import TEXT
 
 PIECES = 44

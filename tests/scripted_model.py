@@ -11,7 +11,7 @@ from seqgen.data.collate import pad_rows
 from seqgen.decoder import IncrementalDecoder
 from seqgen.encoder import Encoder
 from seqgen.incremental_state import StateDict
-from seqgen.laws.subject import tiny_dictionary as dictionary  # noqa: F401  # the tests import it from here
+from seqgen.lab.checks.subject import tiny_dictionary as dictionary  # noqa: F401  # the tests import it from here
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Source
 

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.bit_exact import products
-from seqgen.bit_exact.mode import REPLACED, BitExact
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
 from seqgen.generation.bit_exact import bit_exact
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.bit_exact import products
+from seqgen.modules.bit_exact.mode import REPLACED, BitExact
 from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch, Hypothesis
 from tests.covering import covering

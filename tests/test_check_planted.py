@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from examples import lstm
 from seqgen.incremental_state import StateKey
-from seqgen.laws.catalog import PASSES, STEPPING, WEIGHTS
-from seqgen.laws.checking import check_all
-from seqgen.laws.diagnosis import Cause, diagnose
-from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.catalog import PASSES, STEPPING, WEIGHTS
+from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.diagnosis import Cause, diagnose
+from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
-from seqgen.models import fconv, t5, transformer
+from seqgen.models import fconv, transformer
+from seqgen.models.t5.model import model as t5
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.static import StaticCache

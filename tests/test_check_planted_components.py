@@ -19,8 +19,8 @@ from seqgen.generation.ensemble.combinations import Combination
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.generation.search.base import Search
 from seqgen.generation.search.beam import BeamSearch, own_beams
-from seqgen.laws.checking import RaisedCause, causes, check_all
-from seqgen.laws.component_diagnosis import Cause, diagnose
+from seqgen.lab.checks.checking import RaisedCause, causes, check_all
+from seqgen.lab.checks.component_diagnosis import Cause, diagnose
 from seqgen.registry import DECODING_COMPONENTS, Entry
 
 BUGS: dict[str, tuple[type[Component], Enum]] = {}

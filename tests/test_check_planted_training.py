@@ -15,11 +15,11 @@ import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from examples.dates import DatesConfig, DatesTask, LetterTokenizer
 from seqgen.cli.check_subjects import Vocabularies, new_model, small_transformer
 from seqgen.data.pair_dataset import PairDataset
-from seqgen.laws import criteria, task_diagnosis
-from seqgen.laws.checking import check_all
-from seqgen.laws.criteria import CRITERION, Training
-from seqgen.laws.subject import Subject, randomize_, tiny_dictionary
-from seqgen.laws.tasks import TASK, Prepared
+from seqgen.lab.checks import criteria, task_diagnosis
+from seqgen.lab.checks.checking import check_all
+from seqgen.lab.checks.criteria import CRITERION, Training
+from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
+from seqgen.lab.checks.tasks import TASK, Prepared
 from seqgen.structures import Batch
 from seqgen.task import Task
 from seqgen.training.criteria import (

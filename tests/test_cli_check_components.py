@@ -12,8 +12,8 @@ import yaml
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.check_decoding import KINDS, DecodingCheckConfig, subject_of
 from seqgen.config import GenerationConfig
-from seqgen.laws.components import SHARED, changes_nothing
-from seqgen.laws.strategies import STRATEGY
+from seqgen.lab.checks.components import SHARED, changes_nothing
+from seqgen.lab.checks.strategies import STRATEGY
 from seqgen.registry import COMBINATIONS, CRITERIA, LOGITS_PROCESSORS, SEARCHES, STOPPING_RULES, TASKS, Registry
 from tests.commands import Outcome, command, corpus
 from tests.training_runs import TINY

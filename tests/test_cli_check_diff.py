@@ -13,8 +13,8 @@ import seqgen.generation.session
 from seqgen.generation.continuous_batching import RollingSession
 from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Outcome
-from seqgen.inspection.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
-from seqgen.inspection.trace import LineTrace, StepTrace
+from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
+from seqgen.lab.traces.line_trace import LineTrace, StepTrace
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.commands import Outcome as Result
 

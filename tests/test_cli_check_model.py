@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from seqgen.laws.catalog import PASSES, SEARCH, STEPPING, WEIGHTS
-from seqgen.laws.checking import RaisedCause
-from seqgen.laws.diagnosis import Cause
+from seqgen.lab.checks.catalog import PASSES, SEARCH, STEPPING, WEIGHTS
+from seqgen.lab.checks.checking import RaisedCause
+from seqgen.lab.checks.diagnosis import Cause
 from tests.commands import SMALL_FCONV, SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_t5 import tiny_folder
 

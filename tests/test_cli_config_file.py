@@ -14,9 +14,9 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.cli.config_file import with_config_files
 from seqgen.cli.keys import INPUTS, every_key
-from seqgen.compose import compose
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.compose import compose
+from seqgen.config.dicts import to_dict
 from seqgen.errors import ConfigError
 from tests.commands import command
 from tests.test_cli_help import SCHEMAS

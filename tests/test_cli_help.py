@@ -20,9 +20,8 @@ from seqgen.cli.score import ScoreConfig
 from seqgen.cli.shortlist import ShortlistConfig
 from seqgen.cli.trace import TracePageConfig
 from seqgen.cli.tune import TuneConfig
-from seqgen.compose import compose
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.sweep import expand_sweep
+from seqgen.config.compose import compose, expand_sweep
 from tests.commands import command
 
 SCHEMAS: dict[str, type] = {

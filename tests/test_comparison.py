@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 from sacrebleu.metrics import CHRF
 
-from seqgen.comparison import significance
-from seqgen.comparison.breakdown import WORDS, agreements, by_frequency, by_length
-from seqgen.comparison.changes import common_words
-from seqgen.comparison.comparison import Options, compare
-from seqgen.comparison.measures import measure
-from seqgen.comparison.report import page, text_report
-from seqgen.comparison.significance import System
-from seqgen.corpus_metrics import CORPUS_METRICS, Texts, corpus_scores, register_metric
-from seqgen.metrics import TextScore
+from seqgen.lab.compare import significance
+from seqgen.lab.compare.breakdown import WORDS, agreements, by_frequency, by_length
+from seqgen.lab.compare.comparison import Options, common_words, compare
+from seqgen.lab.compare.measures import measure
+from seqgen.lab.compare.report import page, text_report
+from seqgen.lab.compare.significance import System
+from seqgen.metrics import CORPUS_METRICS, Texts, TextScore, corpus_scores, register_metric
 from tests.commands import command, sentences
 
 COUNT = 40

@@ -8,12 +8,11 @@ import pytest
 
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
-from seqgen.compose import chosen_components, compose
 from seqgen.config import GenerateConfig, TrainConfig, option
-from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config.compose import chosen_components, compose, expand_sweep
+from seqgen.config.dicts import from_dict, to_dict
 from seqgen.errors import ConfigError
 from seqgen.registry import Registry
-from seqgen.sweep import expand_sweep
 
 
 def test_values_reach_their_fields() -> None:

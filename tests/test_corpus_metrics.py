@@ -10,9 +10,8 @@ import pytest
 
 from seqgen.cli.detokenizing import text_cleaner
 from seqgen.cli.output import score_lines
-from seqgen.corpus_metrics import CORPUS_METRICS, Texts, corpus_scores
 from seqgen.errors import ConfigError
-from seqgen.metrics import text_scores
+from seqgen.metrics import CORPUS_METRICS, Texts, corpus_scores, text_scores
 from tests.commands import command
 
 HYPOTHESES = ["the cat sat on a mat", "a dog", "Hello there , world"]

@@ -209,7 +209,7 @@ def test_killed_worker(tmp_path: Path, text: Path) -> None:
 def test_full_disk(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    from seqgen.files import write_atomically
+    from seqgen.system.files import write_atomically
 
     (tmp_path / "folder").touch()
     with pytest.raises(UserError, match="cannot write"):

@@ -17,7 +17,7 @@ from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import DecodingSetup
-from seqgen.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
+from seqgen.system.switches import PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES
 from seqgen.text.translator import Translator
 from tests.commands import command
 from tests.covering import covering

@@ -19,7 +19,7 @@ from seqgen.export.comparison import Sentences, largest_difference
 from seqgen.export.graphs import EncoderGraph, Graph, StepGraph, export_graphs
 from seqgen.export.onnx_file import PACKAGES, load_onnx, write_onnx
 from seqgen.model import EncoderDecoderModel
-from seqgen.switches import INPUT_CHOICES
+from seqgen.system.switches import INPUT_CHOICES
 from tests.commands import SMALL_TRANSFORMER, Outcome, command, corpus, training_arguments
 from tests.huggingface_bart import tiny_folder as bart_folder
 from tests.huggingface_t5 import tiny_folder as t5_folder

@@ -16,12 +16,12 @@ from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the checkpoint loaders
 from seqgen.checkpoints.loading import load_model, split_path
+from seqgen.checkpoints.torch_file import Inert, plain, read_torch_file
 from seqgen.config import ReadingConfig
 from seqgen.errors import CheckpointError, UserError
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.fairseq_options import read_options
+from seqgen.models.fairseq.options import read_options
 from seqgen.models.fconv import FConvConfig
-from seqgen.models.torch_file import Inert, plain, read_torch_file
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
 from tests.commands import command

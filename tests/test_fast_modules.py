@@ -12,9 +12,9 @@ from torch import Tensor
 
 from seqgen.errors import DecodingError
 from seqgen.incremental_state import IncrementalState
-from seqgen.laws import stepping
-from seqgen.laws.decode import Decode
-from seqgen.laws.subject import BEAM, LENGTHS, expand
+from seqgen.lab.checks import stepping
+from seqgen.lab.checks.decode import Decode
+from seqgen.lab.checks.subject import BEAM, LENGTHS, expand
 from seqgen.modules import attention
 from seqgen.modules.kv_cache import growing, indirection
 from seqgen.modules.kv_cache.growing import GrowingCache

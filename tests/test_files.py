@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from seqgen import files
-from seqgen.files import LEFTOVER_SECONDS, new_folder, remove_leftovers, write_atomically
+from seqgen.system import files
+from seqgen.system.files import LEFTOVER_SECONDS, new_folder, remove_leftovers, write_atomically
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
 WRITER = """
 import os, sys, time
 from pathlib import Path
 from unittest import mock
-from seqgen.files import new_folder, write_atomically
+from seqgen.system.files import new_folder, write_atomically
 
 def wait(*_):
     print("writing", flush=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import seqgen.models  # noqa: F401  # declares the built-in models
-from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
@@ -23,6 +22,7 @@ from seqgen.generation.speculative.drafters import ModelDrafter
 from seqgen.generation.speculative.verification import SpeculativeSearch
 from seqgen.registry import MODELS, SEARCHES
 from seqgen.structures import Hypothesis
+from seqgen.system.hooks import Flagged
 from tests.generators import make_generator
 from tests.model_zoo import build
 from tests.scripted_model import ScriptedModel, batch_of, dictionary, random_rule

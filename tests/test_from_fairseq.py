@@ -9,7 +9,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen.cli.convert import ConvertConfig
 from seqgen.config import GenerateConfig, TrainConfig
-from seqgen.config_keys import known_keys
+from seqgen.config.keys import known_keys
 from seqgen.registry import GROUPS
 
 PAGE = Path(__file__).parent.parent / "docs" / "from-fairseq.md"

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from seqgen.checkpoints.loading import load_model
-from seqgen.compose import compose
+from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.compose import compose
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.models.torch_file import read_torch_file
 from seqgen.text.translator import Translator
 from tests.fuzzing.generation import KEYS, Generation
 from tests.fuzzing.pickle_readers import FairseqCheckpoint

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.compose import compose
 from seqgen.config import GenerateConfig
+from seqgen.config.compose import compose
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, Fusion, Guidance, Nested, ProbabilityMean
 from seqgen.generation.search.diverse import DiverseBeamSearch

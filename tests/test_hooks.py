@@ -9,7 +9,7 @@ import pytest
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen.errors import ConfigError
-from seqgen.hooks import Hooked, misspelt
+from seqgen.system.hooks import Hooked, misspelt
 from tests.commands import command
 from tests.hooks import base_class
 from tests.test_flags import built_in

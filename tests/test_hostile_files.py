@@ -16,19 +16,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seqgen import reading
+from seqgen.checkpoints import pickle_work
 from seqgen.checkpoints.loading import load_model
 from seqgen.checkpoints.run_checkpoints import STATE, update_of
+from seqgen.checkpoints.torch_file import read_torch_file
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.record_lines import read_object
 from seqgen.data.token_store import DamagedStoreError, StoreMeta
 from seqgen.data.tokenizers.fast import FastT5Tokenizer
 from seqgen.data.tokenizers.files import TokenizerFiles
 from seqgen.errors import CheckpointError, DataError, UserError, shown
-from seqgen.models import pickle_work
-from seqgen.models.torch_file import read_torch_file
 from seqgen.models.transformer import TransformerModel
-from seqgen.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
+from seqgen.system import reading
+from seqgen.system.reading import MAX_DEPTH, parse_json, parse_yaml, read_bytes
 from seqgen.tasks.mixture_file import read_mixture
 from tests import fairseq_checkpoints
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments

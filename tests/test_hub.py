@@ -84,7 +84,7 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_shards_and_revisions(hub: Hub, folder: Path, tmp_path: Path) -> None:
-    from seqgen.models.huggingface_checkpoint import save_pretrained
+    from seqgen.models.huggingface.checkpoint import save_pretrained
 
     loaded = load_model(folder)
     with torch.no_grad():

@@ -21,9 +21,9 @@ from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import PretrainedTokenizer, load_pretrained_tokenizer
 from seqgen.errors import CheckpointError, ConfigError, DataError
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.models.bart_huggingface import ARCHITECTURE
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface.bart import ARCHITECTURE
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.huggingface.config import JSONConfig
 from seqgen.models.transformer import TransformerModel
 from tests.commands import command
 from tests.huggingface_bart import KINDS, VARIANTS, VOCAB, tiny_folder, tiny_model, write_tokenizer

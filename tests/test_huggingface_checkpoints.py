@@ -18,11 +18,11 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import load_model, load_models
 from seqgen.config import GenerationConfig, ReadingConfig
 from seqgen.errors import CheckpointError
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.huggingface_config import JSONConfig
-from seqgen.models.huggingface_generation import write_generation
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_huggingface import ARCHITECTURE
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.generation import write_generation
+from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.models.t5.model import T5Model
 from tests.commands import command
 from tests.huggingface_t5 import (
     VARIANTS,
@@ -180,7 +180,7 @@ def test_loading_never_has_two_copies_of_the_weights(kind: str, tmp_path: Path) 
     script = """
 import sys, threading, time, torch, seqgen.models, seqgen.tasks
 from seqgen.checkpoints.loading import load_model
-from seqgen.switches import MAPPED_WEIGHTS, switched
+from seqgen.system.switches import MAPPED_WEIGHTS, switched
 
 def resident():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))

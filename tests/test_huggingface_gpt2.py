@@ -18,9 +18,9 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.config import GenerationConfig
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
 from seqgen.errors import ConfigError, DataError
-from seqgen.models.gpt2_huggingface import ARCHITECTURE
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.huggingface_config import JSONConfig
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.gpt2 import ARCHITECTURE
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from seqgen.text.translator import Translator
 from tests.commands import command

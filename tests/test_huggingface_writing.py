@@ -15,11 +15,11 @@ import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.config import GenerationConfig
 from seqgen.errors import ConfigError
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.huggingface_config import JSONConfig
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import T5Config
-from seqgen.models.t5_huggingface import ARCHITECTURE
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.model import T5Model
 from tests.commands import command, corpus
 from tests.huggingface_t5 import (
     VARIANTS,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
-from seqgen.inspection.heads import masked_heads, prune_heads
+from seqgen.lab.heads import masked_heads, prune_heads
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.huggingface_checkpoint import save_pretrained
+from seqgen.models.huggingface.checkpoint import save_pretrained
 from seqgen.modules.internals import recorded
 from seqgen.structures import Source
 from tests import huggingface_bart, huggingface_gpt2

@@ -12,7 +12,7 @@ from seqgen.config import GenerationConfig
 from seqgen.data.dictionary import Dictionary
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.laws import catalog, search
+from seqgen.lab.checks import catalog, search
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.kv_cache import indirection

@@ -1,4 +1,4 @@
-"""The invariants of ``seqgen.laws`` about the parallel pass, steps and weights, for every registered model."""
+"""The invariants of ``seqgen.lab.checks`` about the parallel pass, steps and weights, for every registered model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from seqgen.laws import catalog
-from seqgen.laws.checking import NotApplicableError
-from seqgen.laws.subject import TOLERANCE
+from seqgen.lab.checks import catalog
+from seqgen.lab.checks.checking import NotApplicableError
+from seqgen.lab.checks.subject import TOLERANCE
 from tests.model_zoo import ZOO, build, inputs, subject_of
 
 every_model = pytest.mark.parametrize("name", list(ZOO))

@@ -18,11 +18,11 @@ from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.serialization import read_tensors, write_checksums, write_tensors
 from seqgen.errors import CheckpointError
 from seqgen.generation.ensemble.ensemble import Ensemble
-from seqgen.mapped_weights import MappedFile, give_back
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import T5Config
-from seqgen.switches import MAPPED_WEIGHTS
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.model import T5Model
+from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.switches import MAPPED_WEIGHTS
 from seqgen.text.translator import Translator
 from tests.commands import command
 
@@ -191,7 +191,7 @@ def test_memory_is_given_back_of_a_file_that_others_use(tmp_path: Path) -> None:
 import ctypes, os, sys
 from pathlib import Path
 from safetensors import safe_open
-from seqgen.mapped_weights import give_back
+from seqgen.system.mapped_weights import give_back
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tests.test_mapped_weights import resident
 os.setuid(65534)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from seqgen.errors import DataError, ResourceError
-from seqgen.memory import keep_freed_memory, memory_errors, out_of_memory
+from seqgen.system.devices import keep_freed_memory, memory_errors, out_of_memory
 from seqgen.text import text_decoding, text_scoring
 from seqgen.text.text_decoding import TextDecoding
 from seqgen.text.translator import Translator
@@ -202,7 +202,7 @@ def test_scores_of_a_batch_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 def page_faults(keep: bool) -> int:
     """Page faults of a process that makes and drops tensors of 38 MiB."""
     program = (
-        "import resource, torch\nfrom seqgen.memory import keep_freed_memory\n"
+        "import resource, torch\nfrom seqgen.system.devices import keep_freed_memory\n"
         f"if {keep}: assert keep_freed_memory()\n"
         "for _ in range(20): torch.ones(10_000_000)\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "for _ in range(10): torch.ones(10_000_000)\n"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from seqgen.config import TraceConfig
-from seqgen.microscope.page import SCRIPTS, page_of
+from seqgen.lab.traces.page import SCRIPTS, page_of
+from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.sentence import SentenceTrace, next_ranks
+from seqgen.lab.traces.trace import Trace
+from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.translator import Translator
-from seqgen.tracing.reference import Fate, reference_path
-from seqgen.tracing.sentence import SentenceTrace, next_ranks
-from seqgen.tracing.trace import Trace
-from seqgen.tracing.writer import TraceWriter
 from tests.text_models import TEXTS, text_model
 
 ROOT = Path(__file__).parent.parent
@@ -73,7 +73,7 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     assert "src=" not in page
     assert "@import" not in page
     assert page.count("<script") == page.count("</script>") == 2
-    folder = ROOT / "seqgen" / "microscope"
+    folder = ROOT / "seqgen" / "lab" / "traces"
     assert {path.name for path in folder.glob("*.js")} == set(SCRIPTS)
     assert page == page_of(Trace(tmp_path / "t.jsonl"), "A title"), "the same trace gives the same page"
 

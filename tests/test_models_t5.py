@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import T5Config
-from seqgen.models.t5_huggingface import ARCHITECTURE
+from seqgen.models.huggingface.t5 import ARCHITECTURE
+from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.model import T5Model
 from seqgen.modules.dropout import Dropout
 from tests.huggingface_t5 import VARIANTS, VOCAB, seqgen_model, tiny_model, without_casts
 

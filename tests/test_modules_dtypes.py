@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from seqgen.errors import ConfigError
-from seqgen.laws.subject import expand
+from seqgen.lab.checks.subject import expand
 from seqgen.modules import dtypes, linear
 from seqgen.modules.dtypes import DTYPES, note_on, to_dtype
 from seqgen.modules.linear import Linear, Projection, int8_product

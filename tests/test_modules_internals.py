@@ -13,8 +13,8 @@ from seqgen.checkpoints.loading import load_model
 from seqgen.errors import ConfigError
 from seqgen.generation.observers import Observer, StepRecord
 from seqgen.generation.scorer import SequenceScorer
-from seqgen.inspection.step_logits import StepLogits
-from seqgen.laws.subject import expand
+from seqgen.lab.checks.subject import expand
+from seqgen.lab.hidden_states import StepLogits
 from seqgen.modules.internals import StackInternals, recorded
 from seqgen.structures import Batch, Source
 from seqgen.text.translator import Translator

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.mutants.fault import ROOT, Fault
 from tests.mutants.faults import FAULTS
 
-PARTS = ("seqgen/generation/", "seqgen/modules/", "seqgen/bit_exact/", "seqgen/training/", "models/")
+PARTS = ("seqgen/generation/", "seqgen/modules/", "seqgen/modules/bit_exact/", "seqgen/training/", "models/")
 
 
 def test_each_fault_can_be_planted() -> None:

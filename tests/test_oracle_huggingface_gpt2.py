@@ -22,9 +22,9 @@ from seqgen.generation.processors.bias import SequenceBias
 from seqgen.generation.search.contrastive import ContrastiveSession
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Limits
-from seqgen.models.gpt2_huggingface import ARCHITECTURE
-from seqgen.models.huggingface_config import JSONConfig
-from seqgen.models.huggingface_weights import fill
+from seqgen.models.huggingface.config import JSONConfig
+from seqgen.models.huggingface.gpt2 import ARCHITECTURE
+from seqgen.models.huggingface.weights import fill
 from seqgen.models.transformer_lm import TransformerLanguageModel
 from seqgen.structures import Batch, Source
 from tests.huggingface_decoding import Pair, assert_same, pairs

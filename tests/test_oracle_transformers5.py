@@ -22,7 +22,7 @@ from torch import Tensor
 import seqgen.models  # noqa: F401  # declares the checkpoint loader
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
-from seqgen.models.huggingface_checkpoint import save_pretrained
+from seqgen.models.huggingface.checkpoint import save_pretrained
 from tests.commands import command
 from tests.huggingface_t5 import logits, original_logits
 

@@ -13,16 +13,15 @@ import yaml
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks
 from seqgen.checkpoints.resume import flatten
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.compose import compose
+from seqgen.config.dicts import to_dict
+from seqgen.lab.compare.curves import charts, svg
+from seqgen.lab.compare.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
+from seqgen.lab.compare.run import read_run, read_runs
+from seqgen.lab.compare.runs_page import page
+from seqgen.lab.compare.table import MISSING, as_dict, differences, sorted_runs, text_difference, text_table
 from seqgen.registry import MODELS
-from seqgen.runs.curves import charts, svg
-from seqgen.runs.differences import MISSING, differences
-from seqgen.runs.page import page
-from seqgen.runs.provenance import EDITED, PROVENANCE, origins_of, read_provenance, recorded_origin, with_origins
-from seqgen.runs.run import read_run, read_runs
-from seqgen.runs.table import as_dict, sorted_runs, text_difference, text_table
 from tests.commands import SMALL_FCONV, command, corpus, training_arguments
 
 CURVES = {"a": [(1, 5.0, 0.5), (2, 3.0, 12.25), (3, 4.0, 9.0)], "b": [(1, 6.0, 1.0), (2, 2.0, 3.0)]}

@@ -19,7 +19,7 @@ from seqgen.data import text
 from seqgen.data.text import stream_lines
 from seqgen.errors import ConfigError, DataError, UserError, printable
 from seqgen.generation.model_settings import LARGEST_OWN, own_settings, resolve_settings
-from seqgen.reading import read_bytes
+from seqgen.system.reading import read_bytes
 from seqgen.training.progress import Bar, Lines
 from tests.commands import command
 from tests.fuzzing.run_readers import Run

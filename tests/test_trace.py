@@ -15,19 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-import seqgen
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.generation.observers import Outcome
-from seqgen.microscope.page import page_of
+from seqgen.lab.traces import sentence as sentence_module
+from seqgen.lab.traces import trace as trace_module
+from seqgen.lab.traces.page import page_of
+from seqgen.lab.traces.reference import Fate, reference_path
+from seqgen.lab.traces.replay import replayed
+from seqgen.lab.traces.trace import TABLES, Trace
+from seqgen.lab.traces.writer import TraceWriter
 from seqgen.text.results import Translation
 from seqgen.text.translator import Translator
-from seqgen.tracing import sentence as sentence_module
-from seqgen.tracing import trace as trace_module
-from seqgen.tracing.reference import Fate, reference_path
-from seqgen.tracing.replay import replayed
-from seqgen.tracing.trace import TABLES, Trace
-from seqgen.tracing.writer import TraceWriter
 from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
 from tests.text_models import TEXTS, text_model
 
@@ -412,7 +411,7 @@ def test_the_commands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.items() <= b.items()
     text = command("generate", "replay=t.jsonl.gz").out.splitlines()
     assert text == [record["hypotheses"][0]["text"] for record in _records(run / "o.json")]
-    assert len(seqgen.Trace("t.jsonl.gz")) == len(text)
+    assert len(trace_module.Trace("t.jsonl.gz")) == len(text)
     many = (run / "data/test.en").read_text() * 2
     assert many.count("\n") > 33
     (run / "many.en").write_text(many)

@@ -32,7 +32,7 @@ from seqgen.checkpoints.run_checkpoints import (
 )
 from seqgen.checkpoints.serialization import pack, read_tensors, unpack, write_tensors
 from seqgen.errors import CheckpointError, UserError
-from seqgen.files import write_atomically
+from seqgen.system.files import write_atomically
 from tests.hostile import damage_file
 
 # -- values to files and back -------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from seqgen.checkpoints.run_checkpoints import read_weights, resolve
+from seqgen.config.user_files import import_modules, modules_of
 from seqgen.errors import UserError
 from seqgen.training.distributed import ProcessGroup, group_from_environment
 from seqgen.training.launch import _free_port
-from seqgen.user_files import import_modules, modules_of
 from tests.commands import SMALL_FCONV, corpus, training_arguments
 from tests.training_runs import Lab, everything, lab, records
 

@@ -77,7 +77,7 @@ def test_the_lock_lives_as_long_as_the_process_that_writes(tmp_path: Path) -> No
 
 END_WITH = """
 import os, subprocess, sys, time
-from seqgen.processes import end_with
+from seqgen.system.processes import end_with
 if len(sys.argv) > 1:
     end_with(int(sys.argv[1]))
     print(os.getpid(), flush=True)

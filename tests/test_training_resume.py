@@ -10,10 +10,10 @@ import pytest
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.resume import check_resumable
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
-from seqgen.config_dicts import to_dict
-from seqgen.config_keys import known_keys
+from seqgen.config.compose import compose
+from seqgen.config.dicts import to_dict
+from seqgen.config.keys import known_keys
 from seqgen.errors import ConfigError
 
 

@@ -12,13 +12,13 @@ import torch
 import yaml
 
 from seqgen.config import GenerationConfig
+from seqgen.config.user_files import import_user_dir
 from seqgen.errors import ConfigError
 from seqgen.generation.search.beam import BeamSearch
 from seqgen.generation.search.constrained import ConstrainedSearch
 from seqgen.generation.search.diverse import DiverseBeamSearch
 from seqgen.generation.search.sampling import Sampling
 from seqgen.text.translator import Translator
-from seqgen.user_files import import_user_dir
 from tests import user_components as own
 from tests.commands import Outcome, command
 from tests.text_models import TEXTS, text_model

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from seqgen.arguments import text_values
 from seqgen.checkpoints.loading import load_model
-from seqgen.compose import compose
 from seqgen.config import CommonConfig, GenerateConfig, TrainConfig
-from seqgen.config_dicts import from_dict
-from seqgen.config_values import text_list
+from seqgen.config.arguments import text_values
+from seqgen.config.compose import compose
+from seqgen.config.dicts import from_dict
+from seqgen.config.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
+from seqgen.config.values import text_list
 from seqgen.errors import ConfigError
 from seqgen.registry import DECODING_COMPONENTS, GROUPS, MODELS
-from seqgen.user_files import _USER_FILES, import_modules, import_user_dir, user_modules
 from tests.commands import Outcome, command
 from tests.training_runs import TINY
 
@@ -244,7 +244,7 @@ def test_examples_work_alone_outside_the_checkout(tmp_path: Path) -> None:
         (tmp_path / path.stem).mkdir()
         (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.stem / path.name)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom seqgen.user_files import _USER_FILES, import_user_dir\n"
+        "import sys\nfrom pathlib import Path\nfrom seqgen.config.user_files import _USER_FILES, import_user_dir\n"
         "for path in sys.argv[1:]:\n    _USER_FILES.files.clear()\n    import_user_dir(Path(path))\n"
         "assert 'examples' not in sys.modules"
     )

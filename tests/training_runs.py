@@ -17,8 +17,8 @@ from torch import Tensor
 import seqgen.models
 import seqgen.tasks  # noqa: F401  # declare the built-in components
 from seqgen.checkpoints.run_checkpoints import read_training_state, read_weights
-from seqgen.compose import compose
 from seqgen.config import TrainConfig
+from seqgen.config.compose import compose
 from seqgen.registry import TASKS
 from seqgen.task import Task
 from seqgen.training.train import train

@@ -22,10 +22,10 @@ from seqgen.data.tokenizers.files import CONFIG_FILE, FAST_FILE, TokenizerFiles,
 from seqgen.data.tokenizers.pretrained import FAST, PretrainedTokenizer, load_pretrained_tokenizer, make_tokenizer
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.model import EncoderDecoderModel
-from seqgen.models.bart_kinds import KINDS, SIDES
-from seqgen.models.huggingface_checkpoint import save_pretrained
-from seqgen.models.t5 import T5Model
-from seqgen.models.t5_config import PRESETS
+from seqgen.models.huggingface.bart_kinds import KINDS, SIDES
+from seqgen.models.huggingface.checkpoint import save_pretrained
+from seqgen.models.t5.config import PRESETS
+from seqgen.models.t5.model import T5Model
 from seqgen.models.transformer import TransformerConfig
 from seqgen.registry import MODELS
 

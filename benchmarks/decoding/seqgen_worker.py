@@ -22,10 +22,10 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.vocabulary_map import VocabularyMap
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
-from seqgen.memory import keep_freed_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.dtypes import to_dtype
 from seqgen.structures import Batch
+from seqgen.system.devices import keep_freed_memory
 
 SCORED_AT_ONCE = 8
 """Number of outputs that are scored in one batch: the logits of each token take memory."""

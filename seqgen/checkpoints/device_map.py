@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqgen.devices import find_device
 from seqgen.errors import ConfigError, nearest
 from seqgen.incremental_state import StatefulModule
 from seqgen.modules.inspection import memory_footprint
+from seqgen.system.devices import find_device
 
 AUTO = "auto"
 _USED = 0.8

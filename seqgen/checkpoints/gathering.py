@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seqgen.checkpoints.run_checkpoints import FOLDER, MODEL, Checkpoints, read_training_state, read_weights, run_of
 from seqgen.checkpoints.sharded import STATE, is_sharded
-from seqgen.files import CACHE, disk_errors, new_folder
+from seqgen.system.files import CACHE, disk_errors, new_folder
 
 
 def checkpoints_of(path: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from seqgen.data.tokenizers.base import load_tokenizer
 from seqgen.errors import CheckpointError, shown
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.registry import MODELS
-from seqgen.switches import MAPPED_WEIGHTS
+from seqgen.system.switches import MAPPED_WEIGHTS
 
 PREFIXES = {"source": "encoder.", "target": "decoder."}
 """What the names of each side's weights begin with."""

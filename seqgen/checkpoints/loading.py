@@ -29,21 +29,18 @@ from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import resolve, run_lock, weight_shapes
 from seqgen.checkpoints.run_checksums import update_generation, verify_run, verify_task
 from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig, option
-from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config.dicts import from_dict, to_dict
 from seqgen.data.pair_dataset import PairDataset
 from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer
-from seqgen.devices import find_device
 from seqgen.errors import CheckpointError, ConfigError, DataError
-from seqgen.files import frozen, write_atomically
 from seqgen.generation.compatibility import check_compatible
 from seqgen.generation.model_settings import own_settings
 from seqgen.model import EncoderDecoderModel
-from seqgen.reading import parse_yaml, read_bytes
 from seqgen.registry import TASKS, register_task
-from seqgen.renamed import former_names
+from seqgen.system.devices import find_device
+from seqgen.system.files import frozen, write_atomically
+from seqgen.system.reading import parse_yaml, read_bytes
 from seqgen.task import Task
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 CONFIG_FILE = "config.yaml"
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -278,7 +275,7 @@ def load_model(
     """Load a trained model.
 
     On a CPU, weights that are used in the dtype of their ``safetensors`` file stay in it, and the file must not be
-    written to; see ``seqgen.mapped_weights``. In ``with MAPPED_WEIGHTS.off()`` they are copied.
+    written to; see ``seqgen.system.mapped_weights``. In ``with MAPPED_WEIGHTS.off()`` they are copied.
 
     Args:
         path: a run folder (its best checkpoint is loaded), a checkpoint inside one, a path that a checkpoint loader

@@ -11,9 +11,9 @@ from seqgen.checkpoints.run_checkpoints import MODEL, read_weights, unchanged
 from seqgen.checkpoints.serialization import read_tensors, tensor_chunks, verify_checksums
 from seqgen.checkpoints.sharded import is_sharded
 from seqgen.errors import CheckpointError
-from seqgen.mapped_weights import MappedFile, give_back
 from seqgen.modules.cached_weight import CachedWeight
-from seqgen.switches import MAPPED_WEIGHTS
+from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.switches import MAPPED_WEIGHTS
 
 _UPGRADE = "upgrade_state_dict"
 
@@ -21,8 +21,8 @@ _UPGRADE = "upgrade_state_dict"
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Read a checkpoint's weights into a model.
 
-    Parameters of the file's device and dtype use its memory in place of their own, see ``seqgen.mapped_weights``; of
-    what is copied, a small part is in memory at a time.
+    Parameters of the file's device and dtype use its memory, see ``seqgen.system.mapped_weights``.
+    Of what is copied, a small part is in memory at a time.
 
     A model that converts older weights (``upgrade_state_dict``) gets all of them at once; so does any model those of a
     sharded checkpoint.

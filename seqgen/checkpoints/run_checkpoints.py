@@ -40,8 +40,8 @@ from seqgen.checkpoints.serialization import (
 )
 from seqgen.checkpoints.sharded import STATE, WEIGHTS, is_sharded, read_shards, shard_shapes
 from seqgen.errors import CheckpointError, UserError
-from seqgen.files import disk_errors, sync
-from seqgen.reading import open_regular
+from seqgen.system.files import disk_errors, sync
+from seqgen.system.reading import open_regular
 
 MODEL = "model.safetensors"
 STATE_TENSORS = "training_state.safetensors"

@@ -20,11 +20,11 @@ from typing import Any
 from seqgen.checkpoints.resume import MAY_CHANGE, flatten
 from seqgen.checkpoints.serialization import digest
 from seqgen.config import GenerationConfig, TrainConfig
-from seqgen.config_dicts import to_dict
-from seqgen.config_keys import known_keys
+from seqgen.config.dicts import to_dict
+from seqgen.config.keys import known_keys
 from seqgen.errors import CheckpointError
-from seqgen.files import write_atomically
-from seqgen.reading import parse_json, read_bytes
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import parse_json, read_bytes
 from seqgen.task import Task
 
 RUN_CHECKSUMS = "checksums.json"

@@ -11,7 +11,7 @@ from typing import Any
 import portalocker
 
 from seqgen.errors import CheckpointError
-from seqgen.files import disk_errors, open_own
+from seqgen.system.files import disk_errors, open_own
 
 LOCK = ".lock"
 

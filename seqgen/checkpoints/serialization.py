@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import CheckpointError, shown
-from seqgen.files import sync
-from seqgen.reading import open_regular, parse_json, read_bytes
+from seqgen.system.files import sync
+from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 CHECKSUMS = "SHA256SUMS"
 _TENSOR = "$tensor"

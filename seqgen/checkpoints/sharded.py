@@ -25,7 +25,7 @@ from torch import Tensor
 
 from seqgen.checkpoints.serialization import CHECKSUMS, pack, read_json, unpack, verify_checksums
 from seqgen.errors import CheckpointError
-from seqgen.reading import open_regular, read_bytes
+from seqgen.system.reading import open_regular, read_bytes
 
 STATE = "training_state.json"
 WEIGHTS = "weights"

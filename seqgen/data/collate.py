@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seqgen.renamed import renamed_parameters
 from seqgen.structures import Batch, Source
 
 
@@ -42,7 +41,6 @@ def pad_rows(rows: Sequence[Tensor], pad: int, left: bool = False) -> Tensor:
     return padded.long()
 
 
-@renamed_parameters(start_symbol="start_token")
 def collate(
     examples: Sequence[tuple[int, Tensor, Tensor | None]],
     *,

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from seqgen.data.text import decode_line, read_chunks
 from seqgen.errors import DataError
-from seqgen.files import write_atomically
-from seqgen.reading import parse_json, read_bytes
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import parse_json, read_bytes
 
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """The special tokens with the ids 0 to 3, which a ``dict.txt`` does not list."""

@@ -25,9 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqgen.errors import DataError
-from seqgen.renamed import former_names
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 Tokens: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]

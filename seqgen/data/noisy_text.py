@@ -10,7 +10,6 @@ from seqgen.data.collate import Example
 from seqgen.data.noising import NoiseTokens, Objective, check_sentinels
 from seqgen.data.token_store import TokenStore
 from seqgen.errors import ConfigError, DataError
-from seqgen.renamed import renamed_parameters
 
 
 class NoisyTextDataset:
@@ -32,7 +31,6 @@ class NoisyTextDataset:
         DataError: the text has no tokens, or the objective needs more sentinels than the vocabulary has.
     """
 
-    @renamed_parameters(symbols="noise_tokens")
     def __init__(
         self,
         store: TokenStore,

@@ -12,7 +12,7 @@ from seqgen.data.store_builder import LineError, TokenEncoder
 from seqgen.data.templates import Template
 from seqgen.data.text import read_chunks
 from seqgen.errors import DataError
-from seqgen.reading import parse_json
+from seqgen.system.reading import parse_json
 
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 

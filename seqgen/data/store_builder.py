@@ -26,8 +26,8 @@ from seqgen.data.text import CHUNK_BYTES, LineChunk, digest, read_chunks
 from seqgen.data.token_store import META, OFFSETS, VALUES, VERSION, DamagedStoreError, StoreMeta, TokenStore
 from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import DataError
-from seqgen.files import new_folder
-from seqgen.processes import end_with
+from seqgen.system.files import new_folder
+from seqgen.system.processes import end_with
 
 MAX_EXAMPLES = 10
 """Number of lines with unknown tokens that a store records."""

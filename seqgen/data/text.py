@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from seqgen.errors import DataError, nearest
-from seqgen.reading import open_regular
+from seqgen.system.reading import open_regular
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seqgen.reading import open_regular, parse_json, read_bytes
+from seqgen.system.reading import open_regular, parse_json, read_bytes
 
 VALUES, OFFSETS, META = "values.bin", "offsets.bin", "meta.json"
 VERSION = 1

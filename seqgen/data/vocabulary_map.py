@@ -18,7 +18,7 @@ import numpy.typing as npt
 from seqgen.data.dictionary import Dictionary
 from seqgen.data.text import read_lines
 from seqgen.errors import DataError, shown
-from seqgen.files import write_atomically
+from seqgen.system.files import write_atomically
 
 Ids = npt.NDArray[np.int64]
 

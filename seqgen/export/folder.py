@@ -26,7 +26,7 @@ from seqgen.export.comparison import Sentences, largest_difference
 from seqgen.export.graphs import NEXT, Graph, Run, export_graphs
 from seqgen.export.onnx_file import load_onnx, write_onnx
 from seqgen.export.state import NamedTensor
-from seqgen.files import new_folder, write_atomically
+from seqgen.system.files import new_folder, write_atomically
 
 METADATA = "export.json"
 FORMATS = {"onnx": "onnx", "torch": "pt2"}

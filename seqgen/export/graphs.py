@@ -19,7 +19,7 @@ from seqgen.export.state import KEYS, ROWS, SEEN, SOURCE, VALUES, FlatState, Nam
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.kv_cache.protocol import KeysAndValues
 from seqgen.structures import EncoderOut
-from seqgen.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
+from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS
 
 MASK = "encoder_padding_mask"
 NEXT = "next."

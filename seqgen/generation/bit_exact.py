@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqgen.bit_exact.mode import BitExact
-from seqgen.bit_exact.products import INNER, TILE, rounded_up
 from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.ensemble import Ensemble
 from seqgen.model import EncoderDecoderModel
+from seqgen.modules.bit_exact.mode import BitExact
+from seqgen.modules.bit_exact.products import INNER, TILE, rounded_up
 from seqgen.structures import Batch, Hypothesis, Source
-from seqgen.switches import INPUT_CHOICES
+from seqgen.system.switches import INPUT_CHOICES
 
 
 @contextmanager

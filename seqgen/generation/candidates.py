@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.renamed import former_names
-from seqgen.switches import TWO_STAGE_CANDIDATES
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
+from seqgen.system.switches import TWO_STAGE_CANDIDATES
 
 _BLOCK = 64
 """Vocabulary entries per block; the first stage looks at the maximum of each block only.

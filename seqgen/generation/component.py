@@ -29,8 +29,8 @@ from torch import Tensor
 
 from seqgen.data.dictionary import Dictionary
 from seqgen.errors import ConfigError, nearest
-from seqgen.flags import Flagged
 from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.system.hooks import Flagged
 
 Phrase: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Token ids that must occur in sequence; or several alternatives, of which one must occur."""

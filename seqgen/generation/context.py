@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.renamed import keep_former_members
 from seqgen.structures import map_tensors
 
 
-@keep_former_members
 @dataclass(frozen=True)
 class Sentences:
     """The ``live`` sentences, those that have not left the batch.

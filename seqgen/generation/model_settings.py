@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.component_keys import parse_components
 from seqgen.config import GenerationConfig
-from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config.component_keys import parse_components
+from seqgen.config.dicts import from_dict, to_dict
 from seqgen.errors import ConfigError, shown
 from seqgen.generation.compatibility import check_compatible, draws, incompatible
 from seqgen.generation.rules import HUGGINGFACE, with_semantics

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seqgen.flags import Flags
 from seqgen.generation.candidates import Candidates, best_continuations, log_sum_exp
 from seqgen.generation.component import Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.structures import Hypothesis
+from seqgen.system.hooks import Flags
 
 FORBIDDEN = "forbidden"
 """A need of observers: which of the most probable tokens a processor forbade."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from seqgen.component_keys import component_config
 from seqgen.config import GenerationConfig
+from seqgen.config.component_keys import component_config
 from seqgen.errors import ConfigError, DataError
 from seqgen.generation.component import Component, Resources
 from seqgen.registry import Registry

@@ -31,11 +31,9 @@ from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup, Limits, Streamer, longest_output
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import keep_former_members
 from seqgen.structures import Batch, Hypothesis
 
 
-@keep_former_members
 class SequenceGenerator:
     """Decodes batches of sentences.
 

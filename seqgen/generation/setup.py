@@ -10,7 +10,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from seqgen.bit_exact.mode import BitExact
 from seqgen.config import DebugConfig
 from seqgen.decoder import Decoder
 from seqgen.generation.component import ATTENTION, LAYER_LOGITS, MEMBER_LOGITS, MEMBER_LPROBS, Component, Phrases
@@ -24,9 +23,9 @@ from seqgen.generation.search.base import Search
 from seqgen.generation.shortlist import Shortlist
 from seqgen.generation.stopping import StoppingRule
 from seqgen.model import EncoderDecoderModel
-from seqgen.renamed import keep_former_members
+from seqgen.modules.bit_exact.mode import BitExact
 from seqgen.structures import Batch
-from seqgen.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
+from seqgen.system.switches import INPUT_CHOICES, PREPACKED_WEIGHTS, TWO_STAGE_CANDIDATES, switched
 
 
 class Streamer(Protocol):
@@ -77,7 +76,6 @@ class Limits:
         return (self.max_len_a * src_lengths + self.max_len_b).long().clamp(min=0, max=self.max_len - 1)
 
 
-@keep_former_members
 @dataclass(frozen=True)
 class DecodingSetup:
     """How to decode: all components and options of a session.
@@ -147,7 +145,7 @@ class DecodingSetup:
 
     @contextmanager
     def switched(self) -> Iterator[None]:
-        """While the context is active, the switches of ``seqgen/switches.py`` have the values of ``debug``.
+        """While the context is active, the switches of ``seqgen/system/switches.py`` have the values of ``debug``.
 
         A strategy with its own loop computes with the same bits in every batch in all of the loop, see ``exact``.
         """

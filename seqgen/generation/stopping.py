@@ -20,9 +20,6 @@ from seqgen.generation.component import BatchInfo, Component, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.registered import build
 from seqgen.registry import STOPPING_RULES, register_stopping_rule
-from seqgen.renamed import former_names, renamed_parameters
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 class StoppingRule(Component):
@@ -55,7 +52,6 @@ class EndTokens(StoppingRule):
         tokens: their ids.
     """
 
-    @renamed_parameters(symbols="tokens")
     def __init__(self, tokens: Sequence[int]):
         self.tokens = torch.tensor(list(tokens), dtype=torch.int64)
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqgen.errors import ConfigError, DataError
-from seqgen.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
 from seqgen.jobs.manifest import MANIFEST, Manifest
 from seqgen.jobs.part import Answers, Failure, Part
-from seqgen.reading import parse_json
+from seqgen.system.files import disk_errors, new_file, open_own, remove_leftovers, sync, write_atomically
+from seqgen.system.reading import parse_json
 
 JOURNAL = "done.jsonl"
 ERRORS = "errors.jsonl"

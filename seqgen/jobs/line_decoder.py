@@ -11,7 +11,7 @@ import torch
 
 from seqgen.errors import CheckpointError, ResourceError
 from seqgen.jobs.part import Answers, Failure
-from seqgen.memory import out_of_memory
+from seqgen.system.devices import out_of_memory
 
 NOT_OF_LINES = (CheckpointError, OSError, ImportError)
 """Errors that are never those of a line: weights that were changed, a full disk, a file or a server that is missing."""

@@ -10,12 +10,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from seqgen.config.user_files import import_modules, user_modules
 from seqgen.errors import ResourceError
 from seqgen.jobs.line_decoder import Builder, Piece, answer
 from seqgen.jobs.workers import STARTS, Answered, Died, Event, Ready, start_error
-from seqgen.processes import end_with
-from seqgen.signals import STOPPING, signals_wait
-from seqgen.user_files import import_modules, user_modules
+from seqgen.system.processes import STOPPING, end_with, signals_wait
 
 
 class _Process:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seqgen.errors import ConfigError, DataError, shown
-from seqgen.files import write_atomically
 from seqgen.jobs.part import Plan
-from seqgen.reading import parse_json, read_bytes
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "seqgen-job", 1

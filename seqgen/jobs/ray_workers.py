@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from seqgen.config.user_files import import_modules, user_modules
 from seqgen.errors import ConfigError, ResourceError
 from seqgen.jobs.line_decoder import Builder, Piece, answer
 from seqgen.jobs.workers import STARTS, Answered, Died, Event, Ready, start_error
-from seqgen.user_files import import_modules, user_modules
 
 NODES_SECONDS = 2.0
 """Seconds between two looks at the nodes of the cluster."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from seqgen.data.text import decode_line, find_files, read_chunks
 from seqgen.errors import ConfigError, DataError, nearest, shown
-from seqgen.reading import parse_json
+from seqgen.system.reading import parse_json
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 """The format of a file by the end of its name, before ``.gz``; all other files are text."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-from seqgen.signals import NotedSignals
+from seqgen.system.processes import NotedSignals
 
 
 class JobStopped(Exception):

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from seqgen.errors import ResourceError, UserError
 from seqgen.jobs.line_decoder import Piece
 from seqgen.jobs.part import Answers
-from seqgen.memory import out_of_memory
+from seqgen.system.devices import out_of_memory
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqgen.modules.dropout import Dropout
-from seqgen.switches import INPUT_CHOICES
+from seqgen.system.switches import INPUT_CHOICES
 
 _SMALL = 64 * 64
 """Number of scores per head up to which two plain matrix products are faster on a CPU than the fused kernel.

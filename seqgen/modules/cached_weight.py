@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from seqgen.bit_exact.mode import BitExact
-from seqgen.mapped_weights import is_mapped
+from seqgen.modules.bit_exact.mode import BitExact
+from seqgen.system.mapped_weights import is_mapped
 
 T = TypeVar("T")
 

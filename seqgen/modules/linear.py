@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from seqgen.mapped_weights import give_back
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.matrix_product import has_onednn, linear
-from seqgen.switches import PREPACKED_WEIGHTS
+from seqgen.system.mapped_weights import give_back
+from seqgen.system.switches import PREPACKED_WEIGHTS
 
 Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """Maps ``(..., in_features)`` and a bias ``(out_features,)`` or ``None`` to ``(..., out_features)``."""
@@ -44,7 +44,7 @@ class Projection(CachedWeight):
     """A module that multiplies by its weight, and keeps the weight prepacked during evaluation.
 
     On a CPU, the prepacked weight is a copy in oneDNN's blocked layout. The memory of a weight that is mapped from its
-    file is then given back (``seqgen.mapped_weights``); any other weight needs its memory twice.
+    file is then given back (``seqgen.system.mapped_weights``); any other weight needs its memory twice.
     Microseconds on 2 cores of an AMD EPYC 9004, prepacked / ``F.linear``, for rows x in_features x out_features:
     1 x 512 x 512: 90 / 160; 5 x 512 x 2048: 190 / 560; 5 x 512 x 32128: 2,900 / 15,000; 160 x 512 x 32128: 27,000 /
     57,000; 4000 x 512 x 2048: 40,000 / 52,000.

@@ -12,14 +12,10 @@ from torch import Tensor
 
 from seqgen.incremental_state import IncrementalState, StateDict
 from seqgen.modules.segments import segment_mask
-from seqgen.renamed import former_names, keep_former_members
 from seqgen.structures import Segments
-from seqgen.switches import INPUT_CHOICES
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
+from seqgen.system.switches import INPUT_CHOICES
 
 
-@keep_former_members
 @dataclass
 class QueryPositions:
     """The positions that a model computes in one pass, from which the mask of self-attention is made.

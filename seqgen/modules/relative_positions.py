@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.switches import INPUT_CHOICES
+from seqgen.system.switches import INPUT_CHOICES
 
 
 class RelativePositionBias(nn.Module):

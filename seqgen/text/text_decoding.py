@@ -19,8 +19,8 @@ from seqgen.generation.finished import Ranking
 from seqgen.generation.scorer import SequenceScorer
 from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.generation.setup import Streamer
-from seqgen.memory import out_of_memory
 from seqgen.structures import Batch, Hypothesis
+from seqgen.system.devices import out_of_memory
 from seqgen.task import Task
 from seqgen.text.alignment import attend_to_source
 from seqgen.text.continuation import continuation

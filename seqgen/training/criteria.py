@@ -19,10 +19,10 @@ from torch.autograd.function import once_differentiable
 from seqgen.config import option
 from seqgen.decoder import Decoder, IncrementalDecoder
 from seqgen.errors import ConfigError
-from seqgen.hooks import Hooked
 from seqgen.model import EncoderDecoderModel
 from seqgen.registry import register_criterion
 from seqgen.structures import Batch
+from seqgen.system.hooks import Hooked
 from seqgen.training.projected_cross_entropy import projected_cross_entropy, projection_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,6 @@ import torch.distributed as dist
 
 from seqgen.config import DistributedConfig
 from seqgen.errors import ResourceError
-from seqgen.renamed import former_names
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 T = TypeVar("T")
 

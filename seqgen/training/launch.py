@@ -18,17 +18,16 @@ import torch
 
 from seqgen.checkpoints.run_lock import RunLock
 from seqgen.config import TrainConfig
-from seqgen.config_dicts import from_dict, to_dict
+from seqgen.config.dicts import from_dict, to_dict
+from seqgen.config.user_files import components_in_use, import_modules, modules_of, user_modules
 from seqgen.data.store_builder import available_cores
 from seqgen.errors import ResourceError, UserError
-from seqgen.memory import keep_freed_memory, out_of_memory
-from seqgen.processes import end_with
 from seqgen.registry import TASKS
-from seqgen.signals import STOPPING, signals_wait
+from seqgen.system.devices import keep_freed_memory, out_of_memory
+from seqgen.system.processes import STOPPING, end_with, signals_wait
 from seqgen.training.distributed import LostRanksError, ProcessGroup, join, leave
 from seqgen.training.signals import StopSignals
 from seqgen.training.training_loop import TrainingRun
-from seqgen.user_files import components_in_use, import_modules, modules_of, user_modules
 
 GRACE = 5.0
 """Seconds to wait for the other processes after one has failed: the first failure reported may be a consequence."""

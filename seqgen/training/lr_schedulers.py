@@ -14,8 +14,8 @@ from typing import Any
 
 from seqgen.config import OptimizationConfig, option
 from seqgen.errors import ConfigError
-from seqgen.hooks import Hooked
 from seqgen.registry import LR_SCHEDULERS, register_lr_scheduler
+from seqgen.system.hooks import Hooked
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqgen.files import write_atomically
+from seqgen.system.files import write_atomically
 from seqgen.training.scores import lower_is_better
 
 SCORES = "scores.json"

@@ -23,7 +23,7 @@ from seqgen.checkpoints.run_checkpoints import FOLDER, Checkpoints, temporary_fo
 from seqgen.checkpoints.serialization import digest, write_checksums, write_json
 from seqgen.checkpoints.sharded import STATE, file_numbers, pack_shards
 from seqgen.errors import CheckpointError, UserError
-from seqgen.files import disk_errors
+from seqgen.system.files import disk_errors
 from seqgen.training.distributed import ProcessGroup
 
 

@@ -8,7 +8,7 @@ import signal
 import stat
 from types import FrameType
 
-from seqgen.signals import HANGUP, NotedSignals
+from seqgen.system.processes import HANGUP, NotedSignals
 
 _NOTE = b"\nstopping after this update and saving; a second signal stops immediately\n"
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from seqgen.checkpoints.model_weights import fit
 from seqgen.config import TrainConfig
 from seqgen.errors import ConfigError, UserError
-from seqgen.memory import out_of_memory
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import freeze, num_parameters
 from seqgen.registry import CRITERIA
 from seqgen.structures import Batch
+from seqgen.system.devices import out_of_memory
 from seqgen.task import Task
 from seqgen.training.criteria import Criterion, CriterionOut
 from seqgen.training.distributed import ProcessGroup

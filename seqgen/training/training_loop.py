@@ -13,17 +13,16 @@ import torch
 
 from seqgen.checkpoints.initial_weights import initialize
 from seqgen.config import TrainConfig
-from seqgen.config_dicts import to_dict
+from seqgen.config.dicts import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.packing import PackedDataset, pack
 from seqgen.data.pair_dataset import Dataset, LimitedDataset
 from seqgen.errors import CheckpointError, ConfigError, DataError, ResourceError
-from seqgen.memory import memory_errors
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.inspection import num_parameters
 from seqgen.registry import MODELS
-from seqgen.renamed import former_names
 from seqgen.structures import Batch
+from seqgen.system.devices import memory_errors
 from seqgen.task import Task
 from seqgen.training.distributed import ProcessGroup
 from seqgen.training.meters import Meter
@@ -38,8 +37,6 @@ from seqgen.training.signals import StopSignals
 from seqgen.training.trainer import Trainer
 from seqgen.training.triggers import Triggers
 from seqgen.training.validation import Interrupted, ValidationResult, Validator
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 
 class TrainingRun:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from seqgen.config_dicts import to_dict
+from seqgen.config.dicts import to_dict
 from seqgen.data.iterator import EpochIterator
 from seqgen.data.mixture import JoinedDataset
 from seqgen.data.pair_dataset import Dataset

@@ -13,7 +13,7 @@ import safetensors.torch
 
 from seqgen.checkpoints.loading import LoadedModel, load_model
 from seqgen.checkpoints.serialization import read_tensors, tensor_chunks
-from seqgen.models.huggingface_weights import weight_files
+from seqgen.models.huggingface.weights import weight_files
 from seqgen.text.translator import Translator
 from tests import huggingface_bart, huggingface_gpt2
 from tests.fuzzing.mutation import VALUES, change_bytes, change_json, change_safetensors

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from seqgen.checkpoints.loading import load_model
+from seqgen.checkpoints.torch_file import plain, read_torch_file
 from seqgen.errors import CheckpointError
-from seqgen.models.huggingface_weights import tensors_of
-from seqgen.models.torch_file import plain, read_torch_file
+from seqgen.models.huggingface.weights import tensors_of
 from tests import fairseq_checkpoints
 from tests.fuzzing.folder_readers import check_decoding
 from tests.fuzzing.mutation import change_bytes

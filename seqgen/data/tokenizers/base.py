@@ -14,10 +14,10 @@ from seqgen.data.dictionary import Dictionary
 from seqgen.data.tokenizers.languages import Languages
 from seqgen.data.tokenizers.token_bytes import TokenBytes, no_token_bytes
 from seqgen.errors import DataError
-from seqgen.files import new_folder, write_atomically
-from seqgen.hooks import Hooked
-from seqgen.reading import parse_json, read_bytes
 from seqgen.registry import Registry
+from seqgen.system.files import new_folder, write_atomically
+from seqgen.system.hooks import Hooked
+from seqgen.system.reading import parse_json, read_bytes
 
 TOKENIZERS = Registry("tokenizer", "tokenizer")
 TOKENIZERS.declare("sentencepiece", "seqgen.data.tokenizers.sentencepiece_tokenizer")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from seqgen.errors import DataError
-from seqgen.files import write_atomically
-from seqgen.reading import parse_json, read_bytes
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import parse_json, read_bytes
 
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"

@@ -14,8 +14,8 @@ from seqgen.data.dictionary import FAIRSEQ_SPECIALS, Dictionary
 from seqgen.data.tokenizers.base import Tokenizer, register_tokenizer, write_settings
 from seqgen.data.tokenizers.token_bytes import TokenBytes, of_spaced_pieces
 from seqgen.errors import DataError
-from seqgen.files import write_atomically
-from seqgen.reading import read_bytes
+from seqgen.system.files import write_atomically
+from seqgen.system.reading import read_bytes
 
 MIN_SHARED = 0.1
 """Minimum fraction of a model's pieces in a given vocabulary; with fewer, the vocabulary is that of another model."""

@@ -18,7 +18,7 @@ from seqgen.data.tokenizers.pretrained import byte_files, load_pretrained_tokeni
 from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, load_processor, read_model
 from seqgen.data.tokenizers.sentencepiece_training import FAIRSEQ_IDS, T5_IDS, train_sentencepiece
 from seqgen.errors import ConfigError
-from seqgen.files import check_not_frozen
+from seqgen.system.files import check_not_frozen
 
 
 @dataclass

@@ -1,5 +1,1 @@
 """Members of an ensemble, and the combinations of their scores."""
-
-from seqgen.renamed import former_names
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers

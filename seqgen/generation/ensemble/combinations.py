@@ -12,10 +12,10 @@ from torch import Tensor
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.flags import Flags
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
 from seqgen.registry import COMBINATIONS, register_combination
+from seqgen.system.hooks import Flags
 
 
 class Combination(Component):

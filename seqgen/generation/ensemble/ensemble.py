@@ -12,10 +12,10 @@ from seqgen.errors import ConfigError
 from seqgen.generation.ensemble.combinations import Combination, ProbabilityMean
 from seqgen.generation.ensemble.member import INPUT, MemberSpec
 from seqgen.generation.ensemble.shared_encoders import SharedEncoders
-from seqgen.mapped_weights import check_unchanged
 from seqgen.model import EncoderDecoderModel
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.structures import Batch, Source
+from seqgen.system.mapped_weights import check_unchanged
 
 
 class Ensemble:

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from seqgen.flags import Flags
 from seqgen.generation.component import Component, Composite
 from seqgen.generation.context import StepContext
+from seqgen.system.hooks import Flags
 
 
 class LogitsProcessor(Component):

@@ -16,7 +16,6 @@ from seqgen.generation.component import Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
-from seqgen.renamed import renamed_parameters
 
 _ANY, _NOTHING = -1, -2
 """An id that matches every token, and an id that no sequence has."""
@@ -106,7 +105,6 @@ class BadWords(SequenceBias):
         end_tokens: ids that end an output, end-of-sentence among them.
     """
 
-    @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, sequences: Sequence[Sequence[int]], end_tokens: Sequence[int]):
         ends = {(token,) for token in end_tokens}
         super().__init__({tuple(sequence): -torch.inf for sequence in sequences if tuple(sequence) not in ends})

@@ -15,7 +15,6 @@ from seqgen.generation.component import BatchInfo, Resources
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
-from seqgen.renamed import renamed_parameters
 
 
 @dataclass
@@ -44,7 +43,6 @@ class MinimumLength(LogitsProcessor):
     can_merge = True
     token_attributes = ("end_tokens",)
 
-    @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, min_len: int, end_tokens: Sequence[int] = (), yields: bool = True, counts_prompt: bool = False):
         self.min_len, self.end_tokens, self.yields = min_len, list(end_tokens), yields
         self.counts_prompt = counts_prompt
@@ -202,7 +200,6 @@ class ExponentialDecay(LogitsProcessor):
         end_tokens: ids that end an output besides end-of-sentence.
     """
 
-    @renamed_parameters(end_symbols="end_tokens")
     def __init__(self, start: int, factor: float, end_tokens: Sequence[int] = ()):
         self.start, self.factor, self.end_tokens = start, factor, list(end_tokens)
 

@@ -13,9 +13,6 @@ from seqgen.generation.candidates import best_continuations
 from seqgen.generation.context import StepContext
 from seqgen.generation.processors.base import LogitsProcessor
 from seqgen.registry import register_logits_processor
-from seqgen.renamed import former_names
-
-globals()["__getattr__"] = former_names(__name__)  # a function would hide misspelt names from type checkers
 
 _FEW = 512
 """Number of tokens that are sorted first; the whole vocabulary is sorted only if these are not enough."""

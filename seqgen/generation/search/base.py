@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from seqgen.errors import ConfigError
-from seqgen.flags import Flags
 from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo, Component
 from seqgen.generation.context import StepContext
 from seqgen.generation.finished import FinishedHypotheses, Ranking
+from seqgen.system.hooks import Flags
 
 
 class Search(Component):

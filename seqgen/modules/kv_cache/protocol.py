@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from seqgen.errors import DecodingError
-from seqgen.hooks import Hooked
 from seqgen.incremental_state import rows_of_parents, rows_of_sentences
 from seqgen.modules.masks import step_mask
+from seqgen.system.hooks import Hooked
 
 
 class Attended(NamedTuple):

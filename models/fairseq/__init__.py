@@ -1,0 +1,1 @@
+"""Checkpoints of fairseq: their options, languages and weights."""

@@ -1,0 +1,244 @@
+"""Reading checkpoints of fairseq: ``checkpoint_best.pt`` and the files in its folder.
+
+::
+
+    checkpoint_best.pt       weights and options
+    dict.en.txt dict.de.txt  the dictionaries of source and target, or one dict.txt for both
+    sentencepiece.bpe.model  a SentencePiece model, or spm.model; without one, text is read as tokenized
+
+A multilingual checkpoint (M2M-100) has one dictionary, such as ``model_dict.128k.txt``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seqgen.checkpoints.loading import (
+    DecodingTask,
+    LoadedModel,
+    Placement,
+    PromptDecodingConfig,
+    PromptDecodingTask,
+    register_checkpoint_loader,
+)
+from seqgen.checkpoints.model_size import build_real, check_size
+from seqgen.checkpoints.model_weights import fit
+from seqgen.checkpoints.torch_file import plain, read_torch_file
+from seqgen.config import ReadingConfig, TrainConfig
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.data.tokenizers.language_tokens import LanguageTokenizer
+from seqgen.data.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer, read_model
+from seqgen.errors import CheckpointError, ConfigError, DataError
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.fairseq.languages import FairseqLanguages
+from seqgen.models.fairseq.options import FairseqOptions, read_options
+from seqgen.models.fairseq.weights import convert_weights
+from seqgen.models.fconv import FConvConfig
+from seqgen.models.transformer import TransformerConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
+
+# Objects of these packages become inert: options (in some versions) and training meters.
+_PACKAGES = ("omegaconf.", "fairseq.")
+_MAX_POSITIONS = 1_000_000
+_SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model", "spm.128k.model")
+_M2M_DICTIONARY = "model_dict.128k.txt"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The vocabulary of one language and its file; ``sentencepiece`` is ``None`` for tokenized text."""
+
+    file: Path
+    dictionary: Dictionary
+    sentencepiece: Path | None
+    codes: Sequence[str] = ()
+
+
+@register_checkpoint_loader("fairseq checkpoint")
+def read_fairseq_checkpoint(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
+    """Read a checkpoint of fairseq's convolutional model, transformer or transformer language model.
+
+    Args:
+        path: the checkpoint.
+        reading: files that are not in its folder, and values that are not in its options.
+        placement: ignored; such checkpoints are small.
+
+    Returns:
+        The model, with a task that decodes.
+
+    Raises:
+        CheckpointError: the file is damaged, contains code, or contains a model that seqgen does not support.
+        ConfigError: languages are given for a checkpoint that has none.
+        DataError: a dictionary or SentencePiece model is missing, damaged, or belongs to another model.
+    """
+    content = read_torch_file(path, _PACKAGES)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(f"{path} is not a fairseq checkpoint: it has no weights under 'model'")
+    try:
+        described = {key: plain(content.get(key)) for key in ("args", "cfg")}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: its options {error}") from None
+    options = read_options(described, path, reading.architecture, reading.ignore)
+    if reading.lang_dict and options.languages is None:
+        raise ConfigError(f"reading.lang_dict={reading.lang_dict}: {path} is not a multilingual checkpoint; remove it")
+    weights = convert_weights(content["model"], path, _ties(options.model))
+    if isinstance(options.model, TransformerLMConfig):
+        return _language_model(path, options, reading, weights)
+    sides = [_find_side(path, side, options, reading) for side in ("source", "target")]
+    _check_sizes(path, sides, weights)
+    source, target = (_tokenizer(side, options.languages) for side in sides)
+    if source.fingerprint() == target.fingerprint():  # a joined dictionary is saved under both languages
+        target = source
+    task = DecodingTask(None, source, target)
+    model = _build(task, options.model, weights, path)
+    model.load_state_dict(weights)
+    return LoadedModel(
+        model,
+        task,
+        TrainConfig(model=options.model),
+        path,
+        task_values=_task_values(options, source is target, any(side.sentencepiece for side in sides), model),
+        notes=_notes(path, sides),
+    )
+
+
+def _language_model(
+    path: Path, options: FairseqOptions, reading: ReadingConfig, weights: dict[str, Tensor]
+) -> LoadedModel:
+    """Make a language model and the task that continues prompts, which begin with end-of-sentence."""
+    config = options.model
+    assert isinstance(config, TransformerLMConfig)
+    if "decoder.layer_norm.weight" in weights:  # some versions build a pre-norm model whatever the option
+        config.decoder_normalize_before, config.no_decoder_final_norm = True, False
+    side = _find_side(path, "target", options, reading)
+    _check_sizes(path, [side, side], weights)
+    tokenizer = _tokenizer(side)
+    task = PromptDecodingTask(PromptDecodingConfig(begin_with_eos=True), tokenizer, tokenizer)
+    model = _build(task, config, weights, path)
+    model.load_state_dict(weights)
+    return LoadedModel(
+        model, task, TrainConfig(model=config), path, task_values=task.as_values(), notes=_notes(path, [side])
+    )
+
+
+def _build(task: DecodingTask, config: Any, weights: dict[str, Tensor], path: Path) -> EncoderDecoderModel:
+    """Build the model, after checking on the ``meta`` device that the checkpoint has weights of its sizes."""
+    if not isinstance(config, FConvConfig):
+        _check_counts(config, weights, path)
+    try:
+        check_size(lambda: task.build_model(config), weights, str(path), without_memory=True)
+        model: EncoderDecoderModel = build_real(lambda: task.build_model(config), str(path))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    fit(model, weights, str(path))
+    return model
+
+
+def _check_counts(config: TransformerConfig | TransformerLMConfig, weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse more layers than there are weights for, and too large sinusoidal tables, which have no weights."""
+    for side in ("encoder", "decoder"):
+        layers = {name.split(".")[2] for name in weights if name.startswith(f"{side}.layers.")}
+        wanted = getattr(config, f"{side}_layers", 0)
+        if wanted > len(layers):
+            raise CheckpointError(
+                f"{path}: its options do not match its weights: {side}_layers is {wanted}, but {side}.layers."
+                f"{len(layers)} is missing; copy it again"
+            )
+    for side in ("source", "target"):
+        positions = getattr(config, f"max_{side}_positions", 0)
+        if positions > _MAX_POSITIONS:
+            raise CheckpointError(f"{path}: max_{side}_positions is {positions}; at most {_MAX_POSITIONS} can be read")
+
+
+def _ties(config: Any) -> dict[str, str]:
+    """The names of tied weights."""
+    embedding = "decoder.embed_tokens.weight"
+    if isinstance(config, FConvConfig):
+        return {"decoder.fc3.weight": embedding} if config.share_input_output_embed else {}
+    ties = {}
+    if isinstance(config, TransformerLMConfig):
+        return {"decoder.output_projection.weight": embedding} if config.share_decoder_input_output_embed else {}
+    if config.share_all_embeddings or config.share_decoder_input_output_embed:
+        ties["decoder.output_projection.weight"] = embedding
+    if config.share_all_embeddings:
+        ties["encoder.embed_tokens.weight"] = embedding
+    return ties
+
+
+def _find_side(path: Path, side: str, options: FairseqOptions, reading: ReadingConfig) -> _Side:
+    """Find the files of one language: those that the user gives, else those in the folder of the checkpoint."""
+    language = getattr(options, f"{side}_lang")
+    names = [f"dict.{language}.txt"] * bool(language) + ["dict.txt"]
+    if options.languages is not None:
+        fixed = options.languages.dictionary
+        names += [Path(fixed).name] * bool(fixed) + [_M2M_DICTIONARY]
+        names += [f"dict.{code}.txt" for code in options.languages.codes[:1]]
+    given = getattr(reading, f"{side}_dictionary") or reading.dictionary
+    dictionary = Path(given) if given else _beside(path, names)
+    if dictionary is None:
+        raise DataError(
+            f"{path} has no {side} dictionary: there is no {' and no '.join(names)} in its folder; copy it there, or "
+            f"give reading.{side}_dictionary=FILE (reading.dictionary=FILE for both languages)"
+        )
+    words, codes = Dictionary.load(dictionary), []
+    if options.languages is not None:
+        codes = options.languages.find_codes(path, words, reading.lang_dict)
+        options.languages.add_tokens(words, codes)
+    chosen = getattr(reading, f"{side}_sentencepiece") or reading.sentencepiece
+    model = Path(chosen) if chosen else _beside(path, _SENTENCEPIECE_NAMES)
+    return _Side(dictionary, words, None if chosen == "none" else model, codes)
+
+
+def _beside(path: Path, names: list[str] | tuple[str, ...]) -> Path | None:
+    return next((path.parent / name for name in names if (path.parent / name).is_file()), None)
+
+
+def _check_sizes(path: Path, sides: list[_Side], weights: dict[str, Tensor]) -> None:
+    for side, name in zip(sides, ("encoder", "decoder"), strict=True):
+        embedding = weights.get(f"{name}.embed_tokens.weight")
+        size = len(side.dictionary)
+        if embedding is not None and embedding.size(0) != size:
+            raise DataError(
+                f"{side.file} does not belong to {path}: with the 4 special tokens "
+                f"{'and those of languages ' if side.codes else ''}it has {size} tokens, but "
+                f"the {name} was trained with {embedding.size(0)}; give the dictionary of its training data"
+            )
+
+
+def _tokenizer(side: _Side, languages: FairseqLanguages | None = None) -> Tokenizer:
+    text: Tokenizer = WhitespaceTokenizer(side.dictionary)
+    if side.sentencepiece is not None:
+        text = SentencePieceTokenizer(read_model(side.sentencepiece), side.dictionary, origin=str(side.sentencepiece))
+    return text if languages is None else LanguageTokenizer(text, side.codes, languages.convention(side.codes))
+
+
+def _task_values(
+    options: FairseqOptions, joined: bool, sentencepiece: bool, model: EncoderDecoderModel
+) -> dict[str, Any]:
+    """The task values of a run that is made from the checkpoint; its tokenizers are in the run's folder."""
+    if options.languages is not None:
+        return {"_name": "decoding"}
+    longest_source, longest_target = model.max_positions()
+    return {
+        "_name": "translation",
+        "source_lang": options.source_lang,
+        "target_lang": options.target_lang,
+        "tokenizer": "sentencepiece" if sentencepiece else "whitespace",
+        "joined_dictionary": joined,
+        "max_source_positions": longest_source,
+        "max_target_positions": longest_target,
+    }
+
+
+def _notes(path: Path, sides: list[_Side]) -> list[str]:
+    if all(side.sentencepiece for side in sides):
+        return []
+    return [
+        f"{path}: there is no SentencePiece model in its folder, and none is given: input and output are tokenized text"
+    ]

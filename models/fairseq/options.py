@@ -1,0 +1,378 @@
+"""From the options that fairseq saves in a checkpoint to the configuration of a model.
+
+Every option is of one of four kinds: it has a counterpart in the model's configuration; it changes the computation in a
+way that seqgen does not support, and must be off; it is known not to change the computation; or it is unknown, and the
+checkpoint is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from seqgen.config.dicts import from_dict
+from seqgen.errors import CheckpointError, ConfigError, nearest, shown
+from seqgen.models.fairseq.languages import MULTILINGUAL, FairseqLanguages, read_languages
+from seqgen.models.fconv import FConvConfig
+from seqgen.models.transformer import TransformerConfig
+from seqgen.models.transformer_lm import TransformerLMConfig
+from seqgen.registry import MODELS
+
+_LARGEST = 2**31 - 1
+
+_FCONV_20 = "[(512, 3)] * 20"
+_FCONV_EN_DE = "[(512, 3)] * 9 + [(1024, 3)] * 4 + [(2048, 1)] * 2"
+_FCONV_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] * 1 + [(4096, 1)] * 1"
+
+
+def _fconv(dim: int, out_dim: int, encoder: str, decoder: str) -> dict[str, Any]:
+    dims = {"encoder_embed_dim": dim, "decoder_embed_dim": dim, "decoder_out_embed_dim": out_dim}
+    return {**dims, "encoder_layers": encoder, "decoder_layers": decoder}
+
+
+def _transformer(dim: int, ffn_dim: int, heads: int, **further: Any) -> dict[str, Any]:
+    both = {"embed_dim": dim, "ffn_embed_dim": ffn_dim, "attention_heads": heads}
+    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in both.items()} | further
+
+
+def _language_model(dim: int, ffn_dim: int, heads: int, layers: int, **further: Any) -> dict[str, Any]:
+    sizes = {"decoder_embed_dim": dim, "decoder_ffn_embed_dim": ffn_dim}
+    return {**sizes, "decoder_attention_heads": heads, "decoder_layers": layers, **further}
+
+
+_BART = {
+    **{f"{side}_learned_pos": True for side in ("encoder", "decoder")},
+    **{"share_all_embeddings": True, "share_decoder_input_output_embed": True, "layernorm_embedding": True},
+    "activation_fn": "gelu",
+}
+_BART_BASE = _transformer(768, 3072, 12, **_BART)
+_BART_LARGE = _transformer(1024, 4096, 16, encoder_layers=12, decoder_layers=12, **_BART)
+_GPT = {"attention_dropout": 0.1, "activation_fn": "gelu"}
+_ADAPTIVE = {"adaptive_input": True, "no_decoder_final_norm": True}
+_PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+
+ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
+    "fconv": {
+        "fconv": {},
+        "fconv_iwslt_de_en": _fconv(256, 256, "[(256, 3)] * 4", "[(256, 3)] * 3"),
+        "fconv_wmt_en_ro": _fconv(512, 512, _FCONV_20, _FCONV_20),
+        "fconv_wmt_en_de": _fconv(768, 512, _FCONV_EN_DE, _FCONV_EN_DE),
+        "fconv_wmt_en_fr": _fconv(768, 512, _FCONV_EN_FR, _FCONV_EN_FR),
+    },
+    "transformer": {
+        "transformer": {},
+        "transformer_tiny": _transformer(64, 64, 2, encoder_layers=2, decoder_layers=2),
+        "transformer_iwslt_de_en": _transformer(512, 1024, 4),
+        "transformer_wmt_en_de": {},
+        "transformer_vaswani_wmt_en_de_big": _transformer(1024, 4096, 16, dropout=0.3),
+        "transformer_vaswani_wmt_en_fr_big": _transformer(1024, 4096, 16, dropout=0.1),
+        "transformer_wmt_en_de_big": _transformer(1024, 4096, 16, dropout=0.3, attention_dropout=0.1),
+        "transformer_wmt_en_de_big_t2t": _transformer(
+            1024, 4096, 16, dropout=0.3, attention_dropout=0.1, activation_dropout=0.1, **_PRE_NORM
+        ),
+        "bart_base": {**_BART_BASE, "no_scale_embedding": True},
+        "bart_large": {**_BART_LARGE, "no_scale_embedding": True},
+        "mbart_base": _BART_BASE,
+        "mbart_base_wmt20": {**_BART_BASE, "layernorm_embedding": False},
+        "mbart_large": _BART_LARGE,
+    },
+    "transformer_lm": {
+        "transformer_lm": {},
+        "transformer_lm_big": _language_model(1024, 4096, 16, 12),
+        "transformer_lm_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
+        "transformer_lm_baevski_wiki103": _language_model(1024, 4096, 8, 16, **_ADAPTIVE),
+        "transformer_lm_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
+        "transformer_lm_baevski_gbw": _language_model(512, 4096, 16, 12, no_decoder_final_norm=True),
+        "transformer_lm_gpt": _language_model(768, 3072, 12, 12, **_GPT),
+        "transformer_lm_gpt2_small": _language_model(1024, 4096, 16, 24, **_GPT),
+        "transformer_lm_gpt2_medium": _language_model(1280, 5120, 20, 36, **_GPT),
+        "transformer_lm_gpt2_big": _language_model(1600, 6400, 25, 48, **_GPT),
+    },
+}
+"""For each model, its architectures with the values that differ from the model's defaults."""
+
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "pad": (1,),
+    "eos": (2,),
+    "unk": (3,),
+    "bos": (0,),
+    "adaptive_input": (False,),
+    "add_bos_token": (False,),
+    "adaptive_softmax_cutoff": (),
+    "alignment_heads": (0,),
+    "alignment_layer": (-1,),
+    "base_layers": (0,),
+    "char_inputs": (False,),
+    "character_embeddings": (False,),
+    "cross_self_attention": (False,),
+    "decoder_add_adapters": (False,),
+    "decoder_layers_to_keep": (),
+    "decoder_recurrent_stacking": (1,),
+    "decoder_xformers_att_config": (),
+    "embedding_only": (False,),
+    "encoder_add_adapters": (False,),
+    "encoder_layers_to_keep": (),
+    "encoder_recurrent_stacking": (1,),
+    "encoder_xformers_att_config": (),
+    "full_context_alignment": (False,),
+    "merge_src_tgt_embed": (False,),
+    "no_cross_attention": (False,),
+    "no_dec_token_positional_embeddings": (False,),
+    "no_decoder_final_norm": (False,),
+    "no_enc_token_positional_embeddings": (False,),
+    "no_token_positional_embeddings": (False,),
+    "output_dictionary_size": (-1,),
+    "past_target": (False,),
+    "quant_noise_pq": (0,),
+    "quant_noise_scalar": (0,),
+    "scale_attn": (False,),
+    "scale_fc": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "self_target": (False,),
+    "tie_adaptive_proj": (False,),
+    "tie_adaptive_weights": (False,),
+    "use_factorized_embedding": (False,),
+}
+"""Options that change the computation in ways that seqgen does not support, and the values, besides ``None``, that
+leave them off."""
+
+_PLAY_NO_PART = frozenset(
+    """
+    _name arch criterion task tokenizer bpe optimizer lr_scheduler scoring no_seed_provided user_dir data source_lang
+    target_lang load_alignments left_pad_source left_pad_target upsample_primary truncate_source
+    num_batch_buckets raw_text lazy_load dataset_impl max_positions workers num_workers max_tokens max_sentences
+    batch_size max_tokens_valid max_sentences_valid batch_size_valid required_batch_size_multiple
+    required_seq_len_multiple skip_invalid_size_inputs_valid_test data_buffer_size train_subset valid_subset
+    combine_valid_subsets ignore_unused_valid_subsets gen_subset num_shards shard_id grouped_shuffling
+    update_epoch_batch_itr update_ordered_indices_seed curriculum sample_without_replacement max_valid_steps
+
+    no_progress_bar log_interval log_format log_file tensorboard_logdir wandb_project azureml_logging aim_repo
+    aim_run_hash tbmf_wrapper reset_logging suppress_crashes profile use_plasma_view plasma_path seed cpu tpu
+    empty_cache_freq all_gather_list_size quantization_config_path model_parallel_size
+
+    fp16 bf16 memory_efficient_fp16 memory_efficient_bf16 fp16_no_flatten_grads fp16_init_scale fp16_scale_window
+    fp16_scale_tolerance on_cpu_convert_precision min_loss_scale threshold_loss_scale amp amp_batch_retries
+    amp_init_scale amp_scale_window
+
+    distributed_world_size distributed_num_procs distributed_rank distributed_backend distributed_init_method
+    distributed_port distributed_wrapper distributed_no_spawn device_id local_rank ddp_backend ddp_comm_hook
+    bucket_cap_mb fix_batches_to_gpus find_unused_parameters gradient_as_bucket_view fast_stat_sync heartbeat_timeout
+    broadcast_buffers slowmo_momentum slowmo_algorithm slowmo_base_algorithm localsgd_frequency nprocs_per_node
+    pipeline_model_parallel pipeline_balance pipeline_devices pipeline_chunks pipeline_encoder_balance
+    pipeline_encoder_devices pipeline_decoder_balance pipeline_decoder_devices pipeline_checkpoint zero_sharding
+    no_reshard_after_forward fp32_reduce_scatter cpu_offload use_sharded_state not_fsdp_flatten_parameters
+    min_params_to_wrap
+
+    max_epoch max_update stop_time_hours clip_norm sentence_avg update_freq lr min_lr stop_min_lr use_bmuf
+    skip_remainder_batch debug_param_names block_lr block_momentum global_sync_iter warmup_iterations use_nbm
+    average_sync momentum weight_decay adam_betas adam_eps use_old_adam fp16_adam_stats adamax_betas adagrad
+    adafactor_eps clip_threshold decay_rate beta1 relative_step scale_parameter warmup_init warmup_updates
+    warmup_init_lr force_anneal lrshrink lr_shrink lr_patience lr_threshold end_learning_rate power total_num_update
+    max_lr t_mult lr_period_updates shrink_min lr_deacy_period phase_ratio init_lr_scale final_lr_scale warmup_steps
+    hold_steps decay_steps
+
+    save_dir restore_file continue_once finetune_from_model reset_dataloader reset_lr_scheduler reset_meters
+    reset_optimizer optimizer_overrides save_interval save_interval_updates keep_interval_updates
+    keep_interval_updates_pattern keep_last_epochs keep_best_checkpoints no_save no_epoch_checkpoints
+    no_last_checkpoints no_save_optimizer_state best_checkpoint_metric maximize_best_checkpoint_metric patience
+    checkpoint_suffix checkpoint_shard_count load_checkpoint_on_all_dp_ranks write_checkpoints_asynchronously
+    validate_interval validate_interval_updates validate_after_updates fixed_validation_seed disable_validation
+    store_ema ema_decay ema_start_update ema_seed_model ema_update_freq ema_fp32
+
+    label_smoothing report_accuracy ignore_prefix_size
+    eval_bleu eval_bleu_args eval_bleu_detok eval_bleu_detok_args eval_tokenized_bleu eval_bleu_remove_bpe
+    eval_bleu_print_samples
+
+    langs lang_dict lang_pairs lang_tok_style encoder_langtok decoder_langtok langtoks langtoks_specs
+    lang_tok_replacing_bos_eos keep_inference_langtok enable_lang_ids enable_reservsed_directions_shared_datasets
+    extra_data extra_lang_pairs fixed_dictionary source_dict target_dict sampling_method sampling_temperature
+    sampling_weights sampling_weights_from_file virtual_epoch_size virtual_data_size shuffle_instance
+    one_dataset_per_batch same_lang_per_batch
+
+    tokens_per_sample sample_break_mode shorten_method shorten_data_split_list pad_to_fixed_length pad_to_fixed_bsz
+    pad_to_bsz future_target character_filters character_embedding_dim char_embedder_highway_layers
+    no_tie_adaptive_proj decoder_final_norm
+
+    encoder_embed_path decoder_embed_path relu_dropout adaptive_softmax_dropout adaptive_softmax_factor
+    adaptive_input_factor adaptive_input_cutoff checkpoint_activations offload_activations quant_noise_pq_block_size
+    base_sublayers base_shuffle export decoder_input_dim decoder_output_dim encoder_factorized_embed_dim
+    decoder_factorized_embed_dim encoder_adapter_reduction_factor decoder_adapter_reduction_factor
+    encoder_adapter_activation_fn decoder_adapter_activation_fn encoder_adapter_lang_ids decoder_adapter_lang_ids
+    encoder_finetune_adapter decoder_finetune_adapter encoder__name decoder__name quant_noise__name
+    pooler_dropout pooler_activation_fn do_r4f spectral_norm_classification_head
+    """.split()  # noqa: SIM905  # a list of this length is read more easily without quotes
+)
+"""Options about data, training, logging and saving, and those that belong to one of ``_MUST_BE``."""
+
+
+NOT_FAIRSEQS = frozenset(
+    {
+        *("position_offset", "sinusoids", "share_encoder_decoder_embed", "output_bias", "decoder_start_token_id"),
+        *("embedding_dropout", "layer_norm_epsilon", "scale_attn_weights", "scale_attn_by_inverse_layer_idx"),
+        "positions_from_zero",
+    }
+)
+"""Keys of the models' configurations that fairseq does not have."""
+
+_OF_THE_TASK = (
+    *("tokens_per_sample", "max_target_positions", "add_bos_token", "output_dictionary_size"),
+    *("self_target", "past_target"),
+)
+"""Options of the task language_modeling that change the model."""
+
+
+@dataclass(frozen=True)
+class FairseqOptions:
+    """What a checkpoint's options mean.
+
+    Attributes:
+        model: the configuration of the model.
+        source_lang: ending of the source files, such as ``en``; empty where the checkpoint does not say.
+        target_lang: likewise for the target.
+        languages: how a model of several languages is told them; ``None`` for any other model.
+    """
+
+    model: FConvConfig | TransformerConfig | TransformerLMConfig
+    source_lang: str
+    target_lang: str
+    languages: FairseqLanguages | None = None
+
+
+def read_options(
+    checkpoint: Mapping[str, Any], path: Path, architecture: str = "", ignore: Collection[str] = ()
+) -> FairseqOptions:
+    """Find out which model a checkpoint holds.
+
+    Args:
+        checkpoint: its content, as plain values: options under ``args`` (old) or ``cfg``.
+        path: the file, for messages.
+        architecture: a known architecture that the checkpoint's own is a variant of; empty for what it says itself.
+        ignore: unknown options to ignore, because the user states that they do not change the computation.
+
+    Raises:
+        CheckpointError: it holds another architecture or task, or an option that is unknown or not supported.
+    """
+    model, task = _groups(checkpoint, path)
+    family, defaults = _architecture(architecture or str(model.get("arch") or model.get("_name")), path)
+    wanted = "language_modeling" if family == "transformer_lm" else "translation"
+    name = str(task.get("_name") or task.get("task") or wanted)
+    languages = read_languages(task, path) if name == MULTILINGUAL and family == "transformer" else None
+    if name != wanted and languages is None and "task" not in ignore:
+        raise CheckpointError(
+            f"{path} was trained for the task {shown(name)}; only {wanted!r} is supported. If {shown(name)} reads and "
+            "writes text in the same way, set reading.ignore=[task]"
+        )
+    if family == "transformer_lm":
+        model = {**{key: task[key] for key in _OF_THE_TASK if key in task}, **model}
+    config = _config(family, {**defaults, **{key: value for key, value in model.items() if key not in ignore}}, path)
+    return FairseqOptions(config, str(task.get("source_lang") or ""), str(task.get("target_lang") or ""), languages)
+
+
+def _groups(checkpoint: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the model and those of the task; in old checkpoints they are the same."""
+    args, cfg = checkpoint.get("args"), checkpoint.get("cfg")
+    if isinstance(cfg, Mapping) and isinstance(cfg.get("model"), Mapping):
+        task = cfg.get("task")
+        model = {key: _resolve(value, cfg) for key, value in _flat(cfg["model"]).items()}
+        return model, dict(task) if isinstance(task, Mapping) else {}
+    if isinstance(args, Mapping):
+        return dict(args), dict(args)
+    raise CheckpointError(f"{path} has no options ('args' or 'cfg'), so its architecture is unknown")
+
+
+def _flat(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Join groups inside the model's options to names: ``{"encoder": {"layers": 6}}`` is ``encoder_layers``."""
+    flat: dict[str, Any] = {}
+    for key, value in model.items():
+        if key in ("encoder", "decoder", "quant_noise") and isinstance(value, Mapping):
+            flat |= {f"{key}_{inner}": item for inner, item in value.items()}
+        elif value != "???":  # OmegaConf's mark of a missing value
+            flat[key] = value
+    return flat
+
+
+def _resolve(value: Any, cfg: Mapping[str, Any]) -> Any:
+    """Follow a reference such as ``${model.decoder.embed_dim}``."""
+    for _ in range(9):
+        reference = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+        if reference is None:
+            return value
+        value = cfg
+        for key in reference[1].split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _architecture(name: str, path: Path) -> tuple[str, dict[str, Any]]:
+    for family, architectures in ARCHITECTURES.items():
+        if name in architectures:
+            return family, architectures[name]
+    known = [name for architectures in ARCHITECTURES.values() for name in architectures]
+    raise CheckpointError(
+        f"{path} holds a model of the architecture {shown(name)}, which seqgen does not have{nearest(name, known)}; "
+        f"there are: {', '.join(known)}. If it is one of these with other sizes, set reading.architecture=NAME"
+    )
+
+
+def _config(family: str, options: dict[str, Any], path: Path) -> FConvConfig | TransformerConfig | TransformerLMConfig:
+    schema: type[FConvConfig] | type[TransformerConfig] | type[TransformerLMConfig] = MODELS.entry(family).config
+    if family == "transformer":
+        _fill_in_transformer(options)
+    elif family == "transformer_lm":
+        _fill_in_language_model(options)
+    known = {field.name: field for field in fields(schema) if field.name not in NOT_FAIRSEQS}
+    for key, value in sorted(options.items()):
+        if key in {*known, *_MUST_BE} and isinstance(value, int | float) and abs(value) > _LARGEST:
+            raise CheckpointError(
+                f"{path} is damaged: its option {key} is a number above {_LARGEST}, which no model has"
+            )
+        if key in _MUST_BE and key not in known and value is not None and value not in _MUST_BE[key]:
+            raise CheckpointError(f"{path} was trained with {key}={shown(value)}, which seqgen does not support")
+    unknown = sorted(key for key in options if key not in {*known, *_MUST_BE, *_PLAY_NO_PART})
+    if unknown:
+        raise CheckpointError(
+            f"{path} was trained with unknown options: {', '.join(unknown[:8])}. If they do not change "
+            f"what the model computes, set reading.ignore=[{','.join(unknown)}]"
+        )
+    for key in ("decoder_input_dim", "decoder_output_dim"):
+        if options.get(key, options.get("decoder_embed_dim")) != options.get("decoder_embed_dim"):
+            raise CheckpointError(
+                f"{path} was trained with {key} unlike decoder_embed_dim, which seqgen does not support"
+            )
+    # text is what seqgen reads where fairseq evaluates an expression; some versions save the list that it stands for
+    values = {
+        key: str(options[key]) if field.type == "str" else options[key]
+        for key, field in known.items()
+        if options.get(key) is not None
+    }
+    try:
+        return from_dict(schema, values, "its options")
+    except ConfigError as error:
+        raise CheckpointError(f"{path} was trained with a setting that seqgen does not support: {error}") from None
+
+
+def _fill_in_transformer(options: dict[str, Any]) -> None:
+    """Fill in what depends on other options: by default the decoder is as wide as the encoder."""
+    for key in ("embed_dim", "ffn_embed_dim"):
+        if f"encoder_{key}" in options:
+            options.setdefault(f"decoder_{key}", options[f"encoder_{key}"])
+    if "relu_dropout" in options:  # the old name
+        options.setdefault("activation_dropout", options["relu_dropout"])
+
+
+def _fill_in_language_model(options: dict[str, Any]) -> None:
+    """Fill in what depends on other options: by default there are as many positions as a training example has tokens.
+
+    Old versions had ``no_tie_adaptive_proj`` and no final layer normalization, or an option of their own for it.
+    """
+    options.setdefault("no_decoder_final_norm", "no_tie_adaptive_proj" in options)
+    if "decoder_final_norm" in options:
+        options["no_decoder_final_norm"] = not options["decoder_final_norm"]
+    if options.get("max_target_positions") is None and options.get("tokens_per_sample") is not None:
+        options["max_target_positions"] = options["tokens_per_sample"]
+    if "relu_dropout" in options:  # the old name
+        options.setdefault("activation_dropout", options["relu_dropout"])

@@ -1,0 +1,1 @@
+"""Folders of Hugging Face: architectures, weights and generation settings, read and written."""

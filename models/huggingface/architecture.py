@@ -1,0 +1,299 @@
+"""Architectures in Hugging Face's layout: their base class, and what their ``config.json`` files have in common."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.loading import DecodingTask
+from seqgen.config import TrainConfig
+from seqgen.config.dicts import from_dict
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.huggingface.config import NO_EFFECT, READ, JSONConfig, ModelSize
+from seqgen.models.huggingface.generation import FILE as GENERATION_FILE
+from seqgen.models.huggingface.generation import GENERATION_KEYS
+from seqgen.models.huggingface.weights import Layout, weights_of
+
+MODULES = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seqgen.models.huggingface.t5"),
+    "gpt2": "seqgen.models.huggingface.gpt2",
+    **dict.fromkeys(("bart", "mbart", "pegasus", "marian", "m2m_100"), "seqgen.models.huggingface.bart"),
+}
+"""For each ``model_type`` of a ``config.json`` the module with its ``ARCHITECTURE``."""
+
+_LONG = "a {} for long sources, whose encoder attends to parts of the source only, which seqgen does not support"
+_RELATIVES = {
+    "nllb-moe": "a mixture of experts; the dense NLLB models (model_type m2m_100) are supported",
+    "switch_transformers": "a mixture of experts; the dense T5 models (model_type t5) are supported",
+    **{"longt5": _LONG.format("T5"), "led": _LONG.format("BART")},
+    **dict.fromkeys(("bigbird_pegasus", "pegasus_x"), _LONG.format("Pegasus")),
+}
+"""What to say of model types that resemble supported ones."""
+
+HEAD = "lm_head.weight"
+"""The name of the output projection in a folder."""
+
+ACTIVATIONS = {"gelu_new": "gelu_accurate", "gelu": "gelu", "relu": "relu", "tanh": "tanh"}
+ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_accurate", "gelu_fast": "gelu_accurate", "silu": "swish", "swish": "swish"}
+ACTIVATIONS |= {"gelu_accurate": "gelu_accurate", "gelu_python": "gelu"}
+"""For each supported value of ``activation_function`` the name in ``transformer_layer.ACTIVATIONS``."""
+
+
+class Architecture(ABC):
+    """Converts an architecture from and to Hugging Face's layout."""
+
+    model_class: type[EncoderDecoderModel]
+    """The class of the models."""
+
+    known: frozenset[str]
+    """Keys of ``config.json`` that are read or refused, or have no effect in transformers, besides those of all
+    models."""
+
+    decoder_only = False
+    """Whether the source is a prompt, so that lengths of the decoding settings count it."""
+
+    @abstractmethod
+    def read_config(self, config: JSONConfig) -> Any:
+        """Turn a folder's ``config.json`` into a configuration of the model.
+
+        Args:
+            config: the content of the file.
+
+        Raises:
+            CheckpointError: a value is of the wrong type, or seqgen does not support such a model.
+        """
+
+    @abstractmethod
+    def size(self, cfg: Any, config: JSONConfig) -> ModelSize:
+        """The size that a folder's configuration describes.
+
+        Args:
+            cfg: what ``read_config`` returned.
+            config: the content of ``config.json``.
+        """
+
+    @abstractmethod
+    def make_task(self, cfg: Any, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; completes the configuration with values that are in other files or the tokenizer.
+
+        Args:
+            cfg: the configuration, which may be changed.
+            path: the folder.
+            tokenizer: its tokenizer.
+        """
+
+    @abstractmethod
+    def write_config(self, model: Any) -> dict[str, Any]:
+        """The content of a model's ``config.json``, without its special ids.
+
+        Args:
+            model: the model.
+
+        Returns:
+            Values by key.
+
+        Raises:
+            ConfigError: the file cannot describe the model.
+        """
+
+    @abstractmethod
+    def special_ids(self, model: Any, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids in ``config.json`` and ``generation_config.json``.
+
+        Args:
+            model: the model.
+            tokenizer: its tokenizer; without one, the ids are those that are usual for the architecture.
+        """
+
+    @abstractmethod
+    def layout(self, cfg: Any) -> Layout:
+        """The names of the weights of a model.
+
+        Args:
+            cfg: its configuration.
+        """
+
+    def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
+        """Decoding settings that hold if a folder has no ``generation_config.json`` and its ``config.json`` lacks them.
+
+        Args:
+            config: the content of ``config.json``.
+
+        Returns:
+            Values by the names in the file; none by default.
+        """
+        return {}
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """Notes for the user about keys of a ``config.json`` that are not used: by default those that are unknown.
+
+        Args:
+            config: the content of ``config.json``.
+        """
+        known = self.known | READ | NO_EFFECT | GENERATION_KEYS
+        return [
+            f"{config.path}: {key}={shown(value)} is unknown and is ignored"
+            for key, value in config.values.items()
+            if key not in known and not key.startswith("_") and value not in (None, False, 0, [], "", {})
+        ]
+
+    def weights(self, model: Any) -> dict[str, Tensor]:
+        """The weights of a model by their names in a folder.
+
+        Args:
+            model: the model.
+        """
+        return weights_of(model, self.layout(model.cfg))
+
+    def notes(self, model: Any) -> list[str]:
+        """Notes for the user about a folder written from a model; none by default.
+
+        Args:
+            model: the model.
+        """
+        return []
+
+    def untie(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """Untie weights that the configuration ties but that differ in the files; by default the output projection.
+
+        Args:
+            model: the model.
+            weights: the differing weights by their names in a folder; see ``Layout.tied``.
+        """
+        model.cfg.share_decoder_input_output_embed = False
+        model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
+
+
+def architecture_of(config: JSONConfig) -> Architecture:
+    """The architecture of a folder; the modules of others are not imported.
+
+    Args:
+        config: the folder's ``config.json``.
+
+    Raises:
+        CheckpointError: it is of an architecture that seqgen does not have.
+    """
+    kind = config.string("model_type")
+    if kind not in MODULES:
+        named = config.values.get("architectures")
+        what = f"model_type={shown(kind)}" + (f" ({str(named[0])[:100]})" if isinstance(named, list) and named else "")
+        supported = f"which seqgen does not support; it supports the model types {', '.join(MODULES)}"
+        raise CheckpointError(f"{config.path}: {what} is {_RELATIVES.get(kind, f'an architecture {supported}')}")
+    return _imported(MODULES[kind])
+
+
+def architecture_of_model(model: EncoderDecoderModel) -> Architecture:
+    """The architecture that writes a model.
+
+    Args:
+        model: the model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for module in dict.fromkeys(MODULES.values()):
+        architecture = _imported(module)
+        if isinstance(model, architecture.model_class):
+            return architecture
+    raise ConfigError(
+        f"a {type(model).__name__} cannot be written in Hugging Face's layout; only t5, transformer and transformer_lm "
+        "can"
+    )
+
+
+def _imported(module: str) -> Architecture:
+    architecture: Architecture = importlib.import_module(module).ARCHITECTURE
+    return architecture
+
+
+def model_config(values: Mapping[str, Any], path: Path) -> Any:
+    """The configuration of a model with some values, which are checked.
+
+    Args:
+        values: the values, and the name of the model as ``_name``.
+        path: the ``config.json`` that they come from, for messages.
+
+    Raises:
+        CheckpointError: a value is out of range.
+    """
+    try:
+        cfg = from_dict(TrainConfig, {"model": dict(values)}, str(path)).model
+        if hasattr(cfg, "check"):
+            cfg.check()
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ').replace('model.', '')}") from None
+    return cfg
+
+
+def refuse(config: JSONConfig, keys: Collection[str], what: str) -> None:
+    """Refuse keys that change the computation and are not supported.
+
+    Args:
+        config: the content of ``config.json``.
+        keys: the keys, which must be missing or off.
+        what: the architecture, for the message.
+
+    Raises:
+        CheckpointError: a key is set.
+    """
+    for key in keys:
+        if config.values.get(key):
+            raise CheckpointError(f"{config.path}: {key}={shown(config.values[key])} is not supported for a {what}")
+
+
+def activation_of(config: JSONConfig, default: str) -> str:
+    """The activation that ``activation_function`` names, as a key of ``transformer_layer.ACTIVATIONS``.
+
+    Args:
+        config: the content of ``config.json``.
+        default: the value if the key is missing.
+
+    Raises:
+        CheckpointError: the activation is not supported.
+    """
+    name = config.string("activation_function", default)
+    if name not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{config.path}: activation_function={name!r} is not supported; seqgen supports "
+            f"{', '.join(sorted(ACTIVATIONS))}"
+        )
+    return ACTIVATIONS[name]
+
+
+def activation_name(activation: str) -> str:
+    """The value of ``activation_function`` for a key of ``transformer_layer.ACTIVATIONS``.
+
+    Args:
+        activation: the key.
+    """
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    return names[activation.replace("gelu_fast", "gelu_accurate")]
+
+
+def first_decoder_input(path: Path, start: int, bos: int) -> int:
+    """The id of the first decoder input of a folder.
+
+    It comes from ``generation_config.json``, or else from ``config.json``. In each file, ``bos_token_id`` is used if
+    there is no ``decoder_start_token_id``.
+
+    Args:
+        path: the folder.
+        start: ``decoder_start_token_id`` of ``config.json``; -1 if there is none.
+        bos: ``bos_token_id`` of ``config.json``; -1 if there is none.
+
+    Returns:
+        The id; -1 if no file has one.
+    """
+    starts = [start, bos]
+    if (path / GENERATION_FILE).is_file():
+        generation = JSONConfig.read(path / GENERATION_FILE)
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts = [*(generation.integer(name, -1, minimum=-1) for name in names), *starts]
+    return next((start for start in starts if start >= 0), -1)

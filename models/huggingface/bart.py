@@ -1,0 +1,339 @@
+"""BART and its relatives in Hugging Face's layout: mBART, Pegasus, Marian, M2M-100 and NLLB. All are a ``transformer``.
+
+A ``config.json`` names the type and the sizes. What else distinguishes the types is in ``bart_kinds.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.loading import DecodingTask
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import CheckpointError, ConfigError, DataError, shown
+from seqgen.models.huggingface.architecture import (
+    HEAD,
+    Architecture,
+    activation_name,
+    activation_of,
+    first_decoder_input,
+    model_config,
+    refuse,
+)
+from seqgen.models.huggingface.bart_kinds import (
+    KINDS,
+    NO_EFFECT,
+    OFF,
+    PROBABILITIES,
+    READ,
+    SIDES,
+    SIZES,
+    Kind,
+    described_structure,
+)
+from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of, with_bias
+from seqgen.models.transformer import TransformerConfig, TransformerModel
+
+_SHARED, _BIAS = "model.shared.weight", "final_logits_bias"
+
+
+class BartArchitecture(Architecture):
+    """BART and its relatives; see ``Architecture``."""
+
+    model_class = TransformerModel
+    known = READ | NO_EFFECT | frozenset(described_structure(KINDS["bart"]))
+
+    def read_config(self, config: JSONConfig) -> TransformerConfig:
+        """Turn a folder's ``config.json`` into a configuration."""
+        name = config.string("model_type")
+        kind = KINDS[name]
+        refuse(config, OFF, name)
+        if not config.boolean("is_encoder_decoder", True):
+            raise CheckpointError(f"{config.path}: a {name} with is_encoder_decoder=false is not supported")
+        default = kind.defaults
+        # transformers reads both names and prefers the general one
+        dim = config.integer("hidden_size", config.integer("d_model", 1024, minimum=1), minimum=1)
+        heads = config.integer("encoder_attention_heads", 16, minimum=1)
+        heads = config.integer("num_attention_heads", heads, minimum=1)
+        longest = config.integer("max_position_embeddings", 1024, minimum=1)
+        tied = config.boolean("tie_word_embeddings", True)
+        shared = name != "marian" or config.boolean("share_encoder_decoder_embeddings", True)
+        values = {
+            "_name": "transformer",
+            **kind.options(_padding(config, kind)),
+            **{f"{side}_embed_dim": dim for side in SIDES},
+            **{ours: config.integer(theirs, value, minimum=1) for theirs, ours, value in SIZES},
+            "encoder_attention_heads": heads,
+            "max_source_positions": longest,
+            "max_target_positions": longest,
+            "activation_fn": activation_of(config, default.get("activation_function", "gelu")),
+            "no_scale_embedding": not config.boolean("scale_embedding", default.get("scale_embedding", False)),
+            "output_bias": kind.has_bias,
+            **{key: config.number(key, default.get(key, value)) for key, value in PROBABILITIES},
+            **{
+                f"{side}_layerdrop": config.number(f"{side}_layerdrop", default.get("layerdrop", 0.0)) for side in SIDES
+            },
+            **_sharing(shared, tied),
+        }
+        cfg: TransformerConfig = model_config(values, config.path)
+        return cfg
+
+    def size(self, cfg: TransformerConfig, config: JSONConfig) -> ModelSize:
+        """The size that a folder's configuration describes."""
+        kind = KINDS[config.string("model_type")]
+        source, target = _vocab_sizes(config, kind)
+        shared, tied = _shares(cfg)
+        dim, learned = cfg.encoder_embed_dim, kind.positions == "learned"
+        embeddings = source + (0 if shared else target) + (0 if tied else target)
+        layers = cfg.encoder_layers * (4 * dim + 2 * cfg.encoder_ffn_embed_dim)
+        layers += cfg.decoder_layers * (8 * dim + 2 * cfg.decoder_ffn_embed_dim)
+        positions = cfg.max_source_positions + cfg.max_target_positions
+        return ModelSize(
+            vocab_size=source,
+            layers=cfg.encoder_layers + cfg.decoder_layers,
+            parameters=dim * (embeddings + layers + (positions if learned else 0)),
+            buffers=0 if learned else dim * positions,
+        )
+
+    def make_task(self, cfg: TransformerConfig, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; the configuration gets the first decoder input.
+
+        A tokenizer with other files for the target has the attribute ``target_side``, the tokenizer of the target.
+        """
+        config = JSONConfig.read(path / "config.json")
+        kind = KINDS[config.string("model_type")]
+        target: Tokenizer = getattr(tokenizer, "target_side", tokenizer)
+        wanted = _vocab_sizes(config, kind)[1]
+        if len(target.dictionary) != wanted:
+            raise DataError(
+                f"{path}: the target's tokenizer has {len(target.dictionary)} ids but the decoder's vocabulary {wanted}"
+            )
+        start = first_decoder_input(path, *(_id(config, kind, f"{name}_token_id") for name in ("decoder_start", "bos")))
+        cfg.decoder_start_token_id = -1 if start == target.dictionary.eos() else start
+        return DecodingTask(None, tokenizer, target)
+
+    def generation_defaults(self, config: JSONConfig) -> dict[str, Any]:
+        """Values that transformers' configuration has although the file lacks them."""
+        kind = KINDS[config.string("model_type")]
+        defaults: dict[str, Any] = {name: value for name, value in kind.ids.items() if value >= 0}
+        if config.boolean("force_bos_token_to_be_generated", False):
+            defaults["forced_bos_token_id"] = _id(config, kind, "bos_token_id")
+        return defaults
+
+    def reading_notes(self, config: JSONConfig) -> list[str]:
+        """Notes about keys that contradict the type, or are unknown."""
+        name = config.string("model_type")
+        fixed = described_structure(KINDS[name])
+        notes = [
+            f"{config.path}: {key}={shown(value)} has no effect on a {name}, as in transformers"
+            for key, value in config.values.items()
+            if key in fixed and value is not None and bool(value) != fixed[key]
+        ]
+        return notes + super().reading_notes(config)
+
+    def write_config(self, model: TransformerModel) -> dict[str, Any]:
+        """The content of a model's ``config.json``; the type is the one whose structure the model has."""
+        cfg = model.cfg
+        name, kind = _kind_of(model)
+        shared, tied = _shares(cfg)
+        vocab_size, target = (side.embed_tokens.num_embeddings for side in (model.encoder, model.decoder))
+        own = {"decoder_vocab_size": target, "share_encoder_decoder_embeddings": shared} if name == "marian" else {}
+        return {
+            "architectures": [kind.class_name],
+            "model_type": name,
+            "is_encoder_decoder": True,
+            "vocab_size": vocab_size,
+            "d_model": cfg.encoder_embed_dim,
+            **{theirs: getattr(cfg, ours) for theirs, ours, _ in SIZES},
+            "encoder_attention_heads": cfg.encoder_attention_heads,
+            "num_hidden_layers": cfg.encoder_layers,
+            "max_position_embeddings": cfg.max_source_positions,
+            "activation_function": activation_name(cfg.activation_fn),
+            "scale_embedding": not cfg.no_scale_embedding,
+            **{key: getattr(cfg, key) for key, _ in PROBABILITIES},
+            **{f"{side}_layerdrop": getattr(cfg, f"{side}_layerdrop") for side in SIDES},
+            "tie_word_embeddings": tied and (shared or name == "marian"),
+            **own,
+            "use_cache": True,
+        }
+
+    def special_ids(self, model: TransformerModel, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        pad = model.encoder.embed_tokens.padding_idx
+        eos = _kind_of(model)[1].ids["eos_token_id"] if tokenizer is None else tokenizer.dictionary.eos()
+        bos = None if tokenizer is None else tokenizer.dictionary.bos()
+        assert pad is not None
+        ids = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": model.start_token(eos)}
+        return ids if bos is None else {**ids, "bos_token_id": bos}
+
+    def weights(self, model: TransformerModel) -> dict[str, Tensor]:
+        """The weights of a model by their names in a folder.
+
+        Where the output projection has its own weight, transformers expects that of each side under its name, too.
+        """
+        tensors = weights_of(model, self.layout(model.cfg))
+        shared, tied = _shares(model.cfg)
+        if (shared and not tied) or (not shared and _kind_of(model)[0] != "marian"):
+            ours = {_SHARED: model.encoder, **{_embedding(side): getattr(model, side) for side in SIDES}}
+            tensors |= {name: stack.embed_tokens.weight.detach().clone() for name, stack in ours.items()}
+            tensors[HEAD] = model.decoder.output_projection.weight.detach().clone()
+        return tensors
+
+    def notes(self, model: TransformerModel) -> list[str]:
+        """A note about a Pegasus with separate embeddings, which version 4 of transformers does not have."""
+        if _shares(model.cfg)[0] or _kind_of(model)[0] != "pegasus":
+            return []
+        return [
+            "Pegasus with separate embeddings of source and target: transformers 5 computes the same logits from this "
+            "folder, transformers 4 does not, because it shares them"
+        ]
+
+    def layout(self, cfg: TransformerConfig) -> Layout:
+        """The names of the weights; folders of the model without its output projection lack ``model.``."""
+        shared, tied = _shares(cfg)
+        pieces, ties = {}, {}
+        aliases: dict[str, tuple[str, ...]] = {}
+        optional, ignored = set(), set()
+        if shared:
+            pieces[_SHARED] = Piece("encoder.embed_tokens.weight")
+            names = tuple(
+                prefix + _embedding(side).removeprefix("model.") for side in SIDES for prefix in ("model.", "")
+            )
+            if tied:
+                aliases[_SHARED] = names
+            else:
+                ties = dict.fromkeys(names, _SHARED)
+        else:
+            pieces |= {_embedding(side): Piece(f"{side}.embed_tokens.weight") for side in SIDES}
+        if tied:
+            ties[HEAD] = _SHARED if shared else _embedding("decoder")
+        else:
+            pieces[HEAD] = Piece("decoder.output_projection.weight")
+        if cfg.output_bias:
+            pieces[_BIAS] = Piece("decoder.output_projection.bias", is_row=True)
+            optional.add(_BIAS)
+        for side in SIDES:
+            pieces |= _stack(cfg, side)
+            ignored |= {f"{prefix}{side}.embed_positions.weights" for prefix in ("model.", "")}  # sinusoids of an M2M
+            if not cfg.encoder_learned_pos:
+                optional.add(f"model.{side}.embed_positions.weight")
+        for name in pieces:
+            if name.startswith("model."):
+                aliases[name] = (*aliases.get(name, ()), name.removeprefix("model."))
+        return Layout(pieces, aliases, frozenset(ignored), ties, frozenset(optional & set(pieces)))
+
+    def untie(self, model: TransformerModel, weights: Mapping[str, Tensor]) -> None:
+        """Untie the output projection, or the embeddings of source and target."""
+        shared, tied = _shares(model.cfg)
+        for name, tensor in weights.items():
+            if name == HEAD:
+                model.decoder.output_projection.weight, tied = nn.Parameter(tensor), False
+            else:
+                stack = model.encoder if "encoder." in name else model.decoder
+                rows, dim = tensor.shape
+                stack.embed_tokens = nn.Embedding(rows, dim, stack.embed_tokens.padding_idx, _weight=tensor)
+                shared = False
+        for key, value in _sharing(shared, tied).items():
+            setattr(model.cfg, key, value)
+
+
+ARCHITECTURE = BartArchitecture()
+
+
+def _id(config: JSONConfig, kind: Kind, name: str) -> int:
+    """A special id; -1 if there is none, which the file says with ``null``."""
+    default = -1 if name in config.values else kind.ids[name]
+    return config.integer(name, default, minimum=-1)
+
+
+def _padding(config: JSONConfig, kind: Kind) -> int:
+    """The id of padding, after which M2M-100 numbers positions."""
+    pad, size = _id(config, kind, "pad_token_id"), _vocab_sizes(config, kind)[0]
+    if pad >= size:
+        raise CheckpointError(f"{config.path}: pad_token_id={pad} is outside the vocabulary of {size} tokens")
+    return max(pad, 0)
+
+
+def _vocab_sizes(config: JSONConfig, kind: Kind) -> tuple[int, int]:
+    """The sizes of the source's and the target's vocabulary."""
+    source = config.integer("vocab_size", kind.defaults.get("vocab_size", 50265), minimum=1)
+    separate = kind is KINDS["marian"] and not config.boolean("share_encoder_decoder_embeddings", True)
+    return source, config.integer("decoder_vocab_size", source, minimum=1) if separate else source
+
+
+def _sharing(shared: bool, tied: bool) -> dict[str, bool]:
+    """The options of a model whose source and target embeddings, or target and output embeddings, are the same."""
+    return {
+        "share_all_embeddings": shared and tied,
+        "share_encoder_decoder_embed": shared and not tied,
+        "share_decoder_input_output_embed": tied and not shared,
+    }
+
+
+def _shares(cfg: TransformerConfig) -> tuple[bool, bool]:
+    """Whether source and target embeddings are the same, and whether those of target and output are."""
+    shared = cfg.share_all_embeddings or cfg.share_encoder_decoder_embed
+    return shared, cfg.share_all_embeddings or cfg.share_decoder_input_output_embed
+
+
+def _embedding(side: str) -> str:
+    return f"model.{side}.embed_tokens.weight"
+
+
+def _stack(cfg: TransformerConfig, side: str) -> dict[str, Piece]:
+    """The weights of the encoder or the decoder, without embeddings of tokens."""
+    pieces = {}
+    if getattr(cfg, f"{side}_learned_pos") or cfg.sinusoids == "paper":
+        pieces[f"model.{side}.embed_positions.weight"] = Piece(f"{side}.embed_positions.weight")
+    if cfg.layernorm_embedding:
+        pieces |= with_bias(f"model.{side}.layernorm_embedding", f"{side}.layernorm_embedding")
+    dim = getattr(cfg, f"{side}_embed_dim")
+    for index in range(getattr(cfg, f"{side}_layers")):
+        name = f"{side}.layers.{index}"
+        names = ["self_attn_layer_norm", "fc1", "fc2", "final_layer_norm", "self_attn.out_proj"]
+        projections = [("self_attn", "qkv", "in_proj")]
+        if side == "decoder":
+            names += ["encoder_attn_layer_norm", "encoder_attn.out_proj", "encoder_attn.q_proj"]
+            projections.append(("encoder_attn", "kv", "kv_proj"))
+        for part in names:
+            pieces |= with_bias(f"model.{name}.{part}", f"{name}.{part}")
+        for attention, letters, ours in projections:
+            for what in ("weight", "bias"):
+                theirs = [f"model.{name}.{attention}.{letter}_proj.{what}" for letter in letters]
+                pieces |= stacked(theirs, f"{name}.{attention}.{ours}.{what}", dim)
+    if getattr(cfg, f"{side}_normalize_before"):
+        pieces |= with_bias(f"model.{side}.layer_norm", f"{side}.layer_norm")
+    return pieces
+
+
+def _kind_of(model: TransformerModel) -> tuple[str, Kind]:
+    """The type whose structure a model has.
+
+    Raises:
+        ConfigError: no type has it.
+    """
+    cfg, pad = model.cfg, model.encoder.embed_tokens.padding_idx
+    assert pad is not None
+    has = {**vars(cfg), "position_offset": pad + 1 if cfg.position_offset is None else cfg.position_offset}
+    if cfg.encoder_learned_pos:
+        has["sinusoids"] = "fairseq"  # no matter which
+    differing: dict[str, list[str]] = {}
+    for name, kind in KINDS.items():
+        wanted = kind.options(pad)
+        wanted |= {"decoder_embed_dim": cfg.encoder_embed_dim, "max_target_positions": cfg.max_source_positions}
+        wanted |= {} if kind.has_bias else {"output_bias": False}
+        differing[name] = [key for key, value in wanted.items() if has[key] != value]
+        one_vocabulary = model.encoder.embed_tokens.num_embeddings == model.decoder.embed_tokens.num_embeddings
+        if not differing[name] and (one_vocabulary or name == "marian"):
+            return name, kind
+    nearest = min(differing, key=lambda name: len(differing[name]))
+    values = {key: getattr(cfg, key) for key in differing[nearest]}
+    keys = ", ".join(f"model.{key}={'null' if value is None else str(value).lower()}" for key, value in values.items())
+    raise ConfigError(
+        f"a transformer with {keys or 'two vocabularies'} cannot be written in Hugging Face's layout; the nearest type "
+        f"is {nearest}"
+    )

@@ -1,0 +1,164 @@
+"""Reading and writing folders in Hugging Face's layout.
+
+::
+
+    config.json              the architecture and its sizes
+    model.safetensors        the weights; see huggingface_weights
+    generation_config.json   decoding settings, for keys that the user does not set
+    tokenizer_config.json    and spiece.model or tokenizer.json: the tokenizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqgen.checkpoints.loading import LoadedModel, Placement, register_checkpoint_loader
+from seqgen.checkpoints.model_size import MAX_BUFFERS, on_meta
+from seqgen.checkpoints.serialization import write_json
+from seqgen.config import GenerationConfig, ReadingConfig, TrainConfig
+from seqgen.config.dicts import to_dict
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.data.tokenizers.pretrained import load_pretrained_tokenizer, save_pretrained_tokenizer
+from seqgen.errors import CheckpointError, ConfigError
+from seqgen.model import EncoderDecoderModel
+from seqgen.models.huggingface.architecture import HEAD, architecture_of, architecture_of_model
+from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.generation import FILE as GENERATION_FILE
+from seqgen.models.huggingface.generation import read_generation, write_generation
+from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
+from seqgen.system.files import new_folder
+
+LAYER_BYTES = 500
+"""Fewer bytes than the names and shapes of a layer's weights take in any file."""
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@register_checkpoint_loader("Hugging Face folder")
+def read_huggingface_folder(path: Path, reading: ReadingConfig, placement: Placement) -> LoadedModel:
+    """Read a model from a folder in Hugging Face's layout.
+
+    Args:
+        path: the folder.
+        reading: ignored with a note, because such folders need none of its values.
+        placement: where the weights are put, and their dtype; by default the one in the folder's configuration.
+
+    Returns:
+        The model, with a task that decodes, and the model's decoding settings.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the architecture is unknown.
+        DataError: the tokenizer is missing, damaged, or does not belong to the model.
+    """
+    config = JSONConfig.read(path / "config.json")
+    architecture = architecture_of(config)
+    cfg = architecture.read_config(config)
+    size = architecture.size(cfg, config)
+    _check_size(size, path)  # and whether there are weights at all
+    tokenizer = load_pretrained_tokenizer(path, size.vocab_size)
+    task = architecture.make_task(cfg, path, tokenizer)
+    generation, notes = read_generation(
+        path, task.target_tokenizer, architecture.decoder_only, architecture.generation_defaults(config)
+    )
+    notes += architecture.reading_notes(config)
+    given = [key for key, value in to_dict(reading).items() if value]
+    notes += [
+        f"{path}: reading.{key} has no effect: a Hugging Face folder contains everything that is needed"
+        for key in given
+    ]
+    try:
+        with on_meta():
+            model = task.build_model(cfg)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    saved = config.string("dtype", config.string("torch_dtype", "float32"))
+    if placement.dtype is None and saved not in _DTYPES:
+        notes.append(
+            f"{path}: its config.json has the dtype {saved}, which is not supported; the weights become float32"
+        )
+    model.to(placement.dtype or _DTYPES.get(saved, torch.float32))
+    if method := config.values.get("quantization_config"):
+        shown = method.get("quant_method") if isinstance(method, dict) else method
+        notes.append(
+            f"{path}: its config.json has a quantization_config (quant_method={shown}), which is ignored: the weights "
+            "are floating-point numbers and are used as they are"
+        )
+    untied = fill(model, architecture.layout(cfg), path, placement.device)
+    if untied:
+        architecture.untie(model, untied)
+        if HEAD in untied and not config.string("transformers_version").startswith("5."):  # which writes all folders so
+            notes.append(
+                f"{path}: its config.json sets tie_word_embeddings, but {HEAD} differs from the embedding "
+                "and is used as the output projection"
+            )
+    return LoadedModel(
+        model,
+        task,
+        TrainConfig(model=getattr(model, "cfg", cfg)),
+        path,
+        task_values=task.as_values(),
+        notes=notes,
+        generation=generation,
+    )
+
+
+def _check_size(described: ModelSize, path: Path) -> None:
+    """Refuse a configuration with more layers or weights than the files have bytes for, before anything is built."""
+    size = sum(file.stat().st_size for file in weight_files(path))
+    if described.parameters > size or described.layers * LAYER_BYTES > size:
+        raise CheckpointError(
+            f"{path}: the weights do not match its config.json, which describes {described.layers:,} layers "
+            f"and {described.parameters:,} parameters, more than {size:,} bytes can hold; copy all files of one model"
+        )
+    if 4 * described.buffers > MAX_BUFFERS:
+        raise CheckpointError(
+            f"{path}: its config.json describes tables of {described.buffers:,} values, more than {MAX_BUFFERS >> 30} "
+            "GiB; is max_position_embeddings right?"
+        )
+
+
+def save_pretrained(
+    model: EncoderDecoderModel,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    generation: GenerationConfig | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write a model in Hugging Face's layout; transformers computes the same logits from it.
+
+    Args:
+        model: a T5, a transformer with the layers of BART or one of its relatives, or a transformer_lm with those of
+            GPT-2.
+        folder: the folder to write; it must not exist, and is not written if an error occurs.
+        tokenizer: its tokenizer, to write as well.
+        generation: the model's decoding settings.
+        shard_bytes: weights of more bytes are written in several files.
+
+    Returns:
+        Notes for the user about the folder.
+
+    Raises:
+        ConfigError: the layout does not support the model, or the folder exists already.
+        DataError: the layout does not support the tokenizer.
+    """
+    folder = Path(folder)
+    architecture = architecture_of_model(model)
+    if folder.exists():
+        raise ConfigError(f"{folder} already exists; give the name of a new folder")
+    config = architecture.write_config(model)
+    ids = architecture.special_ids(model, tokenizer)
+    decoding: Mapping[str, Any] = (
+        {} if generation is None else write_generation(generation, tokenizer, architecture.decoder_only)
+    )
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    with new_folder(folder) as temporary:
+        write_json(temporary / "config.json", {**config, **ids, "torch_dtype": dtype})
+        write_json(temporary / GENERATION_FILE, {**ids, **decoding})
+        write_weights(architecture.weights(model), temporary, shard_bytes)
+        if tokenizer is not None:
+            save_pretrained_tokenizer(tokenizer, temporary)
+    return architecture.notes(model)

@@ -1,0 +1,362 @@
+"""Conversion between ``generation_config.json`` of a Hugging Face folder and seqgen's ``GenerationConfig``.
+
+Keys that differ only in their names are listed in tables; every other key has its own code and comment. Keys that the
+file does not have get the default of transformers, because seqgen's defaults differ (beam=5 instead of 1).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqgen.config import GenerationConfig, TrainConfig
+from seqgen.config.dicts import from_dict
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import CheckpointError, ConfigError, shown
+from seqgen.generation.component import IDS, Resources
+from seqgen.generation.model_settings import TOOLKIT_LENGTH
+from seqgen.generation.rules import HUGGINGFACE
+from seqgen.models.huggingface.config import LARGEST, JSONConfig
+
+FILE = "generation_config.json"
+
+# Their name, ours, and their default, whose type is that of the value.
+_ALWAYS: tuple[tuple[str, str, Any], ...] = (
+    ("num_beams", "beam", 1),
+    ("num_return_sequences", "nbest", 1),
+    ("length_penalty", "lenpen", 1.0),
+    ("no_repeat_ngram_size", "no_repeat_ngram_size", 0),
+    ("encoder_no_repeat_ngram_size", "encoder_no_repeat_ngram_size", 0),
+    ("repetition_penalty", "repetition_penalty", 1.0),
+    ("encoder_repetition_penalty", "encoder_repetition_penalty", 1.0),
+    ("renormalize_logits", "renormalize", False),
+    ("remove_invalid_values", "remove_invalid", False),
+    ("guidance_scale", "guidance_scale", 1.0),
+    ("max_time", "max_time", 0.0),
+)
+_SAMPLING: tuple[tuple[str, str, Any], ...] = (
+    ("temperature", "temperature", 1.0),
+    ("top_k", "sampling_topk", 50),
+    ("top_p", "sampling_topp", 1.0),
+    ("min_p", "min_p", 0.0),
+    ("typical_p", "typical_p", 1.0),
+    ("epsilon_cutoff", "epsilon_cutoff", 0.0),
+    ("eta_cutoff", "eta_cutoff", 0.0),
+)
+_ELSEWHERE = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "early_stopping", "stop_strings"),
+        *("do_sample", "num_beam_groups", "diversity_penalty", "penalty_alpha", "exponential_decay_length_penalty"),
+        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
+        *("sequence_bias", "prompt_lookup_num_tokens", "max_matching_ngram_size", "eos_token_id", "pad_token_id"),
+        *("bos_token_id", "decoder_start_token_id", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff"),
+    }
+)
+"""Keys that are read by name below, or that have no effect without sampling."""
+
+_NO_PART = frozenset(
+    {
+        *("use_cache", "cache_implementation", "cache_config", "return_legacy_cache", "prefill_chunk_size"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+        *("transformers_version", "low_memory", "compile_config", "disable_compile", "is_assistant"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_lookbehind", "target_lookbehind", "assistant_early_exit", "assistant_temperature"),
+    }
+)
+"""Keys that do not change outputs."""
+
+_EXACT_CACHES = (None, "dynamic", "static", "offloaded", "offloaded_static")
+"""Values of ``cache_implementation`` that do not change outputs; others round keys and values or drop old ones."""
+
+_UNLIMITED = 1 << 20
+"""Value of ``max_len_b`` for which only ``max_len`` limits the length."""
+
+
+GENERATION_KEYS = frozenset({name for name, _, _ in _ALWAYS} | _ELSEWHERE | _NO_PART)
+"""All keys that are read or known not to change outputs."""
+
+
+def read_generation(
+    folder: Path, tokenizer: Tokenizer, decoder_only: bool = False, defaults: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Read the decoding settings of a folder.
+
+    Args:
+        folder: the folder; where it has no ``generation_config.json``, the keys that old versions wrote into
+            ``config.json`` are read.
+        tokenizer: turns ids into tokens and texts.
+        decoder_only: whether lengths without ``new_tokens`` in their names count the prompt, not the start token.
+        defaults: values that hold where there is no ``generation_config.json`` and ``config.json`` lacks the key.
+
+    Returns:
+        Values by the names of ``GenerationConfig``'s fields, and notes for the user.
+
+    Raises:
+        CheckpointError: a value is of the wrong type, or an id is outside the vocabulary.
+    """
+    has_file = (folder / FILE).is_file()
+    config = JSONConfig.read(folder / (FILE if has_file else "config.json"))
+    if not has_file:
+        config = JSONConfig(config.path, {**(defaults or {}), **config.values})
+    reader = _Reader(config, tokenizer, decoder_only)
+    values = {"semantics": HUGGINGFACE.name, **reader.plain(_ALWAYS), **reader.lengths(), **reader.strategy()}
+    values |= reader.tokens() | reader.texts() | reader.ends()
+    reader.note_differences()
+    try:
+        from_dict(
+            TrainConfig, {"generation": values}, str(config.path)
+        )  # only to check that all values are in their ranges
+    except ConfigError as error:
+        raise CheckpointError(f"{config.path}: {str(error).removeprefix(f'{config.path}: ')}") from None
+    if has_file:
+        for name, value in config.values.items():
+            if name not in GENERATION_KEYS and not name.startswith("_") and value not in (None, False, 0, [], ""):
+                reader.notes.append(f"{config.path}: {name}={shown(value)} is not supported and is ignored")
+    return values, reader.notes
+
+
+class _Reader:
+    """Reads groups of values; see ``read_generation``."""
+
+    def __init__(self, config: JSONConfig, tokenizer: Tokenizer, decoder_only: bool):
+        self.config = config
+        self.tokenizer = tokenizer
+        self.decoder_only = decoder_only
+        self.notes: list[str] = []
+
+    def plain(self, table: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+        """Values that differ only in their names."""
+        return {ours: self._typed(theirs, default) for theirs, ours, default in table}
+
+    def _typed(self, name: str, default: Any) -> Any:
+        if isinstance(default, bool):
+            return self.config.boolean(name, default)
+        return self.config.integer(name, default) if isinstance(default, int) else self.config.number(name, default)
+
+    def lengths(self) -> dict[str, Any]:
+        """Limits of the length; in the file, those without ``new_tokens`` in their names count the start token."""
+        if self.decoder_only:
+            return self._lengths_with_prompt()
+        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
+        # A limit of 20 is the default, whether given or not, and means 20 new tokens.
+        new = longest if longest == TOOLKIT_LENGTH else max(longest - 1, 1)
+        longest = self.config.integer("max_new_tokens", new, minimum=1)
+        shortest = self.config.integer("min_new_tokens", max(self.config.integer("min_length", 0) - 1, 0))
+        return {"max_len": longest, "max_len_a": 0.0, "max_len_b": _UNLIMITED, "min_len": shortest}
+
+    def _lengths_with_prompt(self) -> dict[str, Any]:
+        """Limits of the length for a decoder-only model; those without ``new_tokens`` in their names count the prompt.
+
+        With ``max_len_a`` -1, ``max_len_b`` limits prompt and output together.
+        """
+        longest = self.config.integer("max_length", TOOLKIT_LENGTH, minimum=1)
+        new = self.config.integer("max_new_tokens", 0)
+        values: dict[str, Any] = {"max_len_a": 0.0, "max_len_b": _UNLIMITED}
+        if new or longest == TOOLKIT_LENGTH:  # which is the default, whether given or not, and means 20 new tokens
+            values["max_len"] = new or TOOLKIT_LENGTH
+        else:
+            values |= {"max_len_a": -1.0, "max_len_b": longest - 1}
+        values["min_len"] = self.config.integer("min_new_tokens", 0)
+        values["min_total_len"] = 0 if values["min_len"] else self.config.integer("min_length", 0)
+        return values
+
+    def strategy(self) -> dict[str, Any]:
+        """The search strategy and its values."""
+        early = self.config.values.get("early_stopping") or False
+        if early not in (True, False, "never"):
+            raise CheckpointError(f"{self.config.path}: early_stopping is {shown(early)}, not true, false or 'never'")
+        values: dict[str, Any] = {"early_stopping": str(early).lower()}
+        beams = self.config.integer("num_beams", 1)
+        if self.config.boolean("do_sample", False):
+            values |= {"sampling": True, **self.plain(_SAMPLING)}
+            if beams > 1:
+                values["search"] = "beam_sampling"
+        elif beams == 1 and self.config.number("penalty_alpha", 0.0) > 0 and self.config.integer("top_k", 50) > 1:
+            values |= {"search": "contrastive", "penalty_alpha": self.config.number("penalty_alpha", 0.0)}
+            values["contrastive_topk"] = self.config.integer("top_k", 50)
+        if self.config.integer("num_beam_groups", 1) > 1:
+            values["diverse_beam_groups"] = self.config.integer("num_beam_groups", 1)
+            values["diverse_beam_strength"] = self.config.number("diversity_penalty", 0.0)
+        if drafted := self.config.integer("prompt_lookup_num_tokens", 0):
+            if beams > 1 or "search" in values:
+                self.notes.append(
+                    f"{self.config.path}: prompt_lookup_num_tokens={drafted} has no effect on this search"
+                )
+            else:
+                values |= {"draft_tokens": drafted, "prompt_lookup": self.config.integer("max_matching_ngram_size", 2)}
+        return values
+
+    def note_differences(self) -> None:
+        """Add notes about values that give other outputs than in transformers."""
+        cache = self.config.values.get("cache_implementation")
+        if cache not in _EXACT_CACHES:
+            self.notes.append(
+                f"{self.config.path}: cache_implementation={shown(cache)} is not supported and is ignored"
+            )
+        if (scale := self.config.number("guidance_scale", 1.0)) != 1:
+            self.notes.append(
+                f"{self.config.path}: guidance_scale={scale} contrasts with the scores for an empty source, which "
+                "transformers does not do; outputs differ from its outputs"
+            )
+
+    def tokens(self) -> dict[str, Any]:
+        """Tokens that are forbidden or forced."""
+        values: dict[str, Any] = {}
+        for theirs, ours in (("suppress_tokens", "suppress"), ("begin_suppress_tokens", "suppress_at_begin")):
+            if ids := self._ids(theirs):
+                values[ours] = [self._token(theirs, index) for index in ids]
+        for theirs, ours in (("forced_bos_token_id", "forced_first"), ("forced_eos_token_id", "forced_last")):
+            ids = self._ids(theirs)
+            if ids and ours == "forced_first" and self.decoder_only:
+                self.notes.append(f"{self.config.path}: {theirs}={ids[0]} is ignored, because outputs follow a prompt")
+            elif ids:
+                values[ours] = self._token(theirs, ids[0])
+                if len(ids) > 1:
+                    self.notes.append(f"{self.config.path}: only the first id of {theirs}, {ids[0]}, is forced")
+        return values
+
+    def ends(self) -> dict[str, Any]:
+        """Further tokens that end an output, besides the tokenizer's end-of-sentence."""
+        eos = self.tokenizer.dictionary.eos()
+        ids = self._ids("eos_token_id")
+        # Without this key in the file, version 4 of transformers has no end-of-sentence, version 5 that of config.json.
+        missing = self.config.path.name == FILE and not self.config.string("transformers_version").startswith("5.")
+        if eos not in ids and (ids or missing):
+            self.notes.append(
+                f"{self.config.path}: eos_token_id is {ids or 'missing'}; in seqgen, outputs also end at the "
+                f"tokenizer's end-of-sentence, {eos}"
+            )
+        others = [self._token("eos_token_id", index) for index in ids if index != eos]
+        return {"end_symbols": others} if others else {}
+
+    def texts(self) -> dict[str, Any]:
+        """Texts that end an output, are forbidden, or are more or less likely."""
+        values: dict[str, Any] = {}
+        stops = self.config.values.get("stop_strings")
+        if stops:
+            values["stop_strings"] = (
+                [stops] if isinstance(stops, str) else [str(stop) for stop in self._list("stop_strings")]
+            )
+        if forbidden := self._sequences("bad_words_ids", self._list("bad_words_ids")):
+            values["bad_words"] = forbidden
+        biased = []
+        for pair in self._list("sequence_bias"):
+            ids, bias = self._pair("sequence_bias", pair)
+            biased += [f"{text}={bias}" for text in self._sequences("sequence_bias", [ids])]
+        if biased:
+            values["sequence_bias"] = biased
+        if decay := self._list("exponential_decay_length_penalty"):
+            start, factor = self._pair("exponential_decay_length_penalty", decay)
+            if isinstance(start, int) and start > LARGEST:
+                raise CheckpointError(f"{self.config.path}: exponential_decay_length_penalty starts after {LARGEST}")
+            values |= {"exponential_decay_start": start, "exponential_decay_factor": factor}
+        return values
+
+    def _pair(self, name: str, value: Any) -> tuple[Any, float]:
+        """A pair of any value and a number."""
+        number = value[1] if isinstance(value, list) and len(value) == 2 else None
+        if not isinstance(number, int | float) or (isinstance(number, int) and abs(number) > sys.float_info.max):
+            raise CheckpointError(
+                f"{self.config.path}: {name} has {shown(value)}, which should be a pair ending in a number"
+            )
+        return value[0], float(number)
+
+    def _sequences(self, name: str, sequences: Sequence[Any]) -> list[str]:
+        """Sequences of ids as texts, or as ids where no text is encoded as these; see ``Resources.sequence``."""
+        texts = []
+        for ids in sequences:
+            if not self._is_sequence(ids):
+                last = len(self.tokenizer.dictionary) - 1
+                raise CheckpointError(
+                    f"{self.config.path}: {name} has {shown(ids)}, which should be ids from 0 to {last}"
+                )
+            text = self.tokenizer.decode(ids)
+            is_text = list(self.tokenizer.encode(text)) == ids and self.tokenizer.dictionary.unk() not in ids
+            texts.append(text if is_text and not text.startswith(IDS) else IDS + " ".join(map(str, ids)))
+        return texts
+
+    def _is_sequence(self, ids: Any) -> bool:
+        size = len(self.tokenizer.dictionary)
+        return isinstance(ids, list) and bool(ids) and all(type(i) is int and 0 <= i < size for i in ids)
+
+    def _list(self, name: str) -> list[Any]:
+        value = self.config.values.get(name)
+        if value is not None and not isinstance(value, list):
+            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not a list")
+        return value or []
+
+    def _ids(self, name: str) -> list[int]:
+        value = self.config.values.get(name)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(index, int) and not isinstance(index, bool) for index in ids):
+            raise CheckpointError(f"{self.config.path}: {name} is {shown(value)}, not an id or a list of ids")
+        return ids
+
+    def _token(self, name: str, index: int) -> str:
+        if not 0 <= index < len(self.tokenizer.dictionary):
+            size = len(self.tokenizer.dictionary)
+            raise CheckpointError(
+                f"{self.config.path}: {name} has the id {index}, but the vocabulary has only {size} ids"
+            )
+        return self.tokenizer.dictionary.symbol(index)
+
+
+def write_generation(cfg: GenerationConfig, tokenizer: Tokenizer | None, decoder_only: bool = False) -> dict[str, Any]:
+    """The content of a ``generation_config.json``.
+
+    Args:
+        cfg: the decoding settings; those without a counterpart in the file are left out.
+        tokenizer: turns tokens and texts into ids; without one, settings with tokens or texts are left out.
+        decoder_only: see ``read_generation``.
+
+    Returns:
+        Values by key.
+    """
+    tables = (*_ALWAYS, *_SAMPLING) if cfg.sampling else _ALWAYS
+    values = {theirs: getattr(cfg, ours) for theirs, ours, default in tables if getattr(cfg, ours) != default}
+    if decoder_only and cfg.max_len_a == -1:
+        values["max_length"] = cfg.max_len_b + 1
+    else:
+        values["max_new_tokens"] = cfg.max_len or cfg.max_len_b + 1
+    if cfg.min_len and decoder_only:
+        values["min_new_tokens"] = cfg.min_len
+    elif cfg.min_total_len and decoder_only:
+        values["min_length"] = cfg.min_total_len
+    elif cfg.min_len:
+        values["min_length"] = cfg.min_len + 1  # in the file, this limit counts the start token
+    if cfg.early_stopping != "false":
+        values["early_stopping"] = True if cfg.early_stopping == "true" else cfg.early_stopping
+    if cfg.sampling:
+        values["do_sample"] = True
+    if cfg.search == "contrastive":
+        values |= {"penalty_alpha": cfg.penalty_alpha, "top_k": cfg.contrastive_topk}
+    if cfg.diverse_beam_groups > 1:
+        values |= {"num_beam_groups": cfg.diverse_beam_groups, "diversity_penalty": cfg.diverse_beam_strength}
+    if cfg.prompt_lookup:
+        values |= {"prompt_lookup_num_tokens": cfg.draft_tokens, "max_matching_ngram_size": cfg.prompt_lookup}
+    if cfg.exponential_decay_factor != 1:
+        values["exponential_decay_length_penalty"] = [cfg.exponential_decay_start, cfg.exponential_decay_factor]
+    if cfg.stop_strings:
+        values["stop_strings"] = cfg.stop_strings
+    return values if tokenizer is None else values | _ids_of(cfg, tokenizer)
+
+
+def _ids_of(cfg: GenerationConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The settings that are ids in the file and tokens or texts in seqgen."""
+    index, sequence = tokenizer.dictionary.index, Resources(tokenizer.dictionary, tokenizer.encode).sequence
+    values: Mapping[str, Any] = {
+        "suppress_tokens": [index(token) for token in cfg.suppress],
+        "begin_suppress_tokens": [index(token) for token in cfg.suppress_at_begin],
+        "forced_bos_token_id": index(cfg.forced_first) if cfg.forced_first else None,
+        "forced_eos_token_id": index(cfg.forced_last) if cfg.forced_last else None,
+        "bad_words_ids": [list(sequence(text)) for text in cfg.bad_words],
+        "sequence_bias": [
+            [list(sequence(text)), float(bias)]
+            for text, _, bias in (item.rpartition("=") for item in cfg.sequence_bias)
+        ],
+        "eos_token_id": [tokenizer.dictionary.eos(), *map(index, cfg.end_symbols)] if cfg.end_symbols else None,
+    }
+    return {name: value for name, value in values.items() if value not in (None, [])}

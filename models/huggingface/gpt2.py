@@ -1,0 +1,166 @@
+"""GPT-2 in Hugging Face's layout: its ``config.json`` and the names of its weights. It is a ``transformer_lm`` here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seqgen.checkpoints.loading import PromptDecodingConfig, PromptDecodingTask
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import ConfigError
+from seqgen.models.huggingface.architecture import (
+    HEAD,
+    Architecture,
+    activation_name,
+    activation_of,
+    model_config,
+    refuse,
+)
+from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.weights import Layout, Piece, with_bias
+from seqgen.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
+
+_PREFIX = "transformer."
+_EMBEDDING, _POSITIONS = f"{_PREFIX}wte.weight", f"{_PREFIX}wpe.weight"
+
+_SIZES = (
+    ("n_embd", "hidden_size", "decoder_embed_dim", 768),
+    ("n_layer", "num_hidden_layers", "decoder_layers", 12),
+    ("n_head", "num_attention_heads", "decoder_attention_heads", 12),
+    ("n_positions", "max_position_embeddings", "max_target_positions", 1024),
+)
+"""GPT-2's name, the general name, which transformers prefers if a file has both, ours, and the default."""
+
+_FIXED: dict[str, Any] = {
+    "decoder_normalize_before": True,
+    "no_decoder_final_norm": False,
+    "decoder_learned_pos": True,
+    "positions_from_zero": True,
+    "no_scale_embedding": True,
+    "layernorm_embedding": False,
+}
+"""Values of the configuration that every GPT-2 has."""
+
+_OFF = ("add_cross_attention", "is_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+_OTHERS = frozenset(
+    """
+    vocab_size n_inner activation_function resid_pdrop embd_pdrop attn_pdrop layer_norm_epsilon scale_attn_weights
+    scale_attn_by_inverse_layer_idx tie_word_embeddings
+    """.split()  # noqa: SIM905
+)
+"""Further keys that are read, besides those of all models and decoding settings."""
+
+_NO_EFFECT = frozenset(
+    """
+    is_decoder tie_encoder_decoder initializer_range reorder_and_upcast_attn summary_type summary_use_proj
+    summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout hidden_dropout n_ctx n_special
+    predict_special_tokens
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
+
+
+class GPT2Architecture(Architecture):
+    """GPT-2; see ``Architecture``."""
+
+    model_class = TransformerLanguageModel
+    known = _OTHERS | _NO_EFFECT | {*_OFF, *(name for names in _SIZES for name in names[:2])}
+    decoder_only = True
+
+    def read_config(self, config: JSONConfig) -> TransformerLMConfig:
+        """Turn a folder's ``config.json`` into a configuration."""
+        refuse(config, _OFF, "GPT-2")
+        values = {"_name": "transformer_lm", **_FIXED}
+        for name, general, ours, default in _SIZES:
+            values[ours] = config.integer(general, config.integer(name, default, minimum=1), minimum=1)
+        width = values["decoder_embed_dim"]
+        values |= {
+            "decoder_ffn_embed_dim": config.integer("n_inner", 4 * width, minimum=1),
+            "activation_fn": activation_of(config, "gelu_new"),
+            "dropout": config.number("resid_pdrop", 0.1),
+            "embedding_dropout": config.number("embd_pdrop", 0.1),
+            "attention_dropout": config.number("attn_pdrop", 0.1),
+            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+            "scale_attn_weights": config.boolean("scale_attn_weights", True),
+            "scale_attn_by_inverse_layer_idx": config.boolean("scale_attn_by_inverse_layer_idx", False),
+            "share_decoder_input_output_embed": config.boolean("tie_word_embeddings", True),
+        }
+        cfg: TransformerLMConfig = model_config(values, config.path)
+        return cfg
+
+    def size(self, cfg: TransformerLMConfig, config: JSONConfig) -> ModelSize:
+        """The size that a folder's configuration describes."""
+        vocab_size, dim = config.integer("vocab_size", 50257, minimum=1), cfg.decoder_embed_dim
+        embeddings = (1 if cfg.share_decoder_input_output_embed else 2) * vocab_size + cfg.max_target_positions
+        layer = 4 * dim + 2 * cfg.decoder_ffn_embed_dim
+        return ModelSize(vocab_size, cfg.decoder_layers, dim * (embeddings + cfg.decoder_layers * layer))
+
+    def make_task(self, cfg: TransformerLMConfig, path: Path, tokenizer: Tokenizer) -> PromptDecodingTask:
+        """The task that decodes: a prompt has the ids that transformers gives it; an empty one is end-of-sentence."""
+        return PromptDecodingTask(
+            PromptDecodingConfig(getattr(tokenizer, "begins_with_eos", False)), tokenizer, tokenizer
+        )
+
+    def write_config(self, model: TransformerLanguageModel) -> dict[str, Any]:
+        """The content of a model's ``config.json``."""
+        cfg = model.cfg
+        if differing := [key for key, value in _FIXED.items() if getattr(cfg, key) != value]:
+            keys = ", ".join(f"model.{key}={str(getattr(cfg, key)).lower()}" for key in differing)
+            raise ConfigError(f"a transformer_lm with {keys} cannot be written in Hugging Face's layout of GPT-2")
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": model.decoder.embed_tokens.num_embeddings,
+            **{name: getattr(cfg, ours) for name, _, ours, _ in _SIZES},
+            "n_inner": cfg.decoder_ffn_embed_dim,
+            "activation_function": activation_name(cfg.activation_fn),
+            "resid_pdrop": cfg.dropout,
+            "embd_pdrop": cfg.dropout if cfg.embedding_dropout is None else cfg.embedding_dropout,
+            "attn_pdrop": cfg.attention_dropout,
+            "layer_norm_epsilon": cfg.layer_norm_epsilon,
+            "scale_attn_weights": cfg.scale_attn_weights,
+            "scale_attn_by_inverse_layer_idx": cfg.scale_attn_by_inverse_layer_idx,
+            "tie_word_embeddings": cfg.share_decoder_input_output_embed,
+            "use_cache": True,
+        }
+
+    def special_ids(self, model: TransformerLanguageModel, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        if tokenizer is None:
+            last = model.decoder.embed_tokens.num_embeddings - 1
+            return {"bos_token_id": last, "eos_token_id": last}
+        words = tokenizer.dictionary
+        return {"bos_token_id": words.bos(), "eos_token_id": words.eos(), "pad_token_id": words.pad()}
+
+    def layout(self, cfg: TransformerLMConfig) -> Layout:
+        """The names of the weights; folders of the model without its output projection lack ``transformer.``."""
+        pieces = {_EMBEDDING: Piece("decoder.embed_tokens.weight"), _POSITIONS: Piece("decoder.embed_positions.weight")}
+        ignored = set()  # causal masks, which old versions saved
+        for index in range(cfg.decoder_layers):
+            pieces |= _layer(index)
+            ignored |= {
+                f"{prefix}h.{index}.attn.{name}" for prefix in ("", _PREFIX) for name in ("bias", "masked_bias")
+            }
+        pieces |= with_bias(f"{_PREFIX}ln_f", "decoder.layer_norm")
+        aliases = {name: (name.removeprefix(_PREFIX),) for name in pieces}
+        if cfg.share_decoder_input_output_embed:
+            return Layout(pieces, aliases, frozenset(ignored), {HEAD: _EMBEDDING})
+        return Layout({**pieces, HEAD: Piece("decoder.output_projection.weight")}, aliases, frozenset(ignored))
+
+
+ARCHITECTURE = GPT2Architecture()
+
+
+def _layer(index: int) -> dict[str, Piece]:
+    """The weights of a layer; its matrices are transposed."""
+    theirs, ours = f"{_PREFIX}h.{index}", f"decoder.layers.{index}"
+    return {
+        **with_bias(f"{theirs}.ln_1", f"{ours}.self_attn_layer_norm"),
+        **with_bias(f"{theirs}.attn.c_attn", f"{ours}.self_attn.in_proj", transposed=True),
+        **with_bias(f"{theirs}.attn.c_proj", f"{ours}.self_attn.out_proj", transposed=True),
+        **with_bias(f"{theirs}.ln_2", f"{ours}.final_layer_norm"),
+        **with_bias(f"{theirs}.mlp.c_fc", f"{ours}.fc1", transposed=True),
+        **with_bias(f"{theirs}.mlp.c_proj", f"{ours}.fc2", transposed=True),
+    }

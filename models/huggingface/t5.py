@@ -1,0 +1,248 @@
+"""T5 in Hugging Face's layout: its ``config.json`` and the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seqgen.checkpoints.loading import DecodingTask
+from seqgen.data.tokenizers.base import Tokenizer
+from seqgen.errors import CheckpointError, shown
+from seqgen.models.huggingface.architecture import HEAD, Architecture, first_decoder_input, model_config, refuse
+from seqgen.models.huggingface.config import JSONConfig, ModelSize
+from seqgen.models.huggingface.weights import Layout, Piece, stacked, weights_of
+from seqgen.models.t5.config import T5Config
+from seqgen.models.t5.model import T5Model
+
+_TIED = {"t5": True, "mt5": False, "umt5": True}
+_STARTS = {"t5": -1, "mt5": 0, "umt5": 0}
+_DEFAULTS = {
+    "t5": {"vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
+    "mt5": {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+}
+"""Defaults of transformers for keys missing in a ``config.json``, where the model types differ."""
+
+# Their names for one function; "gelu" after a gate, which they read as "gelu_new", is the exception.
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+_ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_accurate": "gelu_new", "gelu_python": "gelu"}
+_ACTIVATIONS |= {"silu": "silu", "swish": "silu"}
+_GATED = {"relu": "gated-relu", "gelu_new": "gated-gelu", "silu": "gated-silu"}
+
+_OFF = ("tie_encoder_decoder", "pruned_heads")
+"""Keys that change the computation and are not supported."""
+
+_READ = frozenset(
+    """
+    vocab_size d_model hidden_size d_kv head_dim d_ff num_layers num_hidden_layers num_decoder_layers num_heads
+    num_attention_heads relative_attention_num_buckets relative_attention_max_distance feed_forward_proj dense_act_fn
+    is_gated_act tie_word_embeddings scale_decoder_outputs dropout_rate layer_norm_epsilon is_encoder_decoder
+    """.split()  # noqa: SIM905
+)
+"""Further keys that are read, besides those of all models and decoding settings."""
+
+_NO_EFFECT = frozenset({"initializer_factor", "is_decoder", "add_cross_attention", "n_positions", "scalable_attention"})
+"""Keys that do not change what transformers 4.53.3 computes, besides those of all models."""
+
+
+class T5Architecture(Architecture):
+    """T5; see ``Architecture``."""
+
+    model_class = T5Model
+    known = _READ | _NO_EFFECT | frozenset(_OFF)
+
+    def read_config(self, config: JSONConfig) -> T5Config:
+        """Turn a folder's ``config.json`` into a configuration."""
+        kind = config.string("model_type")
+        defaults: Mapping[str, Any] = _DEFAULTS.get(kind, _DEFAULTS["mt5"])
+        refuse(config, _OFF, kind)
+        if not config.boolean("is_encoder_decoder", True):
+            raise CheckpointError(f"{config.path}: a {kind} with is_encoder_decoder=false is not supported")
+        # Of two names for a size, transformers prefers the general one; only the encoder has num_hidden_layers.
+        layers = config.integer("num_layers", defaults["num_layers"])
+        values = {
+            "_name": "t5",
+            "vocab_size": config.integer("vocab_size", defaults["vocab_size"], minimum=1),
+            "d_model": config.integer("hidden_size", config.integer("d_model", 512)),
+            "d_kv": config.integer("head_dim", config.integer("d_kv", 64)),
+            "d_ff": config.integer("d_ff", defaults["d_ff"]),
+            "num_layers": config.integer("num_hidden_layers", layers),
+            "num_decoder_layers": config.integer("num_decoder_layers", layers, minimum=1),
+            "num_heads": config.integer("num_attention_heads", config.integer("num_heads", defaults["num_heads"])),
+            "relative_attention_num_buckets": config.integer("relative_attention_num_buckets", 32),
+            "relative_attention_max_distance": config.integer("relative_attention_max_distance", 128),
+            "per_layer_bias": kind == "umt5",
+            "feed_forward_proj": _feed_forward(config, defaults["feed_forward_proj"]),
+            "tie_word_embeddings": config.boolean("tie_word_embeddings", _TIED[kind]),
+            "scale_decoder_outputs": _scales(config, kind),
+            "dropout_rate": config.number("dropout_rate", 0.1),
+            "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
+            "decoder_start_token_id": config.integer("decoder_start_token_id", _STARTS[kind], minimum=-1),
+        }
+        cfg: T5Config = model_config(values, config.path)
+        return cfg
+
+    def size(self, cfg: T5Config, config: JSONConfig) -> ModelSize:
+        """The size that a folder's configuration describes."""
+        return ModelSize(cfg.vocab_size, cfg.total_layers, cfg.num_parameters)
+
+    def make_task(self, cfg: T5Config, path: Path, tokenizer: Tokenizer) -> DecodingTask:
+        """The task that decodes; the configuration gets the first decoder input."""
+        bos = JSONConfig.read(path / "config.json").integer("bos_token_id", -1, minimum=-1)
+        cfg.decoder_start_token_id = first_decoder_input(path, cfg.decoder_start_token_id, bos)
+        if cfg.decoder_start_token_id == tokenizer.dictionary.pad():
+            cfg.decoder_start_token_id = -1
+        return DecodingTask(None, tokenizer, tokenizer)
+
+    def special_ids(self, model: T5Model, tokenizer: Tokenizer | None) -> dict[str, int]:
+        """The special ids of the files of a folder."""
+        eos = 1 if tokenizer is None else tokenizer.dictionary.eos()
+        return {
+            "pad_token_id": model.padding_idx,
+            "eos_token_id": eos,
+            "decoder_start_token_id": model.start_token(eos),
+        }
+
+    def write_config(self, model: T5Model) -> dict[str, Any]:
+        """The content of a model's ``config.json``."""
+        cfg = model.cfg
+        kind = "umt5" if cfg.per_layer_bias else "t5"
+        activation = cfg.feed_forward_proj.removeprefix("gated-")
+        names: tuple[str, ...] = (
+            "vocab_size",
+            "d_model",
+            "d_kv",
+            "d_ff",
+            "num_layers",
+            "num_heads",
+            "relative_attention_num_buckets",
+        )
+        names += ("relative_attention_max_distance", "feed_forward_proj", "dropout_rate")
+        return {
+            "architectures": [f"{kind.upper()}ForConditionalGeneration"],
+            "model_type": kind,
+            "is_encoder_decoder": True,
+            **{name: getattr(cfg, name) for name in (*names, "layer_norm_epsilon")},
+            "num_decoder_layers": cfg.decoder_layers,
+            "tie_word_embeddings": cfg.scales_outputs if cfg.per_layer_bias else _is_plain_tie(cfg),
+            "dense_act_fn": "gelu_new" if cfg.feed_forward_proj == "gated-gelu" else activation,
+            "is_gated_act": cfg.is_gated,
+            "initializer_factor": 1.0,
+            "use_cache": True,
+        }
+
+    def weights(self, model: T5Model) -> dict[str, Tensor]:
+        """The weights of a model by their names in a folder.
+
+        Versions 4 and 5 of transformers compute the same from them: a tied projection without scale is written as an
+        untied one, and the scale of an untied projection is multiplied into its weight.
+        """
+        cfg = model.cfg
+        tensors = weights_of(model, self.layout(replace(cfg, tie_word_embeddings=_is_plain_tie(cfg))))
+        if HEAD in tensors and cfg.tie_word_embeddings:
+            tensors[HEAD] = tensors[HEAD].clone()
+        if HEAD in tensors and cfg.scales_outputs and not cfg.per_layer_bias:
+            tensors[HEAD] = (tensors[HEAD].float() * cfg.d_model**-0.5).to(tensors[HEAD].dtype)
+        return tensors
+
+    def notes(self, model: T5Model) -> list[str]:
+        """Notes for the user about a folder written from a model."""
+        if not model.cfg.per_layer_bias or _is_plain_tie(model.cfg):
+            return []
+        right, wrong = ("5", "4") if model.cfg.scales_outputs else ("4", "5")
+        return [
+            f"umT5 with an untied output projection: transformers {right} computes the same logits from this folder, "
+            f"transformers {wrong} does not, because it scales the features differently"
+        ]
+
+    def layout(self, cfg: T5Config) -> Layout:
+        """The names of the weights."""
+        pieces = {"shared.weight": Piece("encoder.embed_tokens.weight")}
+        for stack, layers in (("encoder", cfg.num_layers), ("decoder", cfg.decoder_layers)):
+            for index in range(layers):
+                pieces |= _layer(cfg, stack, index)
+            pieces[f"{stack}.final_layer_norm.weight"] = Piece(f"{stack}.layer_norm.weight")
+        tied = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+        # Encoder-decoder attention has no position bias; files of old versions hold one nevertheless.
+        ignored = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"}
+        if not cfg.tie_word_embeddings:
+            pieces[HEAD] = Piece("decoder.output_projection.weight")
+        tied_head = {HEAD: "shared.weight"} if cfg.tie_word_embeddings else {}
+        return Layout(pieces, {"shared.weight": tied}, frozenset(ignored), tied_head)
+
+    def untie(self, model: T5Model, weights: Mapping[str, Tensor]) -> None:
+        """Untie a model's output projection; whether features are scaled does not change."""
+        scales = model.cfg.scales_outputs
+        model.cfg.tie_word_embeddings, model.cfg.scale_decoder_outputs = False, scales
+        model.decoder.output_projection.weight = nn.Parameter(weights[HEAD])
+
+
+ARCHITECTURE = T5Architecture()
+
+
+def _scales(config: JSONConfig, kind: str) -> bool | None:
+    """Whether features are scaled before the output projection; ``None`` if ``tie_word_embeddings`` determines it.
+
+    Version 5 of transformers always writes ``"tie_word_embeddings": true``. It has a separate key for the scale of a
+    T5, and never scales an mT5. Version 4 scales an mT5 with a tied embedding.
+    """
+    if kind == "mt5":
+        return None if config.string("transformers_version").startswith("4.") else False
+    given = kind == "t5" and config.values.get("scale_decoder_outputs") is not None
+    return config.boolean("scale_decoder_outputs", True) if given else None
+
+
+def _feed_forward(config: JSONConfig, default: str) -> str:
+    """The value of ``feed_forward_proj``; the keys ``dense_act_fn`` and ``is_gated_act`` override its parts."""
+    projection = config.string("feed_forward_proj", default)
+    activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    activation = config.string("dense_act_fn", activation)
+    gated = config.boolean("is_gated_act", projection.startswith("gated-"))
+    known = _ACTIVATIONS.get(activation, "")
+    result = _GATED.get(known, "") if gated else known
+    if not result:
+        given = [key for key in ("feed_forward_proj", "dense_act_fn", "is_gated_act") if key in config.values]
+        said = ", ".join(f"{key}={shown(config.values[key])}" for key in given)
+        raise CheckpointError(
+            f"{config.path}: {said}, that is the {'gated ' if gated else ''}activation {activation!r}, is not "
+            f"supported; seqgen supports {', '.join(sorted(_ACTIVATIONS))}, and those besides gelu and gelu_python "
+            "also gated"
+        )
+    return result
+
+
+def _is_plain_tie(cfg: T5Config) -> bool:
+    """Whether the projection is tied and scaled, which all versions of transformers read as a tied embedding."""
+    return cfg.tie_word_embeddings and cfg.scales_outputs
+
+
+def _layer(cfg: T5Config, stack: str, index: int) -> dict[str, Piece]:
+    theirs, ours = f"{stack}.block.{index}.layer", f"{stack}.layers.{index}"
+    inner = cfg.inner_dim
+    pieces = {f"{theirs}.0.layer_norm.weight": Piece(f"{ours}.self_attn_layer_norm.weight")}
+    own = [f"{theirs}.0.SelfAttention.{letter}.weight" for letter in "qkv"]
+    pieces |= stacked(own, f"{ours}.self_attn.in_proj.weight", inner)
+    pieces[f"{theirs}.0.SelfAttention.o.weight"] = Piece(f"{ours}.self_attn.out_proj.weight")
+    if index == 0 or cfg.per_layer_bias:
+        bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+        pieces[bias] = Piece(f"{stack}.position_biases.{index}.weight")
+    last = 1
+    if stack == "decoder":
+        last = 2
+        attention, ours_too = f"{theirs}.1.EncDecAttention", f"{ours}.encoder_attn"
+        pieces[f"{attention}.q.weight"] = Piece(f"{ours_too}.q_proj.weight")
+        pieces |= stacked([f"{attention}.{letter}.weight" for letter in "kv"], f"{ours_too}.kv_proj.weight", inner)
+        pieces[f"{attention}.o.weight"] = Piece(f"{ours_too}.out_proj.weight")
+        pieces[f"{theirs}.1.layer_norm.weight"] = Piece(f"{ours}.encoder_attn_layer_norm.weight")
+    dense = f"{theirs}.{last}.DenseReluDense"
+    if cfg.is_gated:
+        gate = [f"{dense}.wi_0.weight", f"{dense}.wi_1.weight"]
+        pieces |= stacked(gate, f"{ours}.feed_forward.wi.weight", cfg.d_ff)
+    else:
+        pieces[f"{dense}.wi.weight"] = Piece(f"{ours}.feed_forward.wi.weight")
+    pieces[f"{dense}.wo.weight"] = Piece(f"{ours}.feed_forward.wo.weight")
+    pieces[f"{theirs}.{last}.layer_norm.weight"] = Piece(f"{ours}.final_layer_norm.weight")
+    return pieces

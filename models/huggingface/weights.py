@@ -1,0 +1,299 @@
+"""The weights of a Hugging Face folder: finding them, streaming them into a model, and writing them.
+
+::
+
+    model.safetensors                                      all of them, or
+    model-00001-of-00002.safetensors ... and an index      in shards: model.safetensors.index.json, or
+    pytorch_model.bin                                      as torch.save wrote them, whole or in shards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqgen.checkpoints.model_size import materialize
+from seqgen.checkpoints.serialization import read_json, read_tensors, tensor_chunks, write_json, write_tensors
+from seqgen.checkpoints.torch_file import read_torch_file
+from seqgen.errors import CheckpointError
+from seqgen.system.mapped_weights import MappedFile, give_back
+from seqgen.system.switches import MAPPED_WEIGHTS
+
+SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+SHARD_BYTES = 5_000_000_000
+"""Weights of more bytes than this are written in several files."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The place of a tensor of a folder in the model: some rows of a parameter, or all of it.
+
+    Attributes:
+        parameter: name of the model's parameter.
+        rows: first row and row after the last; ``None`` for all.
+        transposed: whether the folder has the transposed matrix, ``(in, out)`` instead of ``(out, in)``.
+        is_row: whether the folder has a vector as a matrix of one row.
+    """
+
+    parameter: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+    is_row: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the parameter as it is."""
+        return self.rows is None and not self.transposed and not self.is_row
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The part of the parameter in the folder's shape, as a view."""
+        part = parameter if self.rows is None else parameter[self.rows[0] : self.rows[1]]
+        if self.is_row:
+            return part.unsqueeze(0)
+        return part.t() if self.transposed else part
+
+
+def with_bias(theirs: str, ours: str, transposed: bool = False) -> dict[str, Piece]:
+    """The pieces of a weight and its bias.
+
+    Args:
+        theirs: the module's name in the folder.
+        ours: its name in the model.
+        transposed: see ``Piece``; of the weight.
+    """
+    weight = Piece(f"{ours}.weight", transposed=transposed)
+    return {f"{theirs}.weight": weight, f"{theirs}.bias": Piece(f"{ours}.bias")}
+
+
+def stacked(names: Sequence[str], parameter: str, size: int) -> dict[str, Piece]:
+    """The pieces of tensors that are stacked in one parameter of the model, such as those of queries, keys and values.
+
+    Args:
+        names: the names in the folder, in the order of the rows.
+        parameter: the name of the model's parameter.
+        size: rows of each tensor.
+    """
+    return {name: Piece(parameter, (index * size, (index + 1) * size)) for index, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names of the weights of an architecture in a folder.
+
+    Attributes:
+        pieces: the place in the model of each name in a folder.
+        aliases: further names of the same tensors, by the name in ``pieces``; an alias is used if that name is missing.
+        ignored: names in some folders whose tensors are not used.
+        tied: names in some folders for tensors that the model's configuration ties to a name in ``pieces``; see
+            ``fill``.
+        optional: names in ``pieces`` that a folder may lack: a parameter is then zero, and a buffer has the values that
+            the model computes.
+    """
+
+    pieces: Mapping[str, Piece]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder.
+
+    Args:
+        folder: the folder.
+
+    Returns:
+        One file, or all shards.
+
+    Raises:
+        CheckpointError: there are none, or shards are missing.
+    """
+    for name in (SAFETENSORS, BIN):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}{INDEX}").is_file():
+            return _shards(folder / f"{name}{INDEX}")
+    others = [name for name in ("tf_model.h5", "flax_model.msgpack") if (folder / name).is_file()]
+    hint = f"; {others[0]} is of another framework: convert it with transformers" if others else "; download it whole"
+    raise CheckpointError(f"{folder} has no weights: there is no {SAFETENSORS} and no {BIN}, whole or in shards{hint}")
+
+
+def _shards(index: Path) -> list[Path]:
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{index} is damaged: it does not map weights to files")
+    names = sorted(set(places.values()))
+    if any(Path(name).name != name or not name for name in names):
+        raise CheckpointError(f"{index} names files outside its folder, which is not allowed")
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index.parent} is incomplete: {len(missing)} of {len(names)} files with weights are missing, "
+            f"{_listing(missing)}; download them as well"
+        )
+    return [index.parent / name for name in names]
+
+
+def tensors_of(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file by name, one after another.
+
+    Args:
+        path: a ``safetensors`` file, which is mapped or of which a small part at a time is in memory, or a file of
+            ``torch.save``.
+
+    Raises:
+        CheckpointError: the file is damaged, holds code or something else than tensors.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            for chunk in [read_tensors(path)] if MAPPED_WEIGHTS.is_on() else tensor_chunks(path):
+                yield from chunk.items()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: download it again") from None
+        return
+    content = read_torch_file(path)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path} holds no weights by name")
+    content = dict(content)
+    while content:  # what has been yielded is freed
+        name = next(iter(content))
+        tensor = content.pop(name)
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path} is damaged: its weight {name} is not a tensor")
+        yield name, tensor
+
+
+def fill(model: nn.Module, layout: Layout, folder: Path, device: torch.device) -> dict[str, Tensor]:
+    """Allocate a model's parameters and stream a folder's weights into them.
+
+    Parameters of the device and dtype of a ``safetensors`` file use its memory in place of their own, see
+    ``seqgen.system.mapped_weights``. Of what is copied, a small part is in memory besides the model, or one file of
+    ``torch.save``.
+
+    Args:
+        model: a model on the ``meta`` device, in the wanted dtype.
+        layout: the names of the weights.
+        folder: the folder.
+        device: where to put the model.
+
+    Returns:
+        The tensors of ``layout.tied`` that differ from those to which they should be tied, by name.
+
+    Raises:
+        CheckpointError: weights are missing, unknown, of another shape or damaged, or differ although the model ties
+            them; all names are listed.
+    """
+    files = weight_files(folder)
+    materialize(model, device)
+    parameters = _tensors(model)
+    second_names = {alias: name for name, aliases in layout.aliases.items() for alias in aliases} | dict(layout.tied)
+    filled: dict[str, str] = {}  # the name whose tensor was used for each name in layout.pieces
+    different: dict[str, Tensor] = {}
+    unknown: list[str] = []
+    misshapen: list[str] = []
+    for path in files:
+        mapped = MappedFile(model, path) if path.suffix == ".safetensors" and MAPPED_WEIGHTS.is_on() else None
+        for name, tensor in tensors_of(path):
+            target = second_names.get(name, name)
+            if target not in layout.pieces:
+                unknown += [name] * (name not in layout.ignored)
+                continue
+            piece = layout.pieces[target]
+            parameter = parameters[piece.parameter]
+            place = piece.of(parameter).detach()
+            if tensor.shape != place.shape:
+                misshapen.append(f"{name} ({tuple(tensor.shape)}, expected {tuple(place.shape)})")
+            elif not tensor.is_floating_point():
+                raise CheckpointError(f"{path}: {name} is quantized ({tensor.dtype}), which cannot be read")
+            elif target not in filled:
+                if not (mapped and piece.is_whole and mapped.lend(parameter, tensor)):
+                    place.copy_(tensor)
+            elif name != target and not _same(tensor, place):
+                different[name] = tensor.to(place)
+            elif name == target and not _same(tensor, place):  # it replaces the alias that was used before
+                different[filled[name]] = place.clone()
+                place.copy_(tensor)
+            if name == target or target not in filled:
+                filled[target] = name
+            if mapped:
+                give_back(tensor)
+    different = {
+        name: tensor
+        for name, tensor in different.items()
+        if name in second_names and not _same(tensor, parameters[layout.pieces[second_names[name]].parameter])
+    }
+    faults = {
+        "missing": sorted(set(layout.pieces) - set(filled) - layout.optional),
+        "unknown to the model": sorted(unknown),
+        "of another shape": misshapen,
+        "different from the tensors to which they should be tied": sorted(set(different) - set(layout.tied)),
+    }
+    if any(faults.values()):
+        listed = "; ".join(f"{what}: {_listing(names)}" for what, names in faults.items() if names)
+        raise CheckpointError(f"{folder}: the weights do not match its config.json: {listed}")
+    for name in layout.optional - set(filled):
+        parameter = parameters[layout.pieces[name].parameter]
+        if isinstance(parameter, nn.Parameter):
+            layout.pieces[name].of(parameter).detach().zero_()
+    return different
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name; tied ones have several names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+
+
+def _same(tensor: Tensor, place: Tensor) -> bool:
+    return place.is_meta or torch.equal(tensor.to(place), place)
+
+
+def weights_of(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """A model's weights by their names in a folder.
+
+    Args:
+        model: the model.
+        layout: the names of the weights.
+    """
+    parameters = _tensors(model)
+    return {name: piece.of(parameters[piece.parameter]).detach().contiguous() for name, piece in layout.pieces.items()}
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write weights in the layout of a folder.
+
+    Args:
+        weights: the weights by their names in the folder.
+        folder: where to write.
+        shard_bytes: largest size of a file; a single tensor may be larger.
+    """
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        write_tensors(folder / SAFETENSORS, shards[0])
+        return
+    places: dict[str, Any] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_tensors(folder / file, shard)
+        places.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for tensor in weights.values())
+    write_json(folder / f"{SAFETENSORS}{INDEX}", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _listing(names: Sequence[str], limit: int = 10) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"

@@ -1,0 +1,1 @@
+"""T5 and its descendants."""

@@ -1,0 +1,263 @@
+"""Reading files of ``torch.save`` without executing code from them.
+
+Such a file contains a pickle, and a pickle is a program: it names functions and classes and calls them. Only PyTorch's
+reader for weights is used, which calls nothing but constructors of tensors. Objects of some further packages are
+allowed, such as the options that a toolkit saves with its weights; they become ``Inert`` objects, which store their
+arguments and do nothing.
+"""
+
+from __future__ import annotations
+
+import _compat_pickle
+import itertools
+import pickle
+import pickletools
+import re
+import warnings
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from seqgen.checkpoints.pickle_work import Objects
+from seqgen.errors import CheckpointError, shown
+from seqgen.system.reading import open_regular
+
+# What a pickle may name besides tensors: classes of values that hold data and no more ...
+_BUILTINS = (
+    *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "range", "set"),
+    *("slice", "str", "tuple", "type"),
+)
+_VALUES = frozenset(
+    {
+        *(f"builtins.{name}" for name in _BUILTINS),
+        *("collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
+        *("_codecs.encode", "_operator.getitem", "operator.getitem"),
+    }
+)
+# ... and what hints of types, choices, paths and numbers are made of. Nearly all of it gets a stand-in.
+_PACKAGES = ("typing.", "enum.", "pathlib.", "numpy.")
+# An old file begins with five pickles: a magic number, a version, facts of the machine, the content, storage keys.
+_LEGACY_PICKLES = 5
+
+
+_MAX_VALUES = 100_000
+"""The largest number of values in a checkpoint's options, each counted once for each reference."""
+
+
+class Inert:
+    """Replaces an object of another package: it stores the arguments and does nothing.
+
+    Attributes:
+        origin: full name of the class or function in the file.
+        args: arguments of the call.
+        state: attributes of the object.
+    """
+
+    origin = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *args: Any):
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def read_torch_file(path: Path, packages: Sequence[str] = ()) -> Any:
+    """Read a file that ``torch.save`` wrote, in its present (zip) or its old form.
+
+    Args:
+        path: the file.
+        packages: beginnings of the names of classes whose objects become ``Inert``, such as ``"omegaconf."``.
+
+    Returns:
+        The content, tensors on the CPU.
+
+    Raises:
+        CheckpointError: the file is damaged, or contains something that would have to be executed.
+    """
+    try:
+        # Each name is checked when it is found, so that code is detected even in a truncated file.
+        stand_ins = {name: _stand_in(name) for name in _names(path) if _is_harmless(path, name, packages)}
+        allowed = [(stand_in, name) for name, stand_in in stand_ins.items()]
+        with torch.serialization.safe_globals([Namespace, *allowed]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on pickle protocols that PyTorch itself does not write
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        _check_tensors(content, path)
+        return content
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        if wanted:
+            raise _code(path, wanted[1]) from None
+        raise CheckpointError(f"{path} is damaged, or was not written by torch.save") from None
+    except OSError as error:
+        if error.filename is None:  # of a place in the file that does not exist
+            raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # a damaged file can raise any exception
+        raise CheckpointError(f"{path} is damaged or truncated; copy it again") from error
+
+
+def plain(value: Any) -> Any:
+    """Turn options into dicts, lists and values.
+
+    Args:
+        value: an ``argparse.Namespace``, the stand-in of an OmegaConf node or of a choice (an enumeration), or dicts
+            and lists of these.
+
+    Raises:
+        ValueError: they contain themselves, or expand to more values than any options have.
+    """
+    try:
+        return _plain(value, itertools.count(1))
+    except RecursionError:
+        raise ValueError("contain themselves") from None
+
+
+def _plain(value: Any, counter: Iterator[int]) -> Any:
+    if next(counter) > _MAX_VALUES:
+        raise ValueError(f"expand to more than {_MAX_VALUES} values")
+    if isinstance(value, Inert):
+        state = value.state if isinstance(value.state, Mapping) else {}
+        inside = [state[key] for key in ("_content", "_val") if key in state] or list(value.args)
+        return _plain(inside[0], counter) if len(inside) == 1 else None
+    if isinstance(value, Namespace):
+        return _plain(vars(value), counter)
+    if isinstance(value, Mapping):
+        return {_text(key): _plain(item, counter) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, counter) for item in value]
+    return value
+
+
+def _text(key: Any) -> str:
+    return key if isinstance(key, str) else shown(key)
+
+
+def _check_tensors(content: Any, path: Path) -> None:
+    """Check that no weight is larger than the file: a view can repeat one number a billion times.
+
+    Raises:
+        CheckpointError: they are.
+    """
+    weights = content.get("model", content) if isinstance(content, dict) else None
+    size = path.stat().st_size
+    for name, tensor in weights.items() if isinstance(weights, Mapping) else ():
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise CheckpointError(f"{path}: its weight {shown(name)} is not an ordinary tensor")
+        if tensor.numel() * tensor.element_size() > size:
+            raise CheckpointError(f"{path} is damaged: its weight {shown(name)} is larger than the file")
+
+
+def _names(path: Path) -> Iterator[str]:
+    """The full names of everything that the pickles of a file would import, found without running them."""
+    with open_regular(path) as file:
+        objects = Objects(path)
+        if file.read(2) == b"PK":
+            with zipfile.ZipFile(file) as archive:
+                _check_archive(archive, path)
+                entries = [name for name in archive.namelist() if name.split("/")[-1].lower() == "data.pkl"]
+                if len(entries) != 1:
+                    raise CheckpointError(f"{path} is a zip archive that torch.save did not write")
+                with archive.open(entries[0]) as content:
+                    yield from _names_in_pickle(content, path, objects)
+        else:
+            file.seek(0)
+            for _ in range(_LEGACY_PICKLES):
+                yield from _names_in_pickle(file, path, objects)
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
+    """Check an archive's size before anything is unpacked, then its checksums.
+
+    Raises:
+        CheckpointError: it holds more than the file, or is damaged.
+    """
+    if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+        raise CheckpointError(f"{path} is compressed, which torch.save never does; copy the original again")
+    damaged = archive.testzip()
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs; copy it again")
+
+
+class _Bounded:
+    """A file that refuses to read more than its size: a text in a pickle can claim to have four gigabytes."""
+
+    def __init__(self, file: IO[bytes], size: int):
+        self.file, self.size = file, size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        """The next bytes."""
+        if count > self.size:
+            raise EOFError(f"{count} bytes are to be read of {self.size}")
+        return self.file.read(count)
+
+
+def _names_in_pickle(file: IO[bytes], path: Path, objects: Objects) -> Iterator[str]:
+    """Read the instructions of one pickle and yield the names that it imports.
+
+    Args:
+        file: the pickle.
+        path: the whole file, for its size.
+        objects: follows the instructions.
+    """
+    recent = ["?", "?"]  # strings on the stack: STACK_GLOBAL takes the last two
+    memo: list[str] = []
+    objects.begin()
+    bounded: Any = _Bounded(file, path.stat().st_size)
+    for opcode, argument, _ in pickletools.genops(bounded):
+        if opcode.name in ("GLOBAL", "INST"):
+            yield _present_name(*str(argument).split(" ", 1))
+        elif opcode.name == "STACK_GLOBAL":
+            yield _present_name(*recent[-2:])
+        elif "UNICODE" in opcode.name or "STRING" in opcode.name:
+            recent = [recent[-1], str(argument)]
+        elif opcode.name == "MEMOIZE":
+            memo.append(recent[-1])
+        elif opcode.name in ("BINGET", "LONG_BINGET") and isinstance(argument, int) and argument < len(memo):
+            recent = [recent[-1], memo[argument]]
+        objects.follow(opcode, argument)
+
+
+def _present_name(module: str, name: str) -> str:
+    """The name in Python 3 of what a pickle calls by its name in Python 2, such as ``__builtin__ eval``."""
+    module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+def _is_harmless(path: Path, name: str, packages: Sequence[str]) -> bool:
+    """Whether a name gets a stand-in; those of PyTorch are checked by its own reader.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if name.startswith("torch.") or name == "argparse.Namespace":
+        return False
+    if name in _VALUES or name.startswith((*_PACKAGES, *packages)):
+        return True
+    raise _code(path, name)
+
+
+def _stand_in(name: str) -> Any:
+    if name == "collections.defaultdict":
+        return _plain_dict  # the reader fills in items only where it finds a real dict
+    return type("Inert", (Inert,), {"origin": name})
+
+
+def _plain_dict(*args: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _code(path: Path, name: str) -> CheckpointError:
+    return CheckpointError(f"{path} contains code: reading it would run {name}, so it is refused; no code was run")

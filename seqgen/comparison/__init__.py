@@ -1,1 +1,0 @@
-"""Compares the outputs of several systems: intervals, paired tests, breakdowns; decoding does not import it."""

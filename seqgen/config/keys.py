@@ -1,0 +1,173 @@
+"""The keys of a configuration, such as ``dataset.max_tokens``, and the field that each key names.
+
+Hints for a key that does not exist: the existing key that the user probably means, also by other toolkits' names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from seqgen.errors import ConfigError
+from seqgen.registry import GROUPS
+
+
+def known_keys(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """List every key of a configuration.
+
+    Args:
+        config: the configuration.
+        prefix: prefix of its keys.
+
+    Yields:
+        The key, its field and its value.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from known_keys(value, f"{prefix}{field.name}.")
+        elif not holds_component(field) or field.name not in GROUPS:
+            yield prefix + field.name, field, value
+
+
+def holds_component(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field holds the configuration of a component, whose class depends on the chosen name."""
+    return field.type in (Any, "Any")
+
+
+def is_group(schema: type, key: str) -> bool:
+    """Whether a key chooses a component of a configuration: ``model``, but not ``model.dropout``."""
+    return key in GROUPS and key in {field.name for field in dataclasses.fields(schema) if holds_component(field)}
+
+
+def locate(config: Any, key: str) -> tuple[Any, dataclasses.Field[Any]]:
+    """Find the dataclass instance and the field that a dotted key names.
+
+    Raises:
+        ConfigError: there is no such key, or it names a whole group.
+    """
+    *path, last = key.split(".")
+    owner = config
+    for part in path:
+        owner = getattr(owner, part, None) if dataclasses.is_dataclass(owner) else None
+    fields = {field.name: field for field in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
+    if last not in fields:
+        raise ConfigError(f"unknown key {key!r}{_hint(config, key)}; --help lists the keys")
+    if dataclasses.is_dataclass(getattr(owner, last)):
+        raise ConfigError(f"{key!r} is a group; set one of its keys: {key}.KEY=VALUE")
+    return owner, fields[last]
+
+
+def _hint(config: Any, key: str) -> str:
+
+    groups = [field.name for field in dataclasses.fields(config) if is_group(type(config), field.name)]
+    return did_you_mean(key, [*groups, *(name for name, field, _ in known_keys(config) if field.name != "components")])
+
+
+def annotation_of(config: Any, key: str) -> Any:
+    """The type of the field that a dotted key names; see ``locate``."""
+    owner, field = locate(config, key)
+    return typing.get_type_hints(type(owner))[field.name]
+
+
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    # fairseq's flags whose names differ from the last part of the key
+    "a": ("model",),
+    "arch": ("model",),
+    "cpu": ("common.device=cpu",),
+    "data_parallel_world_size": ("distributed_training.distributed_world_size",),
+    "finetune_from_model": ("checkpoint.finetune_from",),
+    "max_sentences": ("dataset.batch_size", "generation.batch_size"),
+    "max_sentences_valid": ("dataset.batch_size_valid",),
+    "min_lr": ("optimization.stop_min_lr",),
+    "no_progress_bar": ("common.log_format=lines",),
+    "no_save": ("checkpoint.save_interval=0",),
+    "no_validate": ("dataset.validate_interval=0",),
+    "num_workers_per_gpu": ("dataset.num_workers",),
+    "eval_bleu": ("dataset.validate_decode=-1",),
+    "post_process": ("remove_bpe=subword_nmt",),
+    "restore_file": ("checkpoint.finetune_from",),
+    "s": ("task.source_lang",),
+    "save_dir": ("run_dir",),
+    "scoring": ("reference",),
+    "srcdict": ("task.srcdict", "reading.source_dictionary"),
+    "t": ("task.target_lang",),
+    "tensorboard_logdir": ("common.tensorboard=true",),
+    "tgtdict": ("task.tgtdict", "reading.target_dictionary"),
+    "trainpref": ("task.train",),
+    "validpref": ("task.valid",),
+    "testpref": ("task.test",),
+    "valid_subset": ("dataset.valid_subset", "dataset.gen_subset"),
+    # as in seqgen-generate
+    "format": ("json=-",),
+    # Hugging Face's arguments
+    "do_sample": ("generation.sampling",),
+    "gradient_accumulation_steps": ("optimization.update_freq",),
+    "learning_rate": ("optimization.lr",),
+    "max_length": ("generation.max_len",),
+    "max_new_tokens": ("generation.max_len",),
+    "min_length": ("generation.min_len",),
+    "model_name_or_path": ("path",),
+    "num_beam_groups": ("generation.diverse_beam_groups",),
+    "num_beams": ("generation.beam",),
+    "num_return_sequences": ("generation.nbest",),
+    "num_train_epochs": ("optimization.max_epoch",),
+    "output_dir": ("run_dir",),
+    "per_device_train_batch_size": ("dataset.batch_size",),
+    "top_k": ("generation.sampling_topk",),
+    "top_p": ("generation.sampling_topp",),
+}
+"""By another toolkit's name of an option: keys of seqgen, some with the value that has the same effect."""
+
+OTHER_VALUES = {
+    "gpu": "cuda",
+    "fp32": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "tqdm": "bar",
+    "simple": "lines",
+}
+"""By another name of a value, in small letters: the value of seqgen with that meaning."""
+
+
+def similar_keys(name: str, known: Iterable[str]) -> list[str]:
+    """Find the keys that a name probably means, the most probable first.
+
+    Keys whose last part equals that of the name come first (``beam`` means ``generation.beam``), then other toolkits'
+    names, then the key with the most similar spelling.
+
+    Args:
+        name: the key or option that the user gave, such as ``lr``, ``--max-tokens`` or ``generation.beem``.
+        known: the keys that exist.
+
+    Returns:
+        At most three keys; keys of ``OTHER_NAMES`` may be ``KEY=VALUE``.
+    """
+    keys = list(known)
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    wanted = name[:100].lstrip("-").replace("-", "_")
+    last = wanted.rpartition(".")[2]
+    found = [key for key, part in zip(keys, last_parts, strict=True) if part == last]
+    found = found or [key for key in OTHER_NAMES.get(last, ()) if key.partition("=")[0] in keys]
+    if not found and "." not in wanted:
+        parts = difflib.get_close_matches(wanted, last_parts, n=1, cutoff=0.7)
+        found = [key for key, part in zip(keys, last_parts, strict=True) if part in parts]
+    return (found or difflib.get_close_matches(wanted, keys, n=1, cutoff=0.6))[:3]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Suggest existing keys for one that does not exist.
+
+    Args:
+        name: the key that the user gave.
+        known: the keys that exist.
+
+    Returns:
+        A phrase such as ``" (did you mean 'generation.beam'?)"``; empty if no key is similar.
+    """
+    found = similar_keys(name, known)
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""

@@ -1,1 +1,0 @@
-"""Inspection of decodes: the candidates of every step, the first difference between two decodes, and its cause."""

@@ -1,0 +1,231 @@
+"""What the checks of all kinds of components share: comparisons, violations, and what was found for each invariant."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from seqgen.system.hooks import missing
+
+
+class Violation(Exception):
+    """An invariant does not hold.
+
+    Args:
+        what: what is wrong, in words.
+        difference: the largest difference; infinity if a value is not a number, or if there is nothing to compare.
+        step: number of target tokens before the first position that differs.
+        sentence: the sentence that differs there.
+        beam: its first beam that differs.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        difference: float = float("inf"),
+        step: int | None = None,
+        sentence: int | None = None,
+        beam: int | None = None,
+    ):
+        super().__init__(what)
+        self.what, self.difference, self.step, self.sentence, self.beam = what, difference, step, sentence, beam
+
+
+class Raised(Violation):
+    """An error is raised where an invariant is checked.
+
+    Args:
+        error: the error.
+
+    Attributes:
+        own: whether the user's code raises it, or calls what raises it.
+    """
+
+    def __init__(self, error: Exception):
+        places = [
+            (str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ]
+        places = [place for place in places if place[0] not in _LIBRARIES]
+        own = [place for place in places if place[0] != "seqgen"]
+        _, file, line = (own or places)[-1]
+        why = (isinstance(error, NotImplementedError) and missing(error)) or str(error).strip().partition("\n")[0]
+        super().__init__(f"{type(error).__name__}: {why} ({file}:{line})")
+        self.own = bool(own)
+        self.__cause__ = error
+
+
+_LIBRARIES = {"torch", "numpy", *sys.stdlib_module_names}
+"""Packages whose code is not the place of an error: the place is the line that calls them."""
+
+
+class RaisedCause(Enum):
+    """The cause if an error is raised; the value says what to do."""
+
+    ERROR = "the component raises the error above; correct that first"
+
+
+class NotApplicableError(Exception):
+    """An invariant is about something that the model does not have; the message says what."""
+
+
+@dataclass(kw_only=True)
+class Compared:
+    """What is checked, and the comparisons of its results; a subclass adds what the invariants need.
+
+    Attributes:
+        tolerance: the largest difference that counts as equal; see ``same``.
+        largest: the largest difference of all comparisons so far.
+    """
+
+    tolerance: float = 1e-10
+    largest: float = field(default=0.0, init=False)
+
+    def restore(self) -> None:
+        """Undo what an invariant may have changed; called after each."""
+
+    def same(
+        self,
+        got: Tensor,
+        wanted: Tensor,
+        *,
+        step: int = 0,
+        rows: Sequence[int] | None = None,
+        beam: int = 1,
+        what: str = "the logits differ",
+        tolerance: float | None = None,
+    ) -> None:
+        """Compare two results; the largest difference is recorded.
+
+        Args:
+            got: ``(N, T, ...)``.
+            wanted: what it should be.
+            step: number of target tokens before the first column.
+            rows: row of the batch of each row; by default in order.
+            beam: rows of each sentence.
+            what: what is wrong if they differ.
+            tolerance: the largest difference that counts as equal, by default that of the subject; if ``wanted`` has
+                values above 1, it is multiplied by the largest of them.
+
+        Raises:
+            Violation: they differ.
+        """
+        if got.shape != wanted.shape:
+            raise Violation(f"{what}: the shape is {tuple(got.shape)} and should be {tuple(wanted.shape)}")
+        apart = torch.where(got == wanted, 0.0, (got.double() - wanted.double()).abs()).nan_to_num(nan=torch.inf)
+        if apart.numel() == 0:
+            return
+        self.largest = max(self.largest, float(apart.max()))
+        magnitude = max(1.0, float(wanted.double().abs().nan_to_num(0.0, 0.0).max()))
+        wrong = apart > (self.tolerance if tolerance is None else tolerance) * magnitude
+        if wrong.any():
+            wrong = wrong.flatten(2).any(-1) if wrong.dim() > 2 else wrong
+            column = int(wrong.any(0).nonzero()[0])
+            row = int(wrong[:, column].nonzero()[0])
+            row = row if rows is None else rows[row]
+            raise Violation(what, float(apart.max()), step + column, row // beam, row % beam if beam > 1 else None)
+
+
+S = TypeVar("S", bound=Compared)
+Invariants: TypeAlias = dict[str, Callable[[S], None]]
+"""Invariants by name: functions that raise ``Violation`` or ``NotApplicableError``."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the check of one invariant found.
+
+    Attributes:
+        name: name of the invariant.
+        seconds: how long the check took.
+        difference: the largest difference.
+        violation: where it fails; ``None`` if it holds or was not checked.
+        reason: why it was not checked; empty if it was.
+    """
+
+    name: str
+    seconds: float
+    difference: float
+    violation: Violation | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The cause of violations.
+
+    Attributes:
+        cause: a member of an enumeration whose values say what to do.
+        module: the module of a model where results part; empty if that is not known, or if no model is checked.
+    """
+
+    cause: Enum
+    module: str = ""
+
+
+def check_all(invariants: Invariants[S], subject: S) -> Iterator[Outcome]:
+    """Check invariants one after the other.
+
+    Args:
+        invariants: their functions by name.
+        subject: what is checked.
+
+    Yields:
+        What was found, for each invariant.
+    """
+    for name, invariant in invariants.items():
+        yield check_one(name, invariant, subject)
+
+
+def check_one(name: str, invariant: Callable[[S], None], subject: S) -> Outcome:
+    """Check one invariant; an error that is raised counts as a violation (``Raised``).
+
+    Args:
+        name: its name.
+        invariant: its function.
+        subject: what is checked.
+    """
+    own, begin = replace(subject), time.perf_counter()
+    violation, reason = None, ""
+    try:
+        with torch.no_grad():
+            invariant(own)
+    except Violation as error:
+        violation = error
+    except NotApplicableError as error:
+        reason = str(error)
+    except Exception as error:  # the component is the user's, and may raise anything
+        violation = Raised(error)
+    finally:
+        subject.restore()
+    difference = own.largest if violation is None else violation.difference
+    return Outcome(name, time.perf_counter() - begin, difference, violation, reason)
+
+
+def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The invariants that do not hold."""
+    return [outcome for outcome in outcomes if outcome.violation is not None]
+
+
+def causes(outcomes: Sequence[Outcome], diagnose: Callable[[Sequence[Outcome]], Diagnosis]) -> list[Diagnosis]:
+    """Find the causes of what failed. An error of the component is its own cause, and comes first.
+
+    Args:
+        outcomes: what the checks found; at least one violation.
+        diagnose: finds the cause of violations. Errors are among these only if the first invariant holds, the simplest
+            use of the component: then it matters in which other one they occur.
+    """
+    wrong = failed(outcomes)
+    raised = [outcome.violation for outcome in wrong if isinstance(outcome.violation, Raised)]
+    if outcomes[0].violation in raised:
+        wrong = [outcome for outcome in wrong if outcome.violation not in raised]
+    found = [Diagnosis(RaisedCause.ERROR)] if not wrong or any(error.own for error in raised) else []
+    return [*found, diagnose(wrong)] if wrong else found

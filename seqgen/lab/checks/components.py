@@ -1,0 +1,240 @@
+"""Invariants of every decoding component: batching, optimizations and its state change nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.config import DebugConfig
+from seqgen.errors import ConfigError, DecodingError, UserError
+from seqgen.generation.candidates import Candidates, gather_beams
+from seqgen.generation.component import Component
+from seqgen.generation.session import Session
+from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.decoding import LENGTHS, Decoding, under_all_rules
+from seqgen.lab.checks.search import same_hypotheses
+from seqgen.structures import Batch, Hypothesis
+
+WITHOUT_EFFECT = {"two_stage_candidates", "shortlist_columns", "shared_encoders", "continuous_batching"}
+"""Optimizations that the small decodes do not use: ``blocks_change_nothing`` and ``joining_changes_nothing`` do."""
+
+SWITCHES = {
+    field.name: DebugConfig.off(field.name) for field in fields(DebugConfig) if field.name not in WITHOUT_EFFECT
+}
+"""Each other optimization of decoding, turned off."""
+
+
+def decodes_are_repeatable(subject: Decoding) -> None:
+    """A second decode gives the same result, also after another batch was decoded with the same generator."""
+    generator, batch = subject.generator(), subject.batch()
+    phrases = subject.phrases(generator.setup, batch)
+    first = generator.generate(batch, None, phrases)
+    again = generator.generate(batch, None, phrases)
+    same_hypotheses(subject, again, first, "a second decode of the same batch differs")
+    other = subject.batch(lengths=[3, 6, 4], seed=2)
+    generator.generate(other, None, subject.phrases(generator.setup, other))
+    again = generator.generate(batch, None, phrases)
+    same_hypotheses(subject, again, first, "a decode after that of another batch differs")
+
+
+def alone_equals_batched(subject: Decoding) -> None:
+    """A sentence alone gives the same result as in a batch, with and without a given prefix."""
+    for prefix in (False, True):
+        together = subject.decode(subject.batch(), prefix)
+        for row in range(len(LENGTHS)):
+            alone = subject.decode(subject.batch([row]), prefix)
+            what = "the batch changes the result of a sentence"
+            same_hypotheses(subject, together[row : row + 1], alone, what, row)
+
+
+def order_changes_nothing(subject: Decoding) -> None:
+    """The order of the sentences changes nothing."""
+    order = [3, 0, 4, 2, 1]
+    together, moved = subject.decode(subject.batch()), subject.decode(subject.batch(order))
+    for place, row in enumerate(order):
+        what = "the order of the sentences changes the result of a sentence"
+        same_hypotheses(subject, moved[place : place + 1], together[row : row + 1], what, row)
+
+
+def optimizations_change_nothing(subject: Decoding) -> None:
+    """Turning an optimization off changes nothing."""
+    batch = subject.batch()
+    usual = subject.decode(batch)
+    for name, debug in SWITCHES.items():
+        same_hypotheses(subject, usual, subject.decode(batch, debug=debug), f"debug.{name} changes the result")
+
+
+def blocks_change_nothing(subject: Decoding) -> None:
+    """Searching a large vocabulary in blocks changes nothing."""
+    wide = subject.wide
+    batch, beam = wide.batch(), min(2, subject.generation.beam)
+    try:
+        usual = wide.decode(batch, beam=beam, max_len=3)
+    except DecodingError as error:
+        raise NotApplicableError(f"the decode ends with an error: {error}") from None
+    plain = wide.decode(batch, beam=beam, max_len=3, debug=DebugConfig(two_stage_candidates=False))
+    same_hypotheses(subject, usual, plain, "debug.two_stage_candidates changes the result")
+
+
+def joining_changes_nothing(subject: Decoding) -> None:
+    """Sentences that join a running batch give the same result."""
+    generator = subject.generator(max_len_a=0.75, max_len_b=1, max_len=9)  # sentences end at different steps
+    if not generator.can_merge:
+        raise NotApplicableError("sentences cannot join a running batch: can_merge is not set")
+    lengths = [LENGTHS[row % len(LENGTHS)] for row in range(12)]
+    waiting = list(range(len(lengths)))
+
+    def take(running: int, width: int) -> Batch | None:
+        taken, waiting[: 4 - running] = waiting[: 4 - running], []
+        return subject.batch(taken, lengths) if taken else None
+
+    usual = generator.generate(subject.batch(lengths=lengths))
+    found: dict[int, list[Hypothesis]] = dict(generator.generate_continuously(take))
+    joined = [found[row] for row in range(len(lengths))]
+    same_hypotheses(subject, joined, usual, "joining a running batch changes the result of a sentence")
+
+
+def two_decodes_at_a_time(subject: Decoding) -> None:
+    """Two batches whose steps alternate give the same results as one after the other."""
+    batches = [subject.batch(), subject.batch(lengths=[3, 6, 4], seed=2)]
+    usual = [subject.decode(batch) for batch in batches]
+    generator = subject.generator()
+    sessions = [subject.session(batch, generator.setup) for batch in batches]
+    with torch.inference_mode():
+        running = list(sessions)
+        while running:
+            running = [session for session in running if session.step()]
+    for session, wanted in zip(sessions, usual, strict=True):
+        session.collect_all()
+        same_hypotheses(subject, session.results, wanted, "another decode at the same time changes the result")
+
+
+def ensemble_of_itself(subject: Decoding) -> None:
+    """An ensemble of the model with itself gives the hypotheses of the model."""
+    batch = subject.batch()
+    usual = subject.decode(batch)
+    try:
+        twice = subject.decode(batch, members=2)
+    except ConfigError:
+        raise NotApplicableError("ensembles are refused") from None
+    same_hypotheses(subject, twice, usual, "an ensemble of a model with itself differs from the model")
+
+
+def state_follows_the_beams(subject: Decoding) -> None:
+    """``advance`` reorders the tensors ``(sentences, beam, ...)`` of the component: reordering them before is equal."""
+    found = False
+    for part, live, beam in _after_some_steps(subject):
+        names = [name for name in _tensors(part, (live, beam)) if name not in part.sentence_state]
+        found |= bool(names)
+        parents = (torch.arange(beam) + 1).remainder(beam).expand(live, -1).contiguous()
+        parents = parents.where(torch.arange(live).unsqueeze(1) % 2 == 0, 0)  # others all continue one beam
+        tokens = subject.ids.words[0] + torch.arange(live * beam).view(live, beam) % 5
+        scores = -torch.arange(live * beam, dtype=torch.float64).view(live, beam)
+        moved, wanted = copy.deepcopy(part), copy.deepcopy(part)
+        for name in names:
+            setattr(wanted, name, gather_beams(getattr(wanted, name), parents))
+        moved.advance(Candidates(scores, tokens, parents))
+        own = torch.arange(beam).expand(live, -1).contiguous()
+        wanted.advance(Candidates(scores, tokens, own))
+        _same_tensors(subject, moved, wanted, names, f"advance does not reorder {type(part).__name__}.{{}}")
+    if not found:
+        raise NotApplicableError("it keeps no tensors of the beams")
+
+
+def state_of_sentences_that_leave(subject: Decoding) -> None:
+    """``select_sentences`` keeps the rows of the remaining sentences in all tensors ``(sentences, ...)``."""
+    for part, live, _ in _after_some_steps(subject):
+        names = _tensors(part, (live,))
+        keep = torch.tensor([live - 1, 0])
+        wanted = {name: getattr(part, name).index_select(0, keep) for name in names}
+        part.select_sentences(keep)
+        expected = copy.copy(part)
+        for name, value in wanted.items():
+            setattr(expected, name, value)
+        what = f"select_sentences does not drop the rows of {type(part).__name__}.{{}}"
+        _same_tensors(subject, part, expected, names, what)
+
+
+def _after_some_steps(subject: Decoding) -> Iterator[tuple[Component, int, int]]:
+    """The parts of the component that keep tensors of the batch after three steps; live sentences and beams.
+
+    Raises:
+        NotApplicableError: there are none.
+    """
+    session: Session = subject.session(subject.batch(), end_symbols=[], min_len=6)
+    fresh = {id(value) for part in subject.parts(session.setup) for value in vars(part).values()}
+    with torch.inference_mode():
+        for _ in range(3):
+            session.step()
+    live, beam, found = len(session.live), session.beam, False
+    for part in subject.parts(session):
+        own = [name for name in _tensors(part, (live,)) if id(getattr(part, name)) not in fresh]
+        if own and live > 1:
+            found = True
+            yield part, live, beam
+    if not found:
+        raise NotApplicableError("it keeps no tensors of the batch")
+
+
+def _tensors(part: Component, shape: tuple[int, ...]) -> list[str]:
+    """The names of the tensors whose first dimensions are these."""
+    return [
+        name for name, value in vars(part).items() if isinstance(value, Tensor) and value.shape[: len(shape)] == shape
+    ]
+
+
+def _same_tensors(subject: Decoding, got: Component, wanted: Component, names: list[str], what: str) -> None:
+    for name in names:
+        ours, theirs = (getattr(one, name).double() for one in (got, wanted))
+        try:
+            subject.same(ours.reshape(len(ours), -1), theirs.reshape(len(theirs), -1), what=what.format(name))
+        except Violation as error:
+            raise Violation(error.what, error.difference, sentence=error.sentence) from None
+
+
+def changes_nothing(subject: Decoding) -> bool:
+    """Whether decodes with the component, some with a wide beam, equal those without it.
+
+    An observer, which never changes anything, does not count, nor does beam search itself or another default.
+    """
+    if subject.group == "observer":
+        return False
+    beam = subject.generation.beam
+    cases: list[tuple[Batch, dict[str, Any]]] = [
+        (subject.batch(), {}),
+        (subject.batch(lengths=[3, 6, 4], seed=2), {"min_len": 5, "end_symbols": []}),
+        (subject.batch(), {"beam": beam if subject.group == "search" else 3 * beam}),
+    ]
+    for rules in subject.all_rules:
+        subject.rules = rules
+        try:
+            with_it, plain = (subject.generator(**options).setup for options in ({}, subject.without))
+            parts = [(type(setup.search), type(setup.ensemble.combination)) for setup in (with_it, plain)]
+            if subject.group in ("search", "combination") and parts[0] == parts[1]:
+                return False
+            for batch, options in cases:
+                got, wanted = subject.decode(batch, **options), subject.decode(batch, **options, **subject.without)
+                same_hypotheses(subject, got, wanted, "the component changes the result")
+        except (Violation, UserError):
+            return False
+    return True
+
+
+SHARED: Invariants[Decoding] = {
+    "decodes are repeatable": under_all_rules(decodes_are_repeatable),
+    "alone = in a batch": under_all_rules(alone_equals_batched),
+    "order of sentences": under_all_rules(order_changes_nothing),
+    "optimized = not optimized": under_all_rules(optimizations_change_nothing),
+    "blocks of the vocabulary": under_all_rules(blocks_change_nothing),
+    "joining = one batch": under_all_rules(joining_changes_nothing),
+    "two decodes at a time": under_all_rules(two_decodes_at_a_time),
+    "[m, m] = m": under_all_rules(ensemble_of_itself),
+    "state follows the beams": under_all_rules(state_follows_the_beams),
+    "state of sentences that leave": under_all_rules(state_of_sentences_that_leave),
+}
+"""The invariants of every kind of decoding component."""

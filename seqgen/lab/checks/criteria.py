@@ -1,0 +1,339 @@
+"""Invariants of training criteria: the gradient, padding, and sums over parts of a batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as pad_columns
+
+from seqgen.lab.checks.checking import Compared, Diagnosis, Invariants, Outcome, Violation
+from seqgen.lab.checks.subject import Ids
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch, Source, map_tensors
+
+LENGTHS, TARGETS = [5, 2, 8, 1], [3, 6, 1, 4]
+"""The length of each source and each target, end-of-sentence included."""
+
+Logged = Mapping[str, Any]
+
+
+@dataclass
+class Training(Compared):
+    """A criterion whose invariants are checked, and a small model.
+
+    Attributes:
+        criterion: called as ``criterion(model, batch)``; see ``seqgen.training.criteria.Criterion``.
+        model: the model, in float64.
+        ids: the ids of its inputs.
+    """
+
+    criterion: Callable[[EncoderDecoderModel, Batch], Any]
+    model: EncoderDecoderModel
+    ids: Ids
+
+    def restore(self) -> None:
+        """Put the model into evaluation mode, without gradients."""
+        self.model.eval()
+        self.model.zero_grad(set_to_none=True)
+
+    def batch(self, rows: Sequence[int] | None = None, source_padding: int = 0, target_padding: int = 0) -> Batch:
+        """Random pairs of unequal lengths.
+
+        Args:
+            rows: the sentences; all if not given. Padding that only the others need is left out.
+            source_padding: further columns of padding in the sources.
+            target_padding: the same in the targets.
+        """
+        chosen = list(range(len(LENGTHS)) if rows is None else rows)
+        inputs = self.ids.inputs(LENGTHS, max(TARGETS), seed=3)
+        width = max(LENGTHS[row] for row in chosen)
+        tokens = inputs.src_tokens[chosen]
+        tokens = tokens[:, -width:] if self.ids.left else tokens[:, :width]
+        sides = (source_padding, 0) if self.ids.left else (0, source_padding)
+        target = torch.full((len(chosen), max(TARGETS[row] for row in chosen)), self.ids.pad)
+        previous = target.clone()
+        for place, row in enumerate(chosen):
+            length = TARGETS[row]
+            words = inputs.prev_output_tokens[row, 1:length]
+            target[place, :length] = torch.cat([words, torch.tensor([self.ids.eos])])
+            previous[place, :length] = torch.cat([torch.tensor([self.ids.start]), words])
+        target, previous = (pad_columns(one, (0, target_padding), value=self.ids.pad) for one in (target, previous))
+        source = Source(pad_columns(tokens, sides, value=self.ids.pad), inputs.src_lengths[chosen])
+        lengths = torch.tensor([TARGETS[row] for row in chosen])
+        own = lengths if self.ids.pad == self.ids.eos else None
+        return Batch(torch.tensor(chosen), source, previous, target, int(lengths.sum()), target_lengths=own)
+
+    def compute(self, batch: Batch, training: bool = False) -> Any:
+        """The criterion's result for a batch; random numbers are the same in each call."""
+        self.model.train(training)
+        torch.manual_seed(5)
+        return self.criterion(self.model, batch)
+
+    def gradient(self, batch: Batch, training: bool = False) -> dict[str, Tensor]:
+        """The gradient of the loss, by name of the parameter; zero where there is none."""
+        self.model.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            self.compute(batch, training).loss.backward()
+        named = self.model.named_parameters()
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named}
+
+    def same_value(self, got: Any, wanted: Any, what: str, tolerance: float | None = None) -> None:
+        """Compare two scalars."""
+        one, two = (torch.as_tensor(value, dtype=torch.float64).detach().reshape(1, 1) for value in (got, wanted))
+        try:
+            self.same(one, two, what=f"{what}: {float(one):.10g} in place of {float(two):.10g}", tolerance=tolerance)
+        except Violation as error:
+            raise Violation(error.what, error.difference) from None
+
+    def same_gradient(self, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:
+        """Compare two gradients."""
+        for name, value in wanted.items():
+            try:
+                self.same(got[name].reshape(1, -1), value.reshape(1, -1), what=f"{what} ({name})")
+            except Violation as error:
+                raise Violation(error.what, error.difference) from None
+
+
+def loss_is_a_sum(subject: Training) -> None:
+    """The loss is a finite scalar with a gradient, ``sample_size`` a positive number, and logged values have none."""
+    for training in (False, True):
+        with torch.enable_grad():
+            out = subject.compute(subject.batch(), training)
+        if not isinstance(out.loss, Tensor) or out.loss.dim() or not out.loss.is_floating_point():
+            raise Violation(f"the loss is not a scalar tensor: {_described(out.loss)}")
+        if not out.loss.isfinite():
+            raise Violation(f"the loss is {float(out.loss)}")
+        if not out.loss.requires_grad:
+            raise Violation("the loss has no gradient")
+        if isinstance(out.sample_size, Tensor) or not out.sample_size > 0:
+            raise Violation(f"sample_size is not a positive number: {_described(out.sample_size)}")
+        for name, value in out.logging.items():
+            if isinstance(value, Tensor) and (value.requires_grad or value.numel() != 1):
+                what = "has a gradient: detach it" if value.requires_grad else f"has {value.numel()} elements"
+                raise Violation(f"the logged value {name} {what}")
+
+
+def _described(value: Any) -> str:
+    return f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+
+
+def repeated_losses_are_equal(subject: Training) -> None:
+    """A second call gives the same loss, in evaluation without a seed, and without gradients."""
+    batch = subject.batch()
+    subject.model.eval()
+    first = subject.criterion(subject.model, batch).loss
+    subject.same_value(subject.criterion(subject.model, batch).loss, first, "a second call in evaluation differs")
+    with torch.enable_grad():
+        subject.same_value(subject.compute(batch).loss, first, "the loss with gradients differs from that without")
+    one, two = (subject.compute(batch, training=True).loss for _ in range(2))
+    subject.same_value(two, one, "a second call in training, with the same seed, differs")
+
+
+def gradient_equals_finite_differences(subject: Training) -> None:
+    """The gradient, times a random direction for each parameter, equals the central difference of the loss."""
+    batch, step = subject.batch(), 1e-5
+    gradient = subject.gradient(batch, training=True)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in subject.model.named_parameters():
+        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        direction /= direction.norm()
+        losses = []
+        original = parameter.detach().clone()
+        for sign in (1, -1):
+            parameter.data.copy_(original + sign * step * direction)
+            losses.append(subject.compute(batch, training=True).loss.detach())
+        parameter.data.copy_(original)
+        wanted = (losses[0] - losses[1]) / (2 * step)
+        got = (gradient[name] * direction).sum()
+        subject.same_value(got, wanted, f"the gradient of {name} is not that of the loss", tolerance=1e-6)
+
+
+def padding_counts_nothing(subject: Training) -> None:
+    """Further padding, of sources or of targets, changes neither the loss nor the gradient nor what is counted."""
+    usual, gradient = subject.compute(subject.batch()), subject.gradient(subject.batch())
+    for side, padded in (("source", subject.batch(source_padding=3)), ("target", subject.batch(target_padding=3))):
+        found = subject.compute(padded)
+        _same_out(subject, found, usual, f"padding of the {side} changes")
+        subject.same_gradient(subject.gradient(padded), gradient, f"padding of the {side} changes the gradient")
+
+
+def ranks_sum_to_the_whole(subject: Training) -> None:
+    """The losses, sample sizes, logged values and gradients of two parts of a batch sum to those of the batch."""
+    whole, gradient = subject.compute(subject.batch()), subject.gradient(subject.batch())
+    for first in ([0], [0, 1], [0, 2, 3]):
+        rest = [row for row in range(len(LENGTHS)) if row not in first]
+        parts = [subject.compute(subject.batch(rows)) for rows in (first, rest)]
+        keys = {name for part in parts for name in part.logging}
+        total = replace(
+            parts[0],
+            loss=parts[0].loss + parts[1].loss,
+            sample_size=parts[0].sample_size + parts[1].sample_size,
+            logging={key: sum(_number(part.logging.get(key, 0.0)) for part in parts) for key in keys},
+        )
+        _same_out(subject, total, whole, "dividing the batch among two ranks changes")
+        gradients = [subject.gradient(subject.batch(rows)) for rows in (first, rest)]
+        summed = {name: value + gradients[1][name] for name, value in gradients[0].items()}
+        subject.same_gradient(summed, gradient, "the sum of the gradients of two ranks is not that of the batch")
+
+
+def order_changes_nothing(subject: Training) -> None:
+    """The order of the sentences changes nothing."""
+    usual, moved = subject.compute(subject.batch()), subject.compute(subject.batch([2, 0, 3, 1]))
+    _same_out(subject, moved, usual, "the order of the sentences changes")
+
+
+def _same_out(subject: Training, got: Any, wanted: Any, what: str) -> None:
+    subject.same_value(got.loss, wanted.loss, f"{what} the loss")
+    subject.same_value(got.sample_size, wanted.sample_size, f"{what} sample_size")
+    if got.logging.keys() != wanted.logging.keys():
+        raise Violation(f"{what} which values are logged: {sorted({*got.logging} ^ {*wanted.logging})}")
+    for name, value in wanted.logging.items():
+        subject.same_value(_number(got.logging[name]), _number(value), f"{what} the logged value {name}")
+
+
+def _number(value: Any) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def logged_counts(subject: Training) -> None:
+    """``nsentences`` is the number of sentences; ``ntokens`` and ``correct`` count target tokens without padding."""
+    logging: Logged = subject.compute(subject.batch()).logging
+    if "nsentences" in logging:
+        subject.same_value(_number(logging["nsentences"]), len(LENGTHS), "the logged value nsentences is wrong")
+    tokens = _number(logging.get("ntokens", 0.0))
+    if not 0 <= tokens <= sum(TARGETS):
+        raise Violation(f"the logged value ntokens is {tokens:g}, but the batch has {sum(TARGETS)} target tokens")
+    if "correct" in logging and not 0 <= _number(logging["correct"]) <= tokens:
+        raise Violation(f"the logged value correct is {_number(logging['correct']):g} of {tokens:g} tokens")
+
+
+def inputs_are_not_changed(subject: Training) -> None:
+    """The batch, the weights and the mode of the model stay as they are."""
+    for training in (False, True):
+        batch = subject.batch()
+        before = copy.deepcopy(batch)
+        weights = {name: value.clone() for name, value in subject.model.state_dict().items()}
+        subject.gradient(batch, training)
+        kept = iter(_tensors(before))
+        if not all(torch.equal(tensor, next(kept)) for tensor in _tensors(batch)):
+            raise Violation("the criterion changes a tensor of the batch in place")
+        if any(not torch.equal(value, weights[name]) for name, value in subject.model.state_dict().items()):
+            raise Violation("the criterion changes the weights of the model")
+        if any(module.training is not training for module in subject.model.modules()):
+            raise Violation(f"the criterion changes the mode of the model, which was {_mode(training)}")
+
+
+def _mode(training: bool) -> str:
+    return "training" if training else "evaluation"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def gradients_accumulate(subject: Training) -> None:
+    """A second backward pass adds the same gradient: nothing is kept from one batch to the next."""
+    batch = subject.batch()
+    once = subject.gradient(batch, training=True)
+    with torch.enable_grad():
+        subject.compute(batch, training=True).loss.backward()
+    parameters = subject.model.named_parameters()
+    twice = {name: torch.zeros_like(p) if p.grad is None else p.grad / 2 for name, p in parameters}
+    subject.same_gradient(twice, once, "a second backward pass does not add the same gradient")
+
+
+CRITERION: Invariants[Training] = {
+    "the loss is a scalar": loss_is_a_sum,
+    "losses are repeatable": repeated_losses_are_equal,
+    "gradient = finite differences": gradient_equals_finite_differences,
+    "padding counts nothing": padding_counts_nothing,
+    "sum over ranks = whole batch": ranks_sum_to_the_whole,
+    "order of sentences": order_changes_nothing,
+    "logged counts": logged_counts,
+    "inputs are not changed": inputs_are_not_changed,
+    "gradients accumulate": gradients_accumulate,
+}
+"""The invariants of a criterion."""
+
+
+class Cause(Enum):
+    """The usual causes; the value says what to do."""
+
+    RANDOMNESS = (
+        "the loss is random in evaluation, or depends on earlier calls; draw random numbers only if model.training is "
+        "true, and keep nothing on the criterion"
+    )
+    GRADIENT = (
+        "a part of the loss has no gradient or a wrong one; look for detach, item, data and torch.no_grad, and for a "
+        "custom backward"
+    )
+    PADDING = (
+        "padding of the target is counted; leave out the positions whose target is padding (target_logits does so)"
+    )
+    SOURCE_PADDING = "the loss depends on padding of the source; pass batch.source.src_lengths to the model"
+    MEAN = "the loss is a mean; return the sum over target tokens, since the trainer divides by the sum of sample_size"
+    SAMPLE_SIZE = (
+        "sample_size or a logged value does not add up over ranks; count what the loss is summed over, without padding"
+    )
+    MIXES_SENTENCES = "the loss of a sentence depends on the other sentences; do not normalize over the batch"
+    LOGGING = "a logged value is wrong; log detached sums over the batch (see CriterionOut.logging)"
+    CHANGED = "the criterion changes the batch, the weights or the mode of the model; copy what you change"
+    LOSS = "the loss has to be a finite scalar tensor with a gradient, and sample_size a positive number"
+    UNKNOWN = "no experiment names the cause; see the first failure"
+
+
+def diagnose(subject: Training, outcomes: Sequence[Outcome]) -> Diagnosis:
+    """Find the usual cause that explains the violations.
+
+    Args:
+        subject: the criterion.
+        outcomes: what the checks found; at least one violation.
+    """
+    wrong = {outcome.name: outcome.violation for outcome in outcomes if outcome.violation is not None}
+    if (first := wrong.get("the loss is a scalar")) is not None:
+        return Diagnosis(_of_the_loss(first))
+    if "inputs are not changed" in wrong:
+        return Diagnosis(Cause.CHANGED)
+    if wrong.keys() & {"losses are repeatable", "gradients accumulate"}:
+        return Diagnosis(Cause.RANDOMNESS)
+    if (padding := wrong.get("padding counts nothing")) is not None and "the loss" in padding.what:
+        return Diagnosis(Cause.SOURCE_PADDING if "of the source" in padding.what else Cause.PADDING)
+    if (whole := wrong.get("sum over ranks = whole batch")) is not None:
+        return Diagnosis(_of_the_sum(subject, whole))
+    named = {
+        "gradient = finite differences": Cause.GRADIENT,
+        "padding counts nothing": Cause.SAMPLE_SIZE,
+        "order of sentences": Cause.MIXES_SENTENCES,
+        "logged counts": Cause.LOGGING,
+    }
+    return Diagnosis(next((cause for name, cause in named.items() if name in wrong), Cause.UNKNOWN))
+
+
+def _of_the_loss(violation: Violation) -> Cause:
+    if "has no gradient" in violation.what:
+        return Cause.GRADIENT
+    return Cause.LOGGING if "logged" in violation.what else Cause.LOSS
+
+
+def _of_the_sum(subject: Training, violation: Violation) -> Cause:
+    """Why the parts of a batch do not sum to the batch; a mean does not change if each sentence occurs twice."""
+    if "logged" in violation.what:
+        return Cause.LOGGING
+    if "sample_size" in violation.what:
+        return Cause.SAMPLE_SIZE
+    once, twice = subject.compute(subject.batch([0, 1])), subject.compute(subject.batch([0, 1, 0, 1]))
+    is_mean = abs(_number(twice.loss) - _number(once.loss)) < 1e-8
+    return Cause.MEAN if is_mean else Cause.MIXES_SENTENCES

@@ -1,0 +1,224 @@
+"""A decoding component whose invariants are checked: decodes with it, and its state during a decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from seqgen.config import DebugConfig, GenerationConfig
+from seqgen.data.collate import pad_rows
+from seqgen.data.dictionary import Dictionary
+from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
+from seqgen.generation.component import Component, Composite, Phrases
+from seqgen.generation.sequence_generator import SequenceGenerator
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.lab.checks.checking import Compared, NotApplicableError, Violation
+from seqgen.lab.checks.subject import Ids, words_between
+from seqgen.model import EncoderDecoderModel
+from seqgen.registry import DECODING_COMPONENTS
+from seqgen.structures import Batch, Hypothesis, Source
+
+LENGTHS = [5, 2, 8, 1, 4]
+"""The length of each source, end-of-sentence included."""
+
+LONGEST = 6
+"""The maximum length of an output, end-of-sentence included."""
+
+Results = Sequence[Sequence[Hypothesis]]
+
+
+@dataclass
+class Decoding(Compared):
+    """A decoding component, and small models to decode with.
+
+    Attributes:
+        generation: names the component, last of its kind, and has its keys and those of the components that it is
+            checked with; its ``beam`` is the beam size of the checks.
+        group: the kind of component, the prefix of its keys.
+        build: builds a random model for a vocabulary, given a seed; ``None`` for trained models.
+        dictionary: the target vocabulary.
+        sources: the source vocabulary.
+        kind: the class of the component; of a search strategy or combination the base class, since rules have variants.
+        all_rules: names of the rules that it is checked under.
+        rules: name of the rules in use.
+        models: the members; a single random one if none is given.
+        tokenizer: the target tokenizer; by default, tokens are words.
+    """
+
+    generation: GenerationConfig
+    group: str
+    build: Callable[[Dictionary, int], EncoderDecoderModel] | None
+    dictionary: Dictionary
+    sources: Dictionary
+    kind: type[Component]
+    all_rules: Sequence[str] = ("fairseq", "huggingface")
+    rules: str = "fairseq"
+    models: list[EncoderDecoderModel] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        if self.build is not None:
+            self.models = self.models or [self.build(self.dictionary, 0)]
+
+    @property
+    def without(self) -> dict[str, Any]:
+        """The options of a decode without the component, but with the components that it is checked with."""
+        _, chooser = DECODING_COMPONENTS[self.group]
+        chosen = getattr(self.generation, chooser)
+        single = isinstance(chosen, str)
+        prefix = f"{self.group}." if single else f"{self.group}.{chosen[-1]}."
+        return {chooser: "" if single else chosen[:-1], "components": self.keys_without(prefix)}
+
+    def keys_without(self, *prefixes: str) -> dict[str, Any]:
+        """The components' own keys, without those that begin with one of some prefixes."""
+        return {key: value for key, value in self.generation.components.items() if not key.startswith(prefixes)}
+
+    @cached_property
+    def ids(self) -> Ids:
+        """The ids of the inputs."""
+        words, model = self.dictionary, self.models[0]
+        start = model.start_token(words.eos())
+        special = [index for index in (*words.special_ids.values(), start) if index is not None]
+        span = words_between(special, min(len(words), len(self.sources)))
+        return Ids(words.pad(), words.eos(), start, span, len(words), model.left_pad_source)
+
+    def batch(self, rows: Sequence[int] | None = None, lengths: Sequence[int] = LENGTHS, seed: int = 1) -> Batch:
+        """Random sources with their texts and line numbers.
+
+        Args:
+            rows: the sentences; one may occur several times. All of them if not given.
+            lengths: length of each source.
+            seed: seed of the sources.
+        """
+        inputs = self.ids.inputs(lengths, 1, seed=seed)
+        chosen = list(range(len(lengths)) if rows is None else rows)
+        sources = [inputs.alone(row)[0][0] for row in chosen]
+        tokens = pad_rows(sources, self.ids.pad, self.ids.left)
+        texts = [" ".join(self.sources.symbol(token) for token in source.tolist()[:-1]) for source in sources]
+        source_lengths = torch.tensor([len(source) for source in sources])
+        return Batch(torch.tensor(chosen), Source(tokens, source_lengths), texts=texts)
+
+    def generator(
+        self,
+        members: int = 1,
+        debug: DebugConfig | None = None,
+        objects: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> SequenceGenerator:
+        """A generator with the component.
+
+        Args:
+            members: number of members, all with the same model.
+            debug: switches of optimizations.
+            objects: further components; see ``SequenceGenerator.from_config``.
+            options: fields of ``GenerationConfig``.
+        """
+        first = self.ids.words[0]
+        ends = [self.dictionary.symbol(token) for token in range(first, first + 8, 3)]  # outputs have unequal lengths
+        values = {"min_len": 0, "max_len": LONGEST, "end_symbols": ends, "semantics": self.rules, **options}
+        models = self.models * members if len(self.models) == 1 else self.models
+        return SequenceGenerator.from_config(
+            models,
+            self.dictionary,
+            replace(self.generation, **values),
+            self.tokenizer or WhitespaceTokenizer(self.dictionary),
+            debug=debug,
+            **(objects or {}),
+        )
+
+    def phrases(self, setup: DecodingSetup, batch: Batch) -> list[Phrases] | None:
+        """Phrases for a strategy that supports constraints: none, one or two for each sentence."""
+        if not setup.search.takes_constraints:
+            return None
+        first = self.ids.words[0]
+        every: list[Phrases] = [[[first + 1, first + 2]], [], [[first + 4]], [[first + 1], [first + 7]], []]
+        return [every[row % len(every)] for row in batch.ids.tolist()]
+
+    def decode(self, batch: Batch, prefix: bool = False, **options: Any) -> Results:
+        """Decode a batch.
+
+        Args:
+            batch: the batch.
+            prefix: whether each output has to begin with a token that depends on the line number.
+            options: see ``generator``.
+        """
+        generator = self.generator(**options)
+        tokens = (self.ids.words[0] + batch.ids % 2 + 1).unsqueeze(1) if prefix else None
+        return generator.generate(batch, tokens, self.phrases(generator.setup, batch))
+
+    def session(
+        self, batch: Batch, setup: DecodingSetup | None = None, kind: type[Session] = Session, **options: Any
+    ) -> Session:
+        """A session that has not decoded a step.
+
+        Args:
+            batch: the batch.
+            setup: how to decode; by default that of a new generator.
+            kind: the class of the session.
+            options: see ``generator``.
+
+        Raises:
+            NotApplicableError: the search strategy has a decoding loop of its own.
+        """
+        setup = setup or self.generator(**options).setup
+        if setup.search.session_class is not None:
+            raise NotApplicableError("the search strategy has a decoding loop of its own")
+        return kind(setup, DecodingRequest(batch, None, self.phrases(setup, batch)))
+
+    def parts(self, owner: Session | DecodingSetup) -> list[Component]:
+        """The component in a session or setup."""
+        return components_in(owner.components, self.kind)
+
+    @property
+    def wide(self) -> Decoding:
+        """The same component with a vocabulary of 643 tokens, which is searched in blocks.
+
+        Raises:
+            NotApplicableError: the models are trained.
+        """
+        if self.build is None:
+            raise NotApplicableError("a trained model has one vocabulary")
+        words = Dictionary()
+        for number in range(639):
+            words.add_symbol(f"w{number}")
+        models = [self.build(words, 0) for _ in self.models]
+        return replace(self, dictionary=words, sources=words, models=models)
+
+
+D = TypeVar("D", bound=Decoding)
+
+
+def under_all_rules(invariant: Callable[[D], None]) -> Callable[[D], None]:
+    """Let an invariant be checked under all rules of the subject; a violation names the rules."""
+
+    def checked(subject: D) -> None:
+        reasons: list[NotApplicableError] = []
+        for rules in subject.all_rules:
+            subject.rules = rules
+            try:
+                invariant(subject)
+            except NotApplicableError as error:
+                reasons.append(error)
+            except Violation as error:
+                what = f"{error.what} (semantics={rules})"
+                raise Violation(what, error.difference, error.step, error.sentence, error.beam) from None
+        if len(reasons) == len(subject.all_rules):
+            raise reasons[0]
+
+    return checked
+
+
+def components_in(components: Sequence[Component], kind: type[Component]) -> list[Component]:
+    """The components of a class, also those within others."""
+    found: list[Component] = []
+    for component in components:
+        if isinstance(component, kind):
+            found.append(component)
+        elif isinstance(component, Composite):
+            found += components_in(component.parts, kind)
+    return found

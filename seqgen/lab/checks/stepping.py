@@ -1,0 +1,209 @@
+"""Invariants of the decoding state: after steps and reorderings, the logits are those of the parallel pass."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from seqgen.lab.checks.checking import NotApplicableError, Violation
+from seqgen.lab.checks.decode import Decode
+from seqgen.lab.checks.subject import BEAM, LENGTHS, Subject, expand
+
+
+def _sharings(subject: Subject) -> Iterator[bool]:
+    """Whether the encoder's output has one row for each sentence: the cases that the decoder supports."""
+    yield False
+    if subject.decoder.shares_encoder_output:
+        yield True
+
+
+def stepped_equals_parallel(subject: Subject) -> None:
+    """Steps of one and of several positions, without any reordering, with a plain dict and with a state."""
+    for shared in _sharings(subject):
+        for plain_state in (True, False):
+            decode = Decode(subject, shared=shared, plain_state=plain_state)
+            for new_tokens in (1, 1, 1, 3, 1, 2, 4):
+                decode.step(new_tokens)
+
+
+def stepped_after_any_order(subject: Subject) -> None:
+    """Rows are repeated, dropped and moved across sentences."""
+    for shared in _sharings(subject):
+        decode = Decode(subject, shared=shared, plain_state=True)
+        decode.step(1)
+        for size in (12, 12, 7, 1, 9, 3, 15):
+            rows = len(decode.histories)
+            decode.reorder(torch.randint(rows, (size,), generator=decode.generator).tolist())
+            decode.step(1 + size % 2)
+
+
+def stepped_after_reordering_beams(subject: Subject) -> None:
+    """Beams are reordered within their sentences, and sentences are dropped."""
+    for shared in _sharings(subject):
+        decode = Decode(subject, shared=shared)
+        decode.step(1)
+        decode.reorder_beams([[0, 0, 2], [2, 1, 0], [1, 1, 1], [0, 1, 2]])
+        decode.step(1)
+        decode.reorder_beams([[1, 0, 0], [0, 2, 2], [2, 0, 1], [2, 2, 0]])
+        decode.step(2)
+        decode.select_sentences([0, 2, 3])
+        decode.step(1)
+        decode.reorder_beams([[2, 0, 1], [0, 0, 0], [1, 2, 1]])
+        decode.step(1)
+        decode.reorder([7, 0, 8, 1, 1, 4, 3, 7, 2])  # across sentences: keys are no longer shared
+        decode.step(1)
+        decode.reorder_beams([[1, 0, 0], [2, 2, 1], [0, 2, 1]])
+        decode.step(3)
+        decode.select_sentences([2, 1])
+        decode.step(1)
+        decode.select_sentences([1])
+        decode.step(1)
+
+
+def stepped_after_rolling_back(subject: Subject, beam_table: bool | None = None) -> None:
+    """The last positions are removed and decoded again."""
+    if not subject.decoder.can_roll_back:
+        raise NotApplicableError("the decoder cannot roll back (can_roll_back)")
+    decode = Decode(subject, beam_table=beam_table, max_roll_back=3)
+    for taken_back in (0, 1, 3, 2, 3):
+        decode.step()
+        decode.step(new=3)
+        decode.reorder_beams()
+        decode.roll_back(taken_back)
+        decode.reorder_beams()
+        decode.step()
+    decode.step(new=3)
+    decode.step()
+    decode.reorder()
+    decode.roll_back(2)
+    decode.step(new=2)
+    decode.step()
+
+
+def batches_that_join(subject: Subject, beam_table: bool | None = None) -> None:
+    """Sentences join a running batch, are dropped, and positions that no sentence sees are cropped."""
+    if not subject.decoder.can_merge:
+        raise NotApplicableError("the decoder cannot merge batches (can_merge)")
+    first = Decode(subject, beam_table=beam_table)
+    second, third = (Decode(subject, lengths, seed, beam_table) for lengths, seed in (([4, 11], 2), ([8], 3)))
+    for _ in range(4):
+        first.step()
+        first.reorder_beams()
+    second.reorder_beams()
+    second.step()
+    first.merge(second)
+    for _ in range(3):
+        first.reorder_beams()
+        first.step()
+    first.select_sentences([5, 1, 4])
+    first.step(new=2)
+    first.step()
+    for _ in range(9):  # now the newcomer is the one that has seen more
+        third.step()
+    third.merge(first)
+    third.step()
+    third.reorder_beams()
+    third.select_sentences([3, 1])
+    third.crop_left()
+    third.step(new=2)
+    third.reorder_beams()
+    third.step()
+    third.reorder()
+    third.step()
+
+
+def start_offsets(subject: Subject) -> None:
+    """Columns before the start offset of a sentence are masked, and do not count as positions."""
+    if not subject.reads_start_offsets:
+        raise NotApplicableError("the decoder does not read start offsets (can_merge)")
+    decoder, starts = subject.decoder, [0, 2, 3, 1]
+    batch = subject.inputs(target_length=9, rows_per_sentence=BEAM)
+    encoder_out = subject.encode(batch)
+    rows_out = expand(encoder_out, BEAM)
+    for chunks in ([1] * 9, [2, 3, 1, 3], [9]):
+        state = decoder.new_incremental_state(len(LENGTHS), BEAM)
+        state.start_offsets = torch.tensor(starts)
+        upto, logits = 0, []
+        for chunk in chunks:
+            upto += chunk
+            used = encoder_out if decoder.shares_encoder_output else rows_out
+            logits.append(decoder(batch.prev_output_tokens[:, :upto], used, state).logits)
+        got = torch.cat(logits, dim=1)
+        for row in range(got.size(0)):
+            start = starts[row // BEAM]
+            tokens = batch.prev_output_tokens[row : row + 1, start:]
+            wanted = decoder(tokens, rows_out.index_select(torch.tensor([row]))).logits
+            subject.same(got[row : row + 1, start:], wanted, step=start, rows=[row], beam=BEAM)
+    _start_offsets_are_reordered(subject)
+
+
+def _start_offsets_are_reordered(subject: Subject) -> None:
+    decoder = subject.decoder
+    for verb in ("select_sentences", "reorder_incremental_state"):
+        batch = subject.inputs()
+        encoder_out = subject.encode(batch)
+        state = decoder.new_incremental_state(len(LENGTHS))
+        state.start_offsets = torch.tensor([0, 0, 2, 1])
+        decoder(batch.prev_output_tokens[:, :4], encoder_out, state)
+        keep = torch.tensor([2, 0])
+        getattr(decoder, verb)(state, keep)
+        encoder_out, tokens = encoder_out.index_select(keep), batch.prev_output_tokens[keep]
+        got = decoder(tokens, encoder_out, state).logits
+        wanted = decoder(tokens[:1, 2:], encoder_out.index_select(torch.tensor([0]))).logits
+        subject.same(got[:1], wanted[:, 2:], step=4, rows=[2], what=f"the logits after {verb} differ")
+
+
+def attention_stepped(subject: Subject) -> None:
+    """The attention of a decode is that of the parallel pass."""
+    batch, decoder = subject.inputs(target_length=4, rows_per_sentence=BEAM), subject.decoder
+    encoder_out = subject.encode(batch)
+    wanted = decoder(batch.prev_output_tokens, expand(encoder_out, BEAM), need_attention=True).attention
+    if wanted is None:
+        raise NotApplicableError("the model returns no attention")
+    for shared in _sharings(subject):
+        state: Any = {}
+        used = encoder_out if shared else expand(encoder_out, BEAM)
+        first = decoder(batch.prev_output_tokens[:, :3], used, state, need_attention=True).attention
+        last = decoder(batch.prev_output_tokens, used, state, need_attention=True).attention
+        got = torch.cat([first, last], dim=1)
+        subject.same(got, wanted, beam=BEAM, what="the attention differs from the parallel pass")
+
+
+def copies_share_no_state(subject: Subject) -> None:
+    """A copied or unpickled model does not continue from the state of the original, and does not overwrite it."""
+    batch, decoder = subject.inputs(target_length=3), subject.decoder
+    encoder_out = subject.encode(batch)
+    state: Any = {}
+    decoder(batch.prev_output_tokens[:, :2], encoder_out, state)
+    keys = set(state)
+    wanted = decoder(batch.prev_output_tokens, encoder_out).logits
+    copies = [copy.deepcopy(subject.model)]
+    with suppress(Exception):  # a user's class may not allow it
+        copies.append(pickle.loads(pickle.dumps(subject.model)))
+    for other in copies:
+        got = other.decoder(batch.prev_output_tokens, encoder_out, state).logits
+        subject.same(got, wanted, what="a copied model continues from the state of the original")
+        if len(state) != 2 * len(keys):
+            raise Violation("a copied model stores its state under the key of the original")
+        for key in set(state) - keys:
+            del state[key]
+    got = decoder(batch.prev_output_tokens, encoder_out, state).logits
+    subject.same(got, wanted[:, 2:], step=2, what="a copied model overwrites the state of the original")
+
+
+def states_do_not_mix(subject: Subject) -> None:
+    """Two decodes with one model, one step of each at a time."""
+    decoder = subject.decoder
+    batches = [subject.inputs(target_length=4, seed=seed) for seed in (1, 2)]
+    outs = [subject.encode(batch) for batch in batches]
+    states: list[Any] = [{}, {}]
+    for upto in range(1, 5):
+        for batch, out, state in zip(batches, outs, states, strict=True):
+            got = decoder(batch.prev_output_tokens[:, :upto], out, state).logits
+            wanted = decoder(batch.prev_output_tokens[:, :upto], out).logits
+            subject.same(got, wanted[:, -1:], step=upto - 1, what="two decodes at the same time change each other")

@@ -1,0 +1,247 @@
+"""Invariants of search strategies: their candidates and their hypotheses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.errors import DecodingError
+from seqgen.generation.candidates import Candidates
+from seqgen.generation.context import StepContext
+from seqgen.generation.processors.base import LogitsProcessor
+from seqgen.generation.session import Session, StepScores
+from seqgen.generation.setup import DecodingSetup
+from seqgen.lab.checks.checking import Invariants, NotApplicableError, Violation
+from seqgen.lab.checks.components import SHARED
+from seqgen.lab.checks.decoding import LENGTHS, LONGEST, Decoding, under_all_rules
+from seqgen.lab.checks.search import same_hypotheses
+from seqgen.structures import Hypothesis
+
+
+class _CheckedSession(Session):
+    """A session that checks the candidates of each step before it uses them."""
+
+    def choose(self, context: StepContext, scored: StepScores) -> Candidates:
+        """See ``Session.choose``."""
+        found = self.search.step(context, scored.lprobs, scored.scores)
+        _check_candidates(found, scored, self.setup, context.step)
+        return replace(found, scores=found.scores.masked_fill(self.sentences.done.unsqueeze(1), -torch.inf))
+
+    def finalize(self, context: StepContext, candidates: Candidates, ended: Tensor, scored: StepScores) -> Candidates:
+        """See ``Session.finalize``."""
+        active = super().finalize(context, candidates, ended, scored)
+        if not self.search.independent_rows:
+            entries, alive = active.beams * self.setup.vocab_size + active.tokens, active.scores > -torch.inf
+            twice = (entries.unsqueeze(1) == entries.unsqueeze(2)) & alive.unsqueeze(1) & alive.unsqueeze(2)
+            _refuse(twice.tril(-1).any(2), "the same continuation of the same beam is kept twice", context.step)
+        return active
+
+
+def candidates_are_continuations(subject: Decoding) -> None:
+    """Each candidate continues an existing beam of its own sentence with a token of the vocabulary, once."""
+    session = subject.session(subject.batch(), kind=_CheckedSession)
+    with torch.inference_mode():
+        session.run()
+
+
+def _check_candidates(found: Candidates, scored: StepScores, setup: DecodingSetup, step: int) -> None:
+    live, beams = scored.scores.shape
+    shapes = {tuple(tensor.shape) for tensor in (found.scores, found.tokens, found.beams)}
+    independent = setup.search.independent_rows
+    count = found.tokens.size(1) if found.tokens.dim() == 2 else 0
+    if len(shapes) > 1 or len(found.tokens) != live or count < beams:
+        wanted = f"(sentences, K) = ({live}, K) with K of at least {beams}"
+        raise Violation(f"the candidates have the shapes {sorted(shapes)} and should have {wanted}", step=step)
+    if independent and count != beams:
+        raise Violation(f"independent_rows is true, but {beams} beams have {count} candidates", step=step)
+    possible = found.scores > -torch.inf
+    for name, values, size in (("token", found.tokens, setup.vocab_size), ("beam", found.beams, beams)):
+        wrong = possible & ((values < 0) | (values >= size))
+        _refuse(wrong, f"the {name} of a candidate is not in the range from 0 to {size - 1}", step)
+    wrong = possible & (scored.scores == -torch.inf).gather(1, found.beams.clamp(0, beams - 1))
+    _refuse(wrong, "a candidate continues a beam that does not exist (its score is -inf)", step)
+    if independent:
+        wrong = possible & (found.beams != torch.arange(beams).expand_as(found.beams))
+        _refuse(wrong, "independent_rows is true, but candidate i does not continue beam i", step)
+
+
+def _refuse(wrong: Tensor, what: str, step: int) -> None:
+    if wrong.any():
+        sentence, place = wrong.nonzero()[0].tolist()
+        raise Violation(f"{what} (candidate {place})", step=step, sentence=sentence)
+
+
+def scores_are_the_models(subject: Decoding) -> None:
+    """The score of each token is its log-probability by teacher forcing, over the tokens that are allowed."""
+    if subject.generator().setup.search.adjusts_scores:
+        raise NotApplicableError("the strategy changes scores on purpose: adjusts_scores is set")
+    setup = subject.generator(end_symbols=[]).setup
+    for row, hypotheses in enumerate(subject.decode(subject.batch(), end_symbols=[])):
+        source = subject.batch([row]).source
+        for beam, hypothesis in enumerate(hypotheses):
+            tokens = hypothesis.tokens
+            history = torch.cat([torch.tensor([subject.ids.start]), tokens[:-1]])[None]
+            model = subject.models[0]
+            logits = model(source.src_tokens, source.src_lengths, history).logits
+            lprobs = model.get_normalized_probs(logits)[0]
+            if setup.renormalizes:
+                lprobs = _allowed(lprobs, setup, row, subject).log_softmax(-1)
+            wanted = lprobs.gather(1, tokens[:, None]).T
+            how = ", renormalized over the tokens that the rules allow" if setup.renormalizes else ""
+            what = f"the scores are not those of the model for these tokens{how}"
+            _same_scores(subject, hypothesis, wanted, row, beam, what)
+
+
+def _same_scores(subject: Decoding, hypothesis: Hypothesis, wanted: Tensor, row: int, beam: int, what: str) -> None:
+    try:
+        subject.same(hypothesis.positional_scores[None], wanted, what=what)
+        mean = torch.tensor([[hypothesis.score]], dtype=torch.float64)
+        subject.same(mean, wanted.mean(1, keepdim=True), what="the score is not the mean of the tokens' scores")
+    except Violation as error:
+        raise Violation(error.what, error.difference, error.step, row, beam) from None
+
+
+def _allowed(lprobs: Tensor, setup: DecodingSetup, row: int, subject: Decoding) -> Tensor:
+    """The log-probabilities ``(T, V)``, with ``-inf`` where the rules forbid a token."""
+    if not setup.rules.forces_end:
+        return lprobs
+    lprobs = lprobs.clone()
+    lprobs[:, setup.pad] = -torch.inf
+    last = int(setup.limits.last_steps(torch.tensor([LENGTHS[row]])))
+    lprobs[last:, torch.arange(lprobs.size(1)) != setup.eos] = -torch.inf
+    return lprobs
+
+
+def hypotheses_are_outputs(subject: Decoding) -> None:
+    """Each hypothesis ends, is not too long, and has no end within it; there are at most ``beam``, best first."""
+    for options in ({}, {"max_len": 1}, {"max_len": 4, "max_len_a": 0.5, "max_len_b": 1}):
+        generator = subject.generator(**options)
+        batch = subject.batch()
+        results = generator.generate(batch, None, subject.phrases(generator.setup, batch))
+        limits = generator.last_steps(batch.source.src_lengths).tolist()
+        for row, hypotheses in enumerate(results):
+            if len(hypotheses) > generator.beam_size:
+                what = f"there are {len(hypotheses)} hypotheses, more than the beam of {generator.beam_size}"
+                raise Violation(what, sentence=row)
+            for beam, hypothesis in enumerate(hypotheses):
+                _check_output(hypothesis, generator.setup, limits[row] + 1, row, beam)
+            for beam, (one, two) in enumerate(pairwise(hypotheses)):
+                if two.score > one.score:
+                    raise Violation("the hypotheses are not sorted by score", sentence=row, beam=beam)
+
+
+def _check_output(hypothesis: Hypothesis, setup: DecodingSetup, longest: int, row: int, beam: int) -> None:
+    tokens, ends = hypothesis.tokens.tolist(), set(setup.end_tokens)
+    if not tokens or len(tokens) > longest:
+        raise Violation(f"an output has {len(tokens)} tokens and should have 1 to {longest}", sentence=row, beam=beam)
+    inside = next((step for step, token in enumerate(tokens[:-1]) if token in ends), None)
+    if inside is not None:
+        raise Violation("an output continues after an end token", step=inside, sentence=row, beam=beam)
+    if tokens[-1] not in ends and (setup.rules.forces_end or len(tokens) < longest):
+        raise Violation("an output does not end with an end token", step=len(tokens), sentence=row, beam=beam)
+    if not torch.isfinite(hypothesis.positional_scores).all():
+        raise Violation("a score is not finite", sentence=row, beam=beam)
+
+
+def hypotheses_differ(subject: Decoding) -> None:
+    """No hypothesis occurs twice with the same score."""
+    if subject.generator().setup.search.independent_rows:
+        raise NotApplicableError("the beams are independent of each other")
+    for row, hypotheses in enumerate(subject.decode(subject.batch())):
+        counts = Counter((tuple(h.tokens.tolist()), round(h.score, 9)) for h in hypotheses)
+        for beam, hypothesis in enumerate(hypotheses):
+            if counts[tuple(hypothesis.tokens.tolist()), round(hypothesis.score, 9)] > 1:
+                raise Violation("a hypothesis occurs twice with the same score", sentence=row, beam=beam)
+
+
+def forbidden_tokens_are_not_generated(subject: Decoding) -> None:
+    """Tokens with a score of ``-inf`` are not generated, also where few tokens remain."""
+    banned = subject.ids.words[0] + 1
+    options: dict[str, Any] = {"suppress": [subject.dictionary.symbol(banned)], "min_len": 3, "no_repeat_ngram_size": 1}
+    for row, hypotheses in enumerate(subject.decode(subject.batch(), **options)):
+        for beam, hypothesis in enumerate(hypotheses):
+            tokens = hypothesis.tokens.tolist()
+            place = {"sentence": row, "beam": beam}
+            if banned in tokens and not subject.generator().setup.search.takes_constraints:
+                raise Violation("a token that is forbidden is generated", step=tokens.index(banned), **place)
+            if len(tokens) < min(4, LONGEST):
+                raise Violation("an output ends before its minimum length", step=len(tokens) - 1, **place)
+            if len(set(tokens)) < len(tokens):
+                raise Violation("a token that is forbidden after its first occurrence is generated again", **place)
+
+
+class _Change(LogitsProcessor):
+    """Replaces the scores of one sentence from a step on.
+
+    Args:
+        step: the step.
+        sentence: its line number.
+        value: the new scores.
+    """
+
+    def __init__(self, step: int, sentence: int, value: float):
+        self.step, self.sentence, self.value = step, sentence, value
+
+    def __call__(self, lprobs: Tensor, context: StepContext) -> Tensor:
+        """See ``LogitsProcessor``."""
+        if context.step < self.step:
+            return lprobs
+        return lprobs.masked_fill((context.sentence_ids == self.sentence).unsqueeze(1), self.value)
+
+
+def nothing_is_possible(subject: Decoding) -> None:
+    """A sentence whose tokens are all forbidden has no longer outputs, and the other sentences do not change."""
+    usual = subject.decode(subject.batch(), objects={"processors": [_Change(99, 2, 0.0)]})
+    found = subject.decode(subject.batch(), objects={"processors": [_Change(2, 2, -torch.inf)]})
+    for row in (0, 1, 3, 4):
+        what = "a sentence without possible outputs changes the result of another sentence"
+        same_hypotheses(subject, found[row : row + 1], usual[row : row + 1], what, row)
+    for beam, hypothesis in enumerate(found[2]):
+        if len(hypothesis.tokens) > 2 or not torch.isfinite(hypothesis.positional_scores).all():
+            raise Violation("an output has a forbidden token", step=2, sentence=2, beam=beam)
+
+
+def nan_is_an_error(subject: Decoding) -> None:
+    """Scores that are NaN end the decode with an error, and are not chosen or hidden."""
+    try:
+        damage = {"processors": [_Change(1, 2, torch.nan)]}
+        subject.decode(subject.batch(), objects=damage, min_len=4, end_symbols=[])
+    except DecodingError:
+        return
+    raise Violation("scores that are NaN are hidden: the decode has no error", step=1, sentence=2)
+
+
+def a_wide_beam(subject: Decoding) -> None:
+    """A beam that is wider than the vocabulary gives valid, different hypotheses."""
+    if subject.generation.beam == 1:
+        raise NotApplicableError("the beam is one")
+    size = len(subject.dictionary)
+    if size > 100:
+        raise NotApplicableError(f"the vocabulary has {size} tokens; at most 100")
+    beam = subject.generation.beam * (1 + size // subject.generation.beam)
+    generator = subject.generator(beam=beam, max_len=3)
+    batch = subject.batch([0, 1])
+    for row, hypotheses in enumerate(generator.generate(batch, None, subject.phrases(generator.setup, batch))):
+        if not hypotheses:
+            raise Violation(f"a beam of {beam} finds no hypothesis", sentence=row)
+        for place, hypothesis in enumerate(hypotheses):
+            _check_output(hypothesis, generator.setup, 3, row, place)
+
+
+STRATEGY: Invariants[Decoding] = {
+    **SHARED,
+    "candidates are continuations": under_all_rules(candidates_are_continuations),
+    "scores are the model's": under_all_rules(scores_are_the_models),
+    "hypotheses end, are sorted": under_all_rules(hypotheses_are_outputs),
+    "hypotheses differ": under_all_rules(hypotheses_differ),
+    "forbidden tokens": under_all_rules(forbidden_tokens_are_not_generated),
+    "a sentence without outputs": under_all_rules(nothing_is_possible),
+    "NaN is an error": under_all_rules(nan_is_an_error),
+    "a beam wider than the vocabulary": under_all_rules(a_wide_beam),
+}
+"""The invariants of a search strategy."""

@@ -1,0 +1,378 @@
+"""Invariants of tasks: text and ids, datasets, batches, and what a validation step may change."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqgen.data.collate import Example
+from seqgen.data.iterator import EpochIterator
+from seqgen.data.pair_dataset import Dataset, PairDataset
+from seqgen.errors import ConfigError
+from seqgen.lab.checks.checking import Compared, Invariants, NotApplicableError, Violation
+from seqgen.model import EncoderDecoderModel
+from seqgen.structures import Batch
+from seqgen.task import Task
+
+MOST = 40
+"""Number of examples or lines that an invariant looks at."""
+
+
+@dataclass
+class Prepared(Compared):
+    """A task whose invariants are checked.
+
+    Attributes:
+        task: the task.
+        again: makes the task once more from its run folder, as a resumed run or decoding does.
+        model: a small model in float64 that the task has built.
+        criterion: a criterion of the task, called as ``criterion(model, batch)``.
+        split: the split whose examples are looked at; another one than the training data, if there is one.
+    """
+
+    task: Task
+    again: Callable[[], Task]
+    model: EncoderDecoderModel
+    criterion: Any
+    split: str
+
+    def restore(self) -> None:
+        """Put the model into evaluation mode, without gradients."""
+        self.model.eval()
+        self.model.zero_grad(set_to_none=True)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset of the split."""
+        return self.task.dataset(self.split)
+
+    def examples(self, epoch: int = 1) -> list[Example]:
+        """The first examples."""
+        return [self.dataset.example(i, epoch=epoch, seed=1) for i in range(min(MOST, len(self.dataset)))]
+
+    def uneven(self) -> list[Example]:
+        """A few examples whose lengths differ as much as possible."""
+        ordered = sorted(self.examples(), key=lambda example: (len(example.source), len(_target(example))))
+        return ordered[:: max(1, len(ordered) // 4)][:5]
+
+    def iterator(self, **options: Any) -> EpochIterator:
+        """The batches of the split, as in training."""
+        size = max(1, min(8, len(self.dataset) // 3))
+        return EpochIterator(self.dataset, self._collate, max_tokens=None, batch_size=size, num_workers=0, **options)
+
+    def _collate(self, examples: Sequence[Any]) -> Batch:
+        return self.task.collate(examples, self.model)
+
+
+def _target(example: Example) -> Tensor:
+    """The target; an empty one if there is none."""
+    return example.source[:0] if example.target is None else example.target
+
+
+def text_survives(subject: Prepared) -> None:
+    """Encoding a text, decoding it and encoding it again gives the same ids, unless some are unknown."""
+    task, words = subject.task, subject.task.target_dictionary
+    checked = 0
+    for number, line in enumerate(_texts(subject)):
+        ids = task.encode_target(line)
+        if words.unk() in ids.tolist():
+            continue
+        checked += 1
+        text = task.decode(ids)
+        again = task.encode_target(text)
+        if not torch.equal(ids, again):
+            raise Violation(f"{line!r} becomes {text!r} when it is encoded and decoded", sentence=number)
+        padded = torch.cat([ids, ids.new_full((2,), words.pad())])
+        if task.decode(padded) != text:
+            raise Violation(f"padding changes the text of {line!r}: {task.decode(padded)!r}", sentence=number)
+    if not checked:
+        raise NotApplicableError("there is no text without unknown tokens")
+
+
+def _texts(subject: Prepared) -> list[str]:
+    """The target text of the split, or that of its examples."""
+    return _references(subject) or [subject.task.decode(_target(example)) for example in subject.examples()]
+
+
+def _references(subject: Prepared) -> list[str]:
+    """The first references of the split; empty if it has none, or several sources that are read one at a time."""
+    try:
+        found = subject.task.references(subject.split)
+        return [] if found is None else list(itertools.islice(found, MOST))
+    except ConfigError:
+        return []
+
+
+def ids_are_in_the_vocabulary(subject: Prepared) -> None:
+    """Examples have ids of the vocabularies, no padding, and at least one token on each side."""
+    task = subject.task
+    for example in subject.examples():
+        sides = (
+            (example.source, task.source_dictionary, "source"),
+            (_target(example), task.target_dictionary, "target"),
+        )
+        for ids, words, side in sides:
+            if side == "target" and example.target is None:
+                continue
+            if ids.dim() != 1 or ids.dtype != torch.int64 or not len(ids):
+                what = f"the {side} of an example is {tuple(ids.shape)} {ids.dtype} and should be (length,) int64"
+                raise Violation(what, sentence=example.id)
+            if int(ids.min()) < 0 or int(ids.max()) >= len(words):
+                what = (
+                    f"the {side} of an example has the id {int(ids.max())}, but the vocabulary has {len(words)} tokens"
+                )
+                raise Violation(what, sentence=example.id)
+            if words.pad() != words.eos() and words.pad() in ids.tolist():
+                step = ids.tolist().index(words.pad())
+                raise Violation(f"the {side} of an example has padding", step=step, sentence=example.id)
+
+
+def examples_are_fixed(subject: Prepared) -> None:
+    """An example is the same whenever it is read, in any order; its lengths are those of ``lengths``."""
+    dataset, first = subject.dataset, subject.examples()
+    torch.manual_seed(1)
+    backwards = [dataset.example(i, epoch=1, seed=1) for i in reversed(range(len(first)))]
+    for one, two in zip(first, reversed(backwards), strict=True):
+        if one.id != two.id or not torch.equal(one.source, two.source) or not torch.equal(_target(one), _target(two)):
+            raise Violation("an example differs when it is read again", sentence=one.id)
+    lengths = dataset.lengths(1, 1)
+    if len(lengths) != len(dataset):
+        raise Violation(f"lengths has {len(lengths)} rows for {len(dataset)} examples")
+    if getattr(subject.task.cfg, "subword_sampling", False):
+        return
+    for example, row in zip(first, lengths.tolist(), strict=False):
+        own = [len(example.source)] + ([] if example.target is None else [len(example.target)])
+        if row[: len(own)] != own:
+            raise Violation(f"lengths says {row}, but the example has {own} tokens", sentence=example.id)
+
+
+def training_and_decoding_encode_alike(subject: Prepared) -> None:
+    """The examples of a split are its lines as ``encode_source`` and ``encode_target`` encode them."""
+    task, dataset = subject.task, subject.dataset
+    if not isinstance(dataset, PairDataset):
+        raise NotApplicableError(f"the examples of a {type(dataset).__name__} are not the lines of a split")
+    sources = list(itertools.islice(task.source_lines(subject.split), 10 * MOST))
+    references = task.references(subject.split)
+    targets = None if references is None else list(itertools.islice(references, 10 * MOST))
+    for example in subject.examples():
+        if example.id >= len(sources):
+            continue
+        wanted = task.encode_source(task.input_of(sources[example.id]))
+        _same_ids(example.source, wanted, "source", example.id)
+        if targets is not None and example.target is not None:
+            _same_ids(example.target, task.encode_target(targets[example.id]), "target", example.id)
+
+
+def _same_ids(got: Tensor, wanted: Tensor, side: str, sentence: int) -> None:
+    if torch.equal(got, wanted):
+        return
+    pairs = itertools.zip_longest(got.tolist(), wanted.tolist())
+    step = next(step for step, (one, two) in enumerate(pairs) if one != two)
+    what = f"the {side} of an example is {got.tolist()}, but encode_{side} gives {wanted.tolist()}"
+    raise Violation(what, step=step, sentence=sentence)
+
+
+def every_example_once(subject: Prepared) -> None:
+    """The batches of an epoch have each example once, on one rank or distributed over two."""
+    expected = sorted(example.id for example in map(_reader(subject.dataset), range(len(subject.dataset))))
+    for ranks in (1, 2):
+        found: list[int] = []
+        for rank in range(ranks):
+            options = {"rank": rank, "world_size": ranks, "even": False}
+            found += [index for batch in subject.iterator(**options) for index in batch.ids.tolist()]
+        if sorted(found) != expected:
+            missing, extra = sorted({*expected} - {*found}), len(found) - len(expected)
+            what = f"an epoch on {ranks} ranks has {len(found)} examples in place of {len(expected)}"
+            if not extra and not missing:
+                what = "an epoch has examples several times"
+            raise Violation(what, sentence=missing[0] if missing else None)
+
+
+def _reader(dataset: Dataset) -> Callable[[int], Any]:
+    return lambda position: dataset.example(position, epoch=1, seed=1)
+
+
+def resuming_continues(subject: Prepared) -> None:
+    """An iterator that is restored in the middle of an epoch returns the remaining batches."""
+    whole = subject.iterator()
+    batches = list(whole)
+    if len(batches) < 2:
+        raise NotApplicableError("the split has only one batch")
+    interrupted = subject.iterator()
+    taken = list(itertools.islice(iter(interrupted), len(batches) // 2))
+    restored = subject.iterator()
+    restored.load_state_dict(copy.deepcopy(interrupted.state_dict()))
+    rest = [*taken, *restored]
+    if len(rest) != len(batches):
+        raise Violation(f"a resumed epoch has {len(rest)} batches in place of {len(batches)}")
+    for number, (one, two) in enumerate(zip(rest, batches, strict=True)):
+        if not torch.equal(one.ids, two.ids) or not torch.equal(one.source.src_tokens, two.source.src_tokens):
+            raise Violation(f"batch {number} of a resumed epoch differs", sentence=int(two.ids[0]))
+
+
+def batches_have_the_examples(subject: Prepared) -> None:
+    """Each row of a batch is its example and padding; lengths and the number of tokens count no padding."""
+    task, examples = subject.task, subject.uneven()
+    batch = task.collate(examples, subject.model)
+    pad, left = task.source_dictionary.pad(), subject.model.left_pad_source
+    if batch.num_sentences != len(examples):
+        raise Violation(f"a batch of {len(examples)} examples has {batch.num_sentences} rows")
+    for row, example in enumerate(examples):
+        tokens, length = batch.source.src_tokens[row], int(batch.source.src_lengths[row])
+        if length != len(example.source):
+            raise Violation(f"src_lengths is {length} for a source of {len(example.source)} tokens", sentence=row)
+        own, rest = (tokens[-length:], tokens[:-length]) if left else (tokens[:length], tokens[length:])
+        if not torch.equal(own, example.source) or bool((rest != pad).any()):
+            side = "left" if left else "right"
+            what = f"src_tokens is {tokens.tolist()} for {example.source.tolist()}, padded with {pad} on the {side}"
+            raise Violation(what, sentence=row)
+    if batch.target is None:
+        return
+    if batch.prev_output_tokens is None or batch.prev_output_tokens.shape != batch.target.shape:
+        raise Violation("prev_output_tokens is missing, or has another shape than the target")
+    for row, example in enumerate(examples):
+        _check_target(subject, batch, row, _target(example))
+    counted = sum(len(_target_row(batch, row, task.target_dictionary.pad())) for row in range(len(examples)))
+    if batch.ntokens != counted:
+        raise Violation(f"ntokens is {batch.ntokens}, but the targets have {counted} tokens")
+
+
+def _target_row(batch: Batch, row: int, pad: int) -> Tensor:
+    """The target of a row, without padding."""
+    assert batch.target is not None
+    target = batch.target[row]
+    if batch.target_lengths is not None:
+        return target[: int(batch.target_lengths[row])]
+    return target[: int((target != pad).sum())]
+
+
+def _check_target(subject: Prepared, batch: Batch, row: int, wanted: Tensor) -> None:
+    """A row's target is that of the example; its first token may have moved into the decoder's input."""
+    assert batch.target is not None
+    assert batch.prev_output_tokens is not None
+    pad = subject.task.target_dictionary.pad()
+    target, previous = _target_row(batch, row, pad), batch.prev_output_tokens[row]
+    moved = len(target) == len(wanted) - 1
+    if not torch.equal(target, wanted[1:] if moved else wanted):
+        what = f"the target is {batch.target[row].tolist()} for {wanted.tolist()}, padded with {pad} on the right"
+        raise Violation(what, sentence=row)
+    start = int(wanted[0]) if moved else subject.model.start_token(subject.task.target_dictionary.eos())
+    if int(previous[0]) != start:
+        raise Violation(
+            f"prev_output_tokens begins with {int(previous[0])} and should with {start}", step=0, sentence=row
+        )
+    if not torch.equal(previous[1 : len(target)], target[:-1]):
+        what = f"prev_output_tokens {previous.tolist()} is not the target {target.tolist()}, shifted right by one"
+        raise Violation(what, sentence=row)
+
+
+def alone_equals_batched(subject: Prepared) -> None:
+    """The losses of examples alone sum to the loss of their batch."""
+    examples = subject.uneven()
+    batch = subject.task.collate(examples, subject.model)
+    if batch.target is None:
+        raise NotApplicableError("the split has no targets")
+    together = _valid_step(subject, batch)
+    alone = [_valid_step(subject, subject.task.collate([example], subject.model)) for example in examples]
+    for name, got in (("loss", together.loss), ("sample size", together.sample_size)):
+        parts = [out.loss if name == "loss" else out.sample_size for out in alone]
+        wanted = torch.as_tensor(sum(float(part) for part in parts), dtype=torch.float64).view(1, 1)
+        value = torch.as_tensor(float(got), dtype=torch.float64).view(1, 1)
+        try:
+            subject.same(value, wanted, what=f"the {name} of a batch is not the sum over its examples")
+        except Violation as error:
+            raise Violation(error.what, error.difference) from None
+
+
+def _valid_step(subject: Prepared, batch: Batch) -> Any:
+    subject.model.eval()
+    return subject.task.valid_step(batch, subject.model, subject.criterion)
+
+
+def validation_changes_nothing(subject: Prepared) -> None:
+    """A validation step changes neither weights, gradients and modes nor random numbers and the next examples."""
+    subject.model.eval()
+    batch = subject.task.collate(subject.uneven(), subject.model)
+    if batch.target is None:
+        raise NotApplicableError("the split has no targets")
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    torch.manual_seed(11)
+    random = torch.get_rng_state()
+    with torch.enable_grad():
+        out = _valid_step(subject, batch)
+    if not torch.equal(random, torch.get_rng_state()):
+        raise Violation("a validation step draws random numbers, so that training depends on when it is validated")
+    for name, value in subject.model.state_dict().items():
+        if not torch.equal(value, before[name]):
+            raise Violation(f"a validation step changes {name}")
+    for name, parameter in subject.model.named_parameters():
+        if parameter.grad is not None:
+            raise Violation(f"a validation step computes the gradient of {name}")
+    if any(module.training for module in subject.model.modules()):
+        raise Violation("a validation step puts the model into training mode")
+    if isinstance(out.loss, Tensor) and out.loss.requires_grad:
+        raise Violation("the loss of a validation step has a gradient: compute it in torch.no_grad()")
+
+
+def training_step_trains(subject: Prepared) -> None:
+    """The loss of a training step has a gradient, and in evaluation mode it is that of a validation step."""
+    batch = subject.task.collate(subject.uneven(), subject.model)
+    if batch.target is None:
+        raise NotApplicableError("the split has no targets")
+    subject.model.train()
+    with torch.enable_grad():
+        out = subject.task.train_step(batch, subject.model, subject.criterion)
+        if not isinstance(out.loss, Tensor) or not out.loss.requires_grad:
+            raise Violation("the loss of a training step has no gradient")
+        out.loss.backward()
+    if not any(p.grad is not None and p.grad.any() for p in subject.model.parameters()):
+        raise Violation("no weight gets a gradient in a training step")
+
+
+def task_is_restored(subject: Prepared) -> None:
+    """The task that is made again from its run folder has the same vocabularies and examples."""
+    again = subject.again()
+    for side in ("source", "target"):
+        ours, theirs = (getattr(task, f"{side}_dictionary") for task in (subject.task, again))
+        if list(ours) != list(theirs):
+            raise Violation(f"the {side} vocabulary of the task differs when it is made again from the run folder")
+    restored = again.dataset(subject.split)
+    for position, example in enumerate(subject.examples()):
+        other = restored.example(position, epoch=1, seed=1)
+        if not torch.equal(example.source, other.source) or not torch.equal(_target(example), _target(other)):
+            raise Violation("an example differs when the task is made again from the run folder", sentence=example.id)
+
+
+def references_score_best(subject: Prepared) -> None:
+    """Of the references and other texts, the references have the best scores."""
+    references = _references(subject)
+    if len(set(references)) < 2:
+        raise NotApplicableError("the split has no two different references")
+    others = [*references[1:], references[0]]
+    best, worse = (subject.task.metrics(texts, references) for texts in (references, others))
+    for name, value in best.items():
+        if worse[name] > value:
+            raise Violation(f"{name} is {value:g} for the references and {worse[name]:g} for other texts")
+
+
+TASK: Invariants[Prepared] = {
+    "text survives": text_survives,
+    "ids are in the vocabulary": ids_are_in_the_vocabulary,
+    "examples are fixed": examples_are_fixed,
+    "training and decoding encode alike": training_and_decoding_encode_alike,
+    "every example once": every_example_once,
+    "resuming continues": resuming_continues,
+    "batches have the examples": batches_have_the_examples,
+    "alone = in a batch": alone_equals_batched,
+    "training step": training_step_trains,
+    "validation changes nothing": validation_changes_nothing,
+    "restored task = task": task_is_restored,
+    "references score best": references_score_best,
+}
+"""The invariants of a task."""

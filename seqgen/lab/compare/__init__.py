@@ -1,0 +1,1 @@
+"""Compares systems and runs: intervals, paired tests, breakdowns, tables, curves and pages."""

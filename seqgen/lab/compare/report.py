@@ -1,0 +1,193 @@
+"""A comparison as text of at most 80 columns, and as a page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from seqgen.lab.compare.breakdown import Breakdown
+from seqgen.lab.compare.comparison import Change, Comparison, common_words
+from seqgen.lab.compare.document import Html, document, element, table
+from seqgen.lab.compare.significance import LEVEL, Tested
+
+WIDTH = 80
+
+SCORES = ("", "score", "95% interval", "difference", "p boot.", "p rand.")
+"""The columns of scores."""
+_SIGNS = {"better": "▲", "worse": "▼", "same": "=", "unclear": "", "": ""}
+
+
+def text_report(comparison: Comparison) -> str:
+    """The comparison as text.
+
+    Args:
+        comparison: what ``compare`` returned.
+
+    Returns:
+        Lines of at most 80 columns, except for sentences.
+    """
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None)
+    console.print(_rich(_columns(comparison), _score_rows(comparison)))
+    for item in comparison.breakdowns:
+        print(f"\nScores {item.title}", file=out)
+        console.print(_rich(["", *_heads(item)], _part_rows(comparison, item)))
+    print(file=out)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    lines += [f"{name}: {signature}" for name, signature in comparison.signatures.items() if signature]
+    lines += [note for note in [explanation(comparison)] if note]
+    for number, found in enumerate(comparison.changed, start=1):
+        lines += ["", _title(comparison, number, found)]
+        lines += [line for change in found for line in _change_lines(comparison, number, change)]
+    return "\n".join(lines).rstrip()
+
+
+def page(comparison: Comparison, title: str = "Comparison") -> str:
+    """The comparison as an HTML page.
+
+    Args:
+        comparison: what ``compare`` returned.
+        title: the title.
+    """
+    count = len(comparison.texts.references)
+    parts: list[object] = [
+        element("p", f"{count} sentences, {len(comparison.texts.every_reference)} reference(s)", class_="note"),
+        element("h2", "Scores"),
+        table(_columns(comparison), _page_rows(comparison)),
+        *(element("p", note, class_="note") for note in [explanation(comparison)] if note),
+        *(element("p", f"{name}: {text}", class_="note") for name, text in comparison.signatures.items() if text),
+    ]
+    for item in comparison.breakdowns:
+        parts += [element("h2", f"Scores {item.title}"), table(["", *_heads(item)], _part_rows(comparison, item))]
+    for number, found in enumerate(comparison.changed, start=1):
+        parts.append(element("h2", _title(comparison, number, found)))
+        parts += [_article(comparison, number, change) for change in found]
+    return document(title, *parts)
+
+
+def explanation(comparison: Comparison) -> str:
+    """What the columns of the scores mean; empty without tests."""
+    if not comparison.options.bootstrap:
+        return ""
+    if len(comparison.systems) == 1:
+        return f"95% intervals from bootstrap resampling, seed {comparison.options.seed}."
+    return (
+        f"▲ better, ▼ worse than {comparison.systems[0].name} with p < {LEVEL} in each test made; "
+        f"= equal sentence scores. Seed {comparison.options.seed}."
+    )
+
+
+def _columns(comparison: Comparison) -> Sequence[str]:
+    """The columns of scores that are not empty."""
+    if len(comparison.systems) == 1:
+        return SCORES[: 3 if comparison.options.bootstrap else 2]
+    if not comparison.options.bootstrap:
+        return (*SCORES[:2], SCORES[3])
+    return SCORES if comparison.options.randomization else SCORES[:5]
+
+
+def _score_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
+    """The cells of ``_columns``."""
+    places = [SCORES.index(name) for name in _columns(comparison)]
+    for row in _full_rows(comparison):
+        yield [row[place] for place in places]
+
+
+def _full_rows(comparison: Comparison) -> Iterable[Sequence[str]]:
+    for metric, results in comparison.results.items():
+        yield (f"{metric} (lower is better)" if metric in comparison.lower_is_better else metric, *[""] * 5)
+        for number, own in enumerate(results):
+            sign = _SIGNS[comparison.verdict(metric, number)]
+            difference = f"{own.score - results[0].score:+.2f} {sign:1}" if number else ""
+            name = comparison.systems[number].name
+            yield f"  {name}", f"{own.score:.2f}", _interval(own), difference, *_p_values(own)
+
+
+def _page_rows(comparison: Comparison) -> Iterable[Sequence[object]]:
+    rows, head = iter(_score_rows(comparison)), _columns(comparison)
+    for metric, results in comparison.results.items():
+        title, *others = next(rows)
+        yield element("strong", title), *others
+        for number in range(len(results)):
+            verdict = comparison.verdict(metric, number)
+            colour = verdict if verdict in ("better", "worse") else None
+            yield [
+                element("span", cell, class_=colour) if name == "difference" else cell
+                for name, cell in zip(head, next(rows), strict=True)
+            ]
+
+
+def _interval(own: Tested) -> str:
+    if own.mean is None or own.interval is None:
+        return ""
+    return f"{own.mean - own.interval:.2f} - {own.mean + own.interval:.2f}"
+
+
+def _p_values(own: Tested) -> list[str]:
+    return ["" if value is None else f"{value:.4f}" for value in (own.p_bootstrap, own.p_randomization)]
+
+
+def _heads(item: Breakdown) -> list[str]:
+    return [part.label for part in item.parts]
+
+
+def _part_rows(comparison: Comparison, item: Breakdown) -> Iterable[Sequence[str]]:
+    yield f"{item.unit}", *(str(part.count) for part in item.parts)
+    for metric in item.parts[0].scores if item.parts else ():
+        yield metric, *[""] * len(item.parts)
+        for number, system in enumerate(comparison.systems):
+            yield f"  {system.name}", *(f"{part.scores[metric][number]:.2f}" for part in item.parts)
+
+
+def _rich(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    # rich reads [name] as markup in plain strings, but not in Text
+    from rich.text import Text
+
+    found = Table(box=None, padding=(0, 1, 0, 0))
+    for number, name in enumerate(head):
+        found.add_column(Text(name), justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
+    for cells in rows:
+        found.add_row(*map(Text, cells))
+    return found
+
+
+def _title(comparison: Comparison, number: int, found: Sequence[Change]) -> str:
+    first, other = comparison.systems[0].name, comparison.systems[number].name
+    if not found:
+        return f"{other} has the same outputs as {first}"
+    return f"The {len(found)} sentences that changed most from {first} to {other}, by chrF"
+
+
+def _texts(comparison: Comparison, line: int) -> list[tuple[str, str]]:
+    texts = comparison.texts
+    found = [("source", texts.sources[line])] if texts.sources else []
+    return found + [("reference", column[line]) for column in texts.every_reference]
+
+
+def _change_lines(comparison: Comparison, number: int, change: Change) -> list[str]:
+    line, systems = change.sentence, (comparison.systems[0], comparison.systems[number])
+    texts = _texts(comparison, line) + [(system.name, system.hypotheses[line]) for system in systems]
+    width = max(len(name) for name, _ in texts)
+    head = f"line {line + 1}: {change.before:.1f} -> {change.after:.1f} ({change.difference:+.1f})"
+    return [head, *(f"  {name:<{width}}  {text}" for name, text in texts)]
+
+
+def _article(comparison: Comparison, number: int, change: Change) -> Html:
+    line, systems = change.sentence, (comparison.systems[0], comparison.systems[number])
+    words = common_words(*(system.hypotheses[line] for system in systems))
+    rows: list[object] = []
+    for name, text in _texts(comparison, line):
+        rows += [element("dt", name), element("dd", text)]
+    for system, marked, kind in zip(systems, words, ("before", "after"), strict=True):
+        shown = [word if same else element("mark", word, class_=kind) for word, same in marked]
+        spaced = [part for word in shown for part in (word, " ")]
+        rows += [element("dt", system.name), element("dd", *spaced)]
+    verdict = "better" if change.difference > 0 else "worse"
+    head = element(
+        "h3", f"Line {line + 1}: {change.before:.1f} → {change.after:.1f} ",
+        element("span", f"{change.difference:+.1f}", class_=verdict),
+    )  # fmt: skip
+    return element("article", head, element("dl", *rows))

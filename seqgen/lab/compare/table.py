@@ -1,0 +1,281 @@
+"""Runs as a table: sorting, columns, text of 80 columns and JSON.
+
+The keys whose values differ between runs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seqgen.errors import ConfigError, nearest
+from seqgen.lab.compare.provenance import recorded_origin
+from seqgen.lab.compare.run import Run, defaults_of
+from seqgen.registry import GROUPS
+from seqgen.training.scores import lower_is_better
+
+MISSING = "-"
+"""Stands for the value of a key that a run does not have, because its component has no such key."""
+_IGNORED = ("common.user_files.",)
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The keys whose values differ.
+
+    A key of a component that not all runs use is listed only if a run has set it to another value than its default.
+
+    Args:
+        runs: the runs; those whose configuration cannot be read are left out.
+
+    Returns:
+        For each key, the value of each run, ``MISSING`` if it has none.
+    """
+    readable = [run.config for run in runs if run.config]
+    keys = dict.fromkeys(key for config in readable for key in config if not key.startswith(_IGNORED))
+    differing = [group for group in GROUPS if len({config.get(f"{group}._name") for config in readable}) > 1]
+    defaults = [defaults_of(config) for config in readable]
+    found = {}
+    for key in keys:
+        values = [config.get(key, MISSING) for config in readable]
+        if all(value == values[0] for value in values):
+            continue
+        if key.partition(".")[0] in differing and MISSING in values and _are_defaults(key, readable, defaults):
+            continue
+        found[key] = [run.config.get(key, MISSING) for run in runs]
+    return found
+
+
+def _are_defaults(key: str, configs: Sequence[Mapping[str, Any]], defaults: Sequence[Mapping[str, Any]]) -> bool:
+    pairs = zip(configs, defaults, strict=True)
+    return all(key not in config or (key in own and config[key] == own[key]) for config, own in pairs)
+
+
+def shown(value: Any) -> str:
+    """A value as a user would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    return "null" if value is None else str(value) or "''"
+
+
+WIDTH = 80
+VERSION = 1
+"""Version of the JSON form."""
+COLUMNS: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: run.name,
+    "parameters": lambda run: run.parameters,
+    "updates": lambda run: run.updates,
+    "epoch": lambda run: run.epoch,
+    "best_update": lambda run: run.best_update,
+    "tokens_per_second": lambda run: run.tokens_per_second,
+    "seconds": lambda run: run.seconds,
+}
+"""What a run can be sorted by, besides its scores and keys."""
+HEADINGS = {"name": "run", "tokens_per_second": "tokens/s", "seconds": "time"}
+"""The headings of columns that do not have the column's name."""
+SCORES = 4
+"""Maximum number of scores in the text; the JSON and the page have all."""
+_FIRST = ("bleu", "chrf", "exact_match", "loss", "ppl", "accuracy")
+
+
+def sorted_runs(runs: Sequence[Run], by: str) -> list[Run]:
+    """Sort runs.
+
+    Args:
+        runs: the runs.
+        by: a validation score (the best run first), a column or its heading, or a key of the configuration; empty to
+            keep the order. Runs without the value come last.
+
+    Raises:
+        ConfigError: no run has such a value.
+    """
+    if not by:
+        return list(runs)
+    name, scores = by.lower(), score_names(runs)
+    column = next((column for column, heading in HEADINGS.items() if heading == by), by)
+    keys = dict.fromkeys(key_name(key) for run in runs for key in run.config)
+    if name in map(str.lower, scores):
+        sign = 1 if lower_is_better(name) else -1
+        found = [{key.lower(): sign * value for key, value in run.best.items()}.get(name) for run in runs]
+    elif column in COLUMNS:
+        found = [COLUMNS[column](run) for run in runs]
+        sign = -1 if column == "tokens_per_second" else 1
+        found = [value if value is None or column == "name" else sign * value for value in found]
+    elif key_name(by) in keys:
+        values = [{key_name(key): value for key, value in run.config.items()} for run in runs]
+        found = [_sortable(own[key_name(by)]) if key_name(by) in own else None for own in values]
+    else:
+        known = [*scores, *COLUMNS, *HEADINGS.values(), *keys]
+        raise ConfigError(
+            f"sort={by}: no run has such a score, column or key{nearest(by, known)}; the scores are "
+            f"{', '.join(scores) or 'none'}, the columns {', '.join(COLUMNS)}"
+        )
+    as_text = any(isinstance(value, str) for value in found)
+    ranks = [(value is None, str(value) if as_text else value or 0) for value in found]
+    return [runs[place] for place in sorted(range(len(runs)), key=ranks.__getitem__)]
+
+
+def sort_names() -> list[str]:
+    """What runs are often sorted by."""
+    return [*_FIRST, *COLUMNS, *HEADINGS.values()]
+
+
+def _sortable(value: Any) -> Any:
+    first = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return first if isinstance(first, int | float) else shown(first)
+
+
+def score_names(runs: Sequence[Run]) -> list[str]:
+    """The names of all scores that a run has."""
+    return list(dict.fromkeys(name for run in runs for name in run.best))
+
+
+def chosen_scores(runs: Sequence[Run], by: str) -> list[str]:
+    """The scores of the text: the one that sorts, those that select checkpoints, and well-known ones."""
+    names = {name.lower(): name for name in score_names(runs)}
+    wanted = [by.lower(), *(run.metric.lower() for run in runs), *_FIRST]
+    return list(dict.fromkeys(names[name] for name in wanted if name in names))[:SCORES]
+
+
+def text_table(runs: Sequence[Run], by: str = "") -> str:
+    """The table of runs, and the keys that differ.
+
+    Args:
+        runs: the runs, in their order.
+        by: what they are sorted by.
+
+    Returns:
+        Lines of at most 80 columns, unless a value is longer.
+    """
+    scores = chosen_scores(runs, by)
+    head = ["", *score_head(scores)]
+    rows = [[str(n), *row] for n, row in enumerate(score_rows(runs, scores), start=1)]
+    parts = [_rich(head, rows, (1,))]
+    found = differences(runs)
+    if found:
+        parts.append(_rich(["differs", "value", "runs"], _grouped(found), (0, 1, 2)))
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None)
+    for part in parts:
+        console.print(part)
+        print(file=out)
+    if len(runs) > 1 and not found:
+        print("the configurations are equal", file=out)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+
+
+def score_head(scores: Sequence[str]) -> list[str]:
+    """The headings of ``score_rows``."""
+    return [HEADINGS["name"], "updates", *scores, HEADINGS["tokens_per_second"], HEADINGS["seconds"]]
+
+
+def score_rows(runs: Sequence[Run], scores: Sequence[str]) -> Iterable[list[str]]:
+    """For each run its name, updates, scores, speed and time, as text."""
+    for run in runs:
+        values = [f"{run.best[name]:.4g}" if name in run.best else MISSING for name in scores]
+        speed = MISSING if run.tokens_per_second is None else f"{run.tokens_per_second:.0f}"
+        yield [run.name, MISSING if run.updates is None else str(run.updates), *values, speed, duration(run.seconds)]
+
+
+def duration(seconds: float | None) -> str:
+    """A time such as ``1:02:03``."""
+    if seconds is None:
+        return MISSING
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _grouped(found: dict[str, list[Any]]) -> Iterable[list[str]]:
+    """For each key and each of its values, the numbers of the runs with this value."""
+    for key, values in found.items():
+        groups: dict[str, list[str]] = {}
+        for number, value in enumerate(values, start=1):
+            groups.setdefault(shown(value), []).append(str(number))
+        for place, (value, numbers) in enumerate(groups.items()):
+            yield ["" if place else key_name(key), value, " ".join(numbers)]
+
+
+def key_name(key: str) -> str:
+    """A key as a user gives it: ``model._name`` is ``model``."""
+    return key.removesuffix("._name")
+
+
+def as_dict(runs: Sequence[Run]) -> dict[str, Any]:
+    """The JSON form of the table."""
+    found = differences(runs)
+    return {
+        "format": "seqgen-runs",
+        "version": VERSION,
+        "runs": [
+            {
+                **{name: column(run) for name, column in COLUMNS.items()},
+                "folder": str(run.folder),
+                "metric": run.metric,
+                "best": run.best,
+                "stopped": run.stopped or None,
+                "problems": run.problems,
+                "differs": {key_name(key): values[number] for key, values in found.items()},
+                "origins": {key_name(key): recorded_origin(run.provenance, key, run.config.get(key)) for key in found},
+                "sessions": run.provenance.get("sessions", []),
+            }
+            for number, run in enumerate(runs)
+        ],
+    }
+
+
+def text_difference(runs: Sequence[Run]) -> str:
+    """How two runs differ: keys with their origins, versions, data and scores.
+
+    Args:
+        runs: the two runs.
+    """
+    sections = (_differing_keys(runs), _differing_sessions(runs), _differing_scores(runs))
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None)
+    for rows in sections:
+        if rows:
+            console.print(_rich(["", *(run.name for run in runs)], rows, (0, 1, 2)))
+            print(file=out)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip() or "the runs are equal"
+
+
+def _differing_keys(runs: Sequence[Run]) -> list[list[str]]:
+    rows = []
+    for key, values in differences(runs).items():
+        origins = [recorded_origin(run.provenance, key, run.config.get(key)) for run in runs]
+        cells = [f"{shown(value)} ({origin})" if origin else shown(value)
+                 for value, origin in zip(values, origins, strict=True)]  # fmt: skip
+        rows.append([key_name(key), *cells])
+    return rows
+
+
+def _differing_sessions(runs: Sequence[Run]) -> list[list[str]]:
+    last = [run.provenance["sessions"][-1] if run.provenance.get("sessions") else {} for run in runs]
+    rows = [[name, *(str(one.get(name, MISSING)) for one in last)] for name in ("seqgen", "torch", "python")]
+    data = [one.get("data") if isinstance(one.get("data"), dict) else {} for one in last]
+    for split in dict.fromkeys(split for one in data for split in one):
+        rows.append([f"data of {split}", *(str(one.get(split, MISSING))[:12] for one in data)])
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _differing_scores(runs: Sequence[Run]) -> list[list[str]]:
+    scores = score_names(runs)
+    names = score_head(scores)[1:]
+    columns = [row[1:] for row in score_rows(runs, scores)]
+    return [[name, *cells] for name, *cells in zip(names, *columns, strict=True) if set(cells) != {MISSING}]
+
+
+def _rich(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[int]) -> Table:
+    found = Table(box=None, padding=(0, 2, 0, 0))
+    for number, name in enumerate(head):
+        text = number in texts
+        found.add_column(Text(name), justify="left" if text else "right", overflow="fold")
+    for cells in rows:
+        found.add_row(*map(Text, cells))
+    return found

@@ -1,0 +1,253 @@
+"""Reads traces."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from seqgen.errors import ConfigError, DataError, nearest
+from seqgen.generation.observers import Outcome
+from seqgen.lab.traces.fields import Fields
+from seqgen.lab.traces.header import FORMAT, VERSION, TraceHeader
+from seqgen.lab.traces.sentence import SentenceTrace
+from seqgen.system.reading import MAX_BYTES, open_regular, parse_json
+
+Row = dict[str, Any]
+
+_RATIO, _SMALL = 100, 1 << 22
+"""How many times its size a ``.gz`` trace may have unpacked, if it is larger than the second number of bytes then; real
+ones have 5 to 20 times their size."""
+_MOST_CHARACTERS = 1 << 29
+"""Most characters of the texts of a table."""
+
+
+class Trace:
+    """A trace that ``seqgen-generate trace=FILE`` has written::
+
+        trace = seqgen.Trace("trace.jsonl.gz")
+        trace[0].hypotheses[0].text
+        trace.table("candidates")   # a list of dicts
+        trace.frame("candidates")   # the same as a pandas DataFrame
+
+    Args:
+        path: the file.
+
+    Attributes:
+        header: the settings of the decode.
+        sentences: the traced lines, in their order.
+        complete: whether all lines were traced; otherwise ``trace_options.sentences`` or ``max_megabytes`` ended the
+            trace.
+
+    Raises:
+        DataError: the file cannot be read, is no trace, is damaged, or has another version.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        records = self._records()
+        first = next(records, None)
+        self._check_format(first)
+        self.header = self._checked(0, lambda: TraceHeader.of(first))
+        self._by_id: dict[int, SentenceTrace] = {}
+        last: Any = None
+        for number, record in enumerate(records, start=1):
+            if isinstance(last, dict) and "end" in last:
+                raise self._damaged(number, "it continues after its end")
+            last = record
+            if not (isinstance(record, dict) and "end" in record):
+                read = partial(SentenceTrace.of, record, self.header.beam, self.header.members)
+                sentence: SentenceTrace = self._checked(number, read)
+                if sentence.id in self._by_id:
+                    raise self._damaged(number, f"it has sentence {sentence.id} again")
+                self._by_id[sentence.id] = sentence
+        self.sentences = list(self._by_id.values())
+        if not (isinstance(last, dict) and "end" in last):
+            raise DataError(
+                f"the trace {self.path} is incomplete: the decode that wrote it was interrupted; run it again"
+            )
+        end = Fields(last, "the last line")
+        count = self._checked(len(self.sentences) + 1, lambda: end.integer("sentences"))
+        if count != len(self.sentences):
+            raise self._damaged(len(self.sentences) + 1, f"it has {len(self.sentences)} of {count} sentences")
+        self.complete: bool = self._checked(len(self.sentences) + 1, lambda: end.flag("complete"))
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def __iter__(self) -> Iterator[SentenceTrace]:
+        return iter(self.sentences)
+
+    def __getitem__(self, line: int) -> SentenceTrace:
+        """The trace of a line, by its number from 0.
+
+        Raises:
+            KeyError: the line was not traced.
+        """
+        return self._by_id[line]
+
+    def table(self, name: str) -> list[Row]:
+        """A table of the whole trace.
+
+        Args:
+            name: ``sentences``, ``hypotheses``, ``tokens`` (of hypotheses), ``candidates``, ``forbidden`` or
+                ``references`` (their tokens).
+
+        Raises:
+            ConfigError: there is no such table.
+            DataError: the texts of its rows have too many characters.
+        """
+        if name not in TABLES:
+            hint = nearest(name, TABLES)
+            raise ConfigError(f"a trace has no table {name!r}{hint}; the tables are {', '.join(TABLES)}")
+        rows, found, size = TABLES[name], list[Row](), 0
+        for sentence in self.sentences:
+            for row in rows(sentence):
+                size += len(row.get("text", ""))  # each candidate has the text of its whole beam
+                if size > _MOST_CHARACTERS:
+                    raise DataError(
+                        f"the texts in table {name!r} of {self.path} have more than {_MOST_CHARACTERS} characters; "
+                        "read the sentences one by one"
+                    )
+                found.append({"line": sentence.id, **row})
+        return found
+
+    def frame(self, name: str) -> Any:
+        """A table as a pandas DataFrame; see ``table``.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            DataFrame = importlib.import_module("pandas").DataFrame
+        except (ImportError, AttributeError):  # a folder of this name has no DataFrame
+            raise ImportError("frame() needs a package: pip install pandas; table() needs none") from None
+        return DataFrame(self.table(name))
+
+    def _records(self) -> Iterator[Any]:
+        """The JSON value of each line."""
+        number = -1
+        try:
+            with open_regular(self.path) as raw:
+                compressed = raw.peek(2)[:2] == b"\x1f\x8b"
+                limit = max(_SMALL, _RATIO * os.fstat(raw.fileno()).st_size) if compressed else sys.maxsize
+                file: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
+                while line := file.readline(min(MAX_BYTES, limit) + 1):
+                    number += 1
+                    if file.tell() > limit:
+                        raise DataError(
+                            f"the trace {self.path} unpacks to more than {limit} bytes, far more than its own; unpack "
+                            "it with gunzip if you trust it"
+                        )
+                    if len(line) > MAX_BYTES:
+                        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+                    yield parse_json(line)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise self._damaged(number + 1, "it is not a whole gzip file") from None
+        except OSError as error:
+            raise DataError(f"the trace {self.path} cannot be read: {error.strerror or error}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise self._damaged(number, "it is not JSON") from None
+        except ValueError as error:
+            raise self._damaged(number, str(error)) from None
+
+    def _check_format(self, first: Any) -> None:
+        """Check that the first line is that of a trace of this version."""
+        if not isinstance(first, dict) or first.get("format") != FORMAT:
+            raise self._damaged(0, f"its first line does not name the format {FORMAT}")
+        version = self._checked(0, lambda: Fields(first, "its first line").integer("version"))
+        if version != VERSION:
+            raise DataError(
+                f"{self.path} is a trace of version {version}; this seqgen reads version {VERSION}; decode again, or "
+                "use a newer seqgen"
+            )
+
+    def _checked(self, number: int, read: Callable[[], Any]) -> Any:
+        """What ``read`` returns, with its errors as errors of a line."""
+        try:
+            return read()
+        except (ValueError, ConfigError) as error:
+            raise self._damaged(number, str(error)) from None
+
+    def _damaged(self, number: int, why: str) -> DataError:
+        if number <= 0:
+            return DataError(f"{self.path} is not a trace of seqgen-generate: {why}; write one with trace=FILE")
+        return DataError(f"the trace {self.path} is damaged in line {number + 1}: {why}; write it again")
+
+
+def _sentences(sentence: SentenceTrace) -> Iterator[Row]:
+    best, reference = sentence.hypotheses[:1], sentence.reference
+    yield {
+        "source": sentence.source,
+        "output": best[0].text if best else "",
+        "score": best[0].score if best else float("-inf"),
+        "steps": len(sentence.steps),
+        "hypotheses": len(sentence.hypotheses),
+        "reference": reference.text if reference else None,
+        "reference_score": reference.score if reference and reference.scores else None,
+    }
+
+
+def _hypotheses(sentence: SentenceTrace) -> Iterator[Row]:
+    for rank, item in enumerate(sentence.hypotheses):
+        yield {"rank": rank, "text": item.text, "score": item.score, "length": len(item.tokens)}
+
+
+def _tokens(sentence: SentenceTrace) -> Iterator[Row]:
+    for rank, item in enumerate(sentence.hypotheses):
+        for position, (token, score) in enumerate(zip(item.tokens, item.scores, strict=True)):
+            row: Row = {"rank": rank, "position": position, "token": sentence.piece(token), "token_id": token}
+            yield row | {"score": score}
+
+
+def _references(sentence: SentenceTrace) -> Iterator[Row]:
+    reference = sentence.reference
+    for position, token in enumerate(reference.tokens if reference else ()):
+        assert reference is not None
+        row: Row = {"position": position, "token": sentence.piece(token), "token_id": token}
+        row["score"] = reference.scores[position] if reference.scores else None
+        yield row | {f"member_{number}": member[position] for number, member in enumerate(reference.members)}
+
+
+def _candidates(sentence: SentenceTrace) -> Iterator[Row]:
+    before = [""]  # the text of each beam before the step
+    for number, step in enumerate(sentence.steps):
+        columns = (step.scores, step.tokens, step.beams, step.outcomes, step.hypothesis_scores)
+        texts = []
+        for rank, (score, token, beam, outcome, final) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            texts.append((before[beam] if beam < len(before) else "") + sentence.piece(token))
+            if outcome == Outcome.IMPOSSIBLE:
+                continue
+            finished = outcome == Outcome.FINISHED
+            row: Row = {"step": number, "rank": rank, "beam": beam, "token": sentence.piece(token), "token_id": token}
+            row |= {"score": score, "token_score": score - sentence.before(number, beam)}
+            row |= {"outcome": Outcome(outcome).name.lower(), "final_score": final if finished else None}
+            row["text"] = texts[rank]
+            members = () if step.members is None else step.members[:, rank].tolist()
+            yield row | {f"member_{place}": member for place, member in enumerate(members)}
+        before = [texts[rank] if rank >= 0 else "" for rank in sentence.survivors(number)]
+
+
+def _forbidden(sentence: SentenceTrace) -> Iterator[Row]:
+    for number, step in enumerate(sentence.steps):
+        for item in step.forbidden:
+            row: Row = {"step": number, "beam": item.beam, "token": sentence.piece(item.token), "token_id": item.token}
+            yield row | {"lprob": item.lprob, "score": sentence.before(number, item.beam) + item.lprob, "by": item.by}
+
+
+TABLES: dict[str, Callable[[SentenceTrace], Iterator[Row]]] = {
+    "sentences": _sentences,
+    "hypotheses": _hypotheses,
+    "tokens": _tokens,
+    "candidates": _candidates,
+    "forbidden": _forbidden,
+    "references": _references,
+}
+"""The tables by name: functions from a sentence to its rows."""

@@ -1,0 +1,360 @@
+"""Writes a trace while lines are decoded."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from seqgen import __version__
+from seqgen.config import TraceConfig
+from seqgen.errors import ConfigError
+from seqgen.generation.agreement.search import AgreementSearch
+from seqgen.generation.compatibility import takes_seed
+from seqgen.generation.component import MEMBER_LPROBS
+from seqgen.generation.observers import FORBIDDEN, StepRecord
+from seqgen.generation.search.base import Search
+from seqgen.generation.search.exact import ExactSearch
+from seqgen.generation.session import Session
+from seqgen.generation.setup import DecodingSetup
+from seqgen.lab.traces.forced import ForcedOutput, can_score, reference_tokens, score_outputs
+from seqgen.lab.traces.header import TraceHeader
+from seqgen.lab.traces.line_trace import Recorder
+from seqgen.lab.traces.sentence import SentenceTrace, TracedOutput
+from seqgen.registry import SEARCHES
+from seqgen.text.encoded_source import EncodedSource
+from seqgen.text.input_line import InputLine
+from seqgen.text.results import TextHypothesis, Translation
+from seqgen.text.text_decoding import TextDecoding
+
+_TOGETHER = 32
+"""Lines whose references and best outputs are scored together."""
+
+
+class FollowedReference:
+    """The reference of a sentence while it is in the beam.
+
+    Args:
+        tokens: its ids.
+
+    Attributes:
+        scores: its cumulative score at each step, up to the one at which it is dropped.
+    """
+
+    def __init__(self, tokens: Sequence[int]):
+        self.tokens = tokens
+        self.scores: list[float] = []
+        self.beam = 0 if tokens else -1
+
+    def follow(self, record: StepRecord, row: int) -> None:
+        """Look at one step of the sentence in a row of the batch."""
+        step = len(self.scores)
+        if self.beam < 0 or step >= len(self.tokens):
+            return
+        token, active = self.tokens[step], record.active
+        self.scores.append(float(record.scores[row, self.beam] + record.lprobs[row, self.beam, token]))
+        same = (active.beams[row] == self.beam) & (active.tokens[row] == token) & (active.scores[row] > -torch.inf)
+        found = same.nonzero().flatten().tolist()
+        self.beam = found[0] if found else -1
+
+
+class Tracer(Recorder):
+    """The observer that records what a trace contains.
+
+    Args:
+        options: what is recorded.
+        setup: the decoding setup.
+        reference_of: returns the ids of the reference of a line; empty without one.
+    """
+
+    can_merge = True
+
+    def __init__(self, options: TraceConfig, setup: DecodingSetup, reference_of: Callable[[int], Sequence[int]]):
+        super().__init__()
+        self.reference_of, self.vocab_size = reference_of, setup.vocab_size
+        self.references: dict[int, FollowedReference] = {}
+        self.limit = options.sentences or None
+        needs = set()
+        if setup.shortlist is None:  # with a shortlist, components see only the scores of its tokens
+            if options.members and len(setup.ensemble.members) > 1:
+                needs.add(MEMBER_LPROBS)
+            if options.forbidden:
+                needs.add(FORBIDDEN)
+        self.needs = frozenset(needs)  # type: ignore[misc]
+        self.first = 0
+        """Number of the first line that is recorded."""
+        self.full = False
+        """Whether no further line is recorded."""
+
+    def wants(self, sentence: int) -> bool:
+        """Whether a line is recorded."""
+        return not self.full and (self.limit is None or sentence - self.first < self.limit)
+
+    def observe(self, record: StepRecord) -> None:
+        """See ``Observer.observe``."""
+        ids = record.context.sentences.ids.tolist()
+        if any(self.wants(sentence) for sentence in ids):
+            super().observe(record)
+            if record.lprobs.size(-1) == self.vocab_size:  # with a shortlist, columns are not tokens
+                self._follow(record, ids)
+
+    def _follow(self, record: StepRecord, ids: Sequence[int]) -> None:
+        """Record the scores of the references that are still in the beam."""
+        done = record.was_done.tolist()
+        for row, sentence in enumerate(ids):
+            if done[row] or not self.wants(sentence):
+                continue
+            if sentence not in self.references:
+                self.references[sentence] = FollowedReference(self.reference_of(sentence))
+            self.references[sentence].follow(record, row)
+
+    def forget(self, sentence: int) -> None:
+        """See ``Recorder.forget``."""
+        super().forget(sentence)
+        self.references.pop(sentence, None)
+
+
+class TraceWriter:
+    """Writes the trace of a decode; the results of decoding do not change::
+
+        with TraceWriter(Path("trace.jsonl.gz"), decoding, references=references) as trace:
+            for translation in decoding.translate(trace.lines(lines)):
+                trace.add(translation)
+
+    Args:
+        path: the file, which is compressed if its name ends in ``.gz``.
+        decoding: the prepared decoding, to which the observer is added.
+        options: what is recorded.
+        references: the reference of each line, if there are references.
+        names: names of the models.
+
+    Raises:
+        ConfigError: the strategy cannot be traced.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        decoding: TextDecoding,
+        options: TraceConfig | None = None,
+        references: Sequence[str] | None = None,
+        names: Sequence[str] = (),
+    ):
+        self.path, self.decoding, self.options = path, decoding, options or TraceConfig()
+        self.references = references
+        setup = decoding.generator.setup
+        _check_traceable(setup)
+        self.tracer = Tracer(self.options, setup, self._reference_tokens)
+        decoding.generator = copy.copy(decoding.generator)
+        decoding.generator.setup = dataclasses.replace(setup, observers=[*setup.observers, self.tracer])
+        dtypes = [weight.dtype for weight in decoding.models[0].parameters() if weight.is_floating_point()]
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.pieces = dict(enumerate(decoding.task.target_dictionary.symbols))
+        self.texts: dict[int, str | EncodedSource] = {}
+        self.waiting: list[Translation] = []
+        self.read = self.written = self.characters = 0
+        self._file: IO[str] | None = None
+        self._names = list(names)
+
+    def __enter__(self) -> TraceWriter:
+        if self.path.name.endswith(".gz"):
+            self._file = gzip.open(self.path, "wt", compresslevel=3, encoding="utf-8", newline="\n")
+        else:
+            self._file = open(self.path, "w", encoding="utf-8", newline="\n")
+        header = self.header()
+        self.digits = header.digits
+        self._write(header.record())
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        assert self._file is not None
+        if kind is None:
+            self._flush()
+            self._write({"end": True, "sentences": self.written, "complete": self.written == self.read})
+        self._file.close()
+
+    def header(self) -> TraceHeader:
+        """The settings of the decode."""
+        decoding, setup = self.decoding, self.decoding.generator.setup
+        return TraceHeader(
+            seqgen=__version__,
+            models=self._names,
+            members=len(setup.ensemble.members),
+            search=type(setup.search).__name__,
+            rules=setup.rules.name,
+            beam=setup.beam_size,
+            nbest=decoding.cfg.nbest,
+            dtype=str(self.dtype).removeprefix("torch."),
+            ranking=setup.ranking,
+            early_stopping=setup.early_stopping,
+            independent_rows=setup.search.independent_rows,
+            seed=decoding.cfg.seed if takes_seed(decoding.cfg) else None,
+            processors=[type(processor).__name__ for processor in setup.processors],
+            recorded=sorted(self.tracer.needs),
+            candidates=self.options.candidates,
+            not_replayable=why_not_replayable(decoding, self.options),
+        )
+
+    def lines(self, lines: Iterable[str | EncodedSource], first_number: int = 0) -> Iterator[str | EncodedSource]:
+        """Pass lines through, and remember those that are traced until their translation is added."""
+        self.tracer.first = first_number
+        for number, line in enumerate(lines, start=first_number):
+            self.read += 1
+            if self.tracer.wants(number):
+                self.texts[number] = line
+            yield line
+
+    def add(self, translation: Translation) -> None:
+        """Write the trace of a line; lines come in order."""
+        if not self.tracer.wants(translation.id):
+            self.tracer.forget(translation.id)
+            return
+        self.waiting.append(translation)
+        if len(self.waiting) == _TOGETHER:
+            self._flush()
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the user, at the end."""
+        if self.written == self.read:
+            return []
+        key = "max_megabytes" if self.tracer.full else "sentences"
+        return [
+            f"the trace has only the first {self.written} of {self.read} lines: it reached trace_options.{key}="
+            f"{getattr(self.options, key):g}; 0 removes the limit"
+        ]
+
+    def _flush(self) -> None:
+        """Write the lines that wait."""
+        forced = self._forced()
+        limit = self.options.max_megabytes * 1e6
+        for translation in self.waiting:
+            if not self.tracer.full:
+                outputs = {kind: output for (number, kind), output in forced.items() if number == translation.id}
+                self._write(self._sentence(translation, outputs).record(self.digits, self.options.candidates))
+                self.written += 1
+                self.tracer.full = bool(limit) and self.characters > limit
+            self.tracer.forget(translation.id)
+            self.texts.pop(translation.id, None)
+        self.waiting = []
+
+    def _sentence(self, translation: Translation, outputs: dict[str, ForcedOutput]) -> SentenceTrace:
+        steps = self.tracer.steps(translation.id)
+        if translation.hypotheses and not steps:
+            raise ConfigError(_no_steps(self.decoding.generator.setup.search))
+        width = len(translation.source_tokens)
+        hypotheses = [_hypothesis(item, width) for item in translation.hypotheses]
+        if "best" in outputs:
+            hypotheses[0] = dataclasses.replace(hypotheses[0], attention=_rows(outputs["best"].attention, width))
+        source = self.decoding.task.source_dictionary
+        return SentenceTrace(
+            id=translation.id,
+            source=translation.source,
+            source_pieces=[source.symbol(token) for token in translation.source_tokens.tolist()],
+            steps=steps,
+            hypotheses=hypotheses,
+            pieces=self.pieces,
+            reference=self._reference(translation.id, outputs.get("reference"), width),
+            notes=translation.notes,
+        )
+
+    def _reference(self, number: int, forced: ForcedOutput | None, width: int) -> TracedOutput | None:
+        followed = self.tracer.references.get(number)
+        if self.references is None or followed is None or not followed.tokens:
+            return None
+        output = TracedOutput(
+            self.references[number], followed.tokens, float("-inf"), (), search_scores=followed.scores
+        )
+        if forced is None:
+            return output
+        members = [own.tolist() for own in forced.members] if len(forced.members) > 1 else ()
+        scores, attention = forced.scores.tolist(), _rows(forced.attention, width)
+        return dataclasses.replace(output, score=forced.score, scores=scores, members=members, attention=attention)
+
+    def _reference_tokens(self, number: int) -> Sequence[int]:
+        """The ids of the reference of a line; empty without one."""
+        if self.references is None or number >= len(self.references):
+            return ()
+        line = self.decoding.input_encoder.encode(number, self.texts[number])
+        tokens: list[int] = reference_tokens(self.decoding, self.references[number], line).tolist()
+        return tokens
+
+    def _forced(self) -> dict[tuple[int, str], ForcedOutput]:
+        """The references and best outputs of the lines that wait, scored by teacher forcing."""
+        wanted: dict[tuple[int, str], tuple[InputLine, Tensor]] = {}
+        if not self.options.attention and not self.options.reference_scores:
+            return {}
+        for translation in self.waiting:
+            number, hypotheses = translation.id, translation.hypotheses
+            line = self.decoding.input_encoder.encode(number, self.texts[number], translation.prefix)
+            if self.options.attention and hypotheses and hypotheses[0].attention is None:
+                wanted[number, "best"] = line, hypotheses[0].tokens
+            if self.options.reference_scores and (followed := self.tracer.references.get(number)) and line.sources:
+                wanted[number, "reference"] = line, torch.tensor(followed.tokens, dtype=torch.int64)
+        wanted = {key: pair for key, pair in wanted.items() if can_score(self.decoding, pair)}
+        found = score_outputs(self.decoding, list(wanted.values()), self.options.attention)
+        return dict(zip(wanted, found, strict=True))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self._file is not None
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        # some programs break lines at these characters, too
+        line = re.sub("[\x85\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+        self.characters += len(line)
+        self._file.write(line)
+
+
+def why_not_replayable(decoding: TextDecoding, options: TraceConfig) -> str:
+    """Why the n-best lists cannot be computed again from a trace; empty if they can."""
+    setup, cfg = decoding.generator.setup, decoding.cfg
+    if cfg.mbr or decoding.utility is not None or cfg.rerank or decoding.reranker is not None:
+        return "its hypotheses were ranked again after the search (generation.mbr or generation.rerank)"
+    if type(setup.search).finished is not Search.finished:
+        return f"{_called(setup.search)} has its own rule of which hypotheses finish"
+    if setup.ranking.coverage:
+        return "its hypotheses were ranked with generation.coverage_penalty, which needs the attention of every step"
+    if options.candidates:
+        return f"it has only some of the candidates (trace_options.candidates={options.candidates})"
+    return ""
+
+
+def _check_traceable(setup: DecodingSetup) -> None:
+    """Refuse a strategy whose loop is not that of ``Session``.
+
+    Raises:
+        ConfigError: names it.
+    """
+    session = setup.search.session_class
+    if isinstance(setup.search, ExactSearch) or getattr(session or Session, "step", None) is not Session.step:
+        raise ConfigError(_no_steps(setup.search))
+
+
+def _no_steps(search: Search) -> str:
+    name = _called(search)
+    return f"{name} has a loop of its own, whose steps cannot be traced; leave out trace, or choose another search"
+
+
+def _called(search: Search) -> str:
+    """What a user knows a search strategy by."""
+    if isinstance(search, AgreementSearch):
+        return "an ensemble of models with different vocabularies"
+    names = [entry.name for entry in SEARCHES.entries() if entry.component is type(search)]
+    return f"generation.search={names[0]}" if names else f"the search object {type(search).__name__}"
+
+
+def _hypothesis(item: TextHypothesis, width: int) -> TracedOutput:
+    scores = item.positional_scores.tolist()
+    return TracedOutput(item.text, item.tokens.tolist(), item.score, scores, (), _rows(item.attention, width))
+
+
+def _rows(attention: Tensor | None, width: int) -> Sequence[Sequence[float]] | None:
+    """The attention over the source tokens; ``None`` for attention over something else, such as features."""
+    return None if attention is None or attention.size(1) != width else attention.tolist()

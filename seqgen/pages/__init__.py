@@ -1,1 +1,0 @@
-"""HTML pages without a script library, network or server, for the commands that compare."""

@@ -1,0 +1,94 @@
+"""Child processes that end when their parent ends.
+
+The signals that ask a command to stop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_PR_SET_PDEATHSIG = 1
+"""Linux: the ``prctl(2)`` option that sets the signal sent to a process when its parent dies."""
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as its parent has ended, even if the parent was killed.
+
+    A thread polls for the parent. On Linux, the kernel also kills this process, which works even if the process hangs.
+
+    Args:
+        parent: process ID of the parent, which may have ended already.
+    """
+    if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+HANGUP: int = getattr(signal, "SIGHUP", 0)
+"""The signal of a closed terminal; 0 on Windows, which has none."""
+STOPPING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, *((HANGUP,) if HANGUP else ()))
+"""Ctrl-C, the usual request to end, and a closed terminal."""
+
+
+class NotedSignals(ABC):
+    """A context manager in which signals are noted in ``received`` instead of ending the process.
+
+    If SIGHUP was ignored before, as under ``nohup``, it stays ignored.
+
+    Attributes:
+        received: number of the signal that was received; 0 if none was.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in no other thread
+            for number in STOPPING:
+                if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    @abstractmethod
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal."""
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Block these signals, here and in processes started meanwhile; those unblock them when they are ready."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # starting it later, with the first process, would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
