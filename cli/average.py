@@ -14,8 +14,7 @@ from seqgen.checkpoints import averaging
 from seqgen.checkpoints.hub import PREFIX
 from seqgen.checkpoints.loading import CONFIG_FILE, read_yaml, run_folder_of
 from seqgen.checkpoints.resume import flatten
-from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS
-from seqgen.checkpoints.run_checkpoints import resolve, run_lock
+from seqgen.checkpoints.run_checkpoints import FOLDER as CHECKPOINTS, resolve, run_lock
 from seqgen.checkpoints.run_checksums import tokenizer_digests, verify_run
 from seqgen.cli.command import log, run
 from seqgen.config import option

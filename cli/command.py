@@ -19,8 +19,7 @@ import seqgen.models
 import seqgen.tasks  # noqa: F401  # declares the built-in tasks, as the import above declares the models
 from seqgen import __version__
 from seqgen.checkpoints.loading import CONFIG_FILE, recorded_user_dirs, run_folder, split_path
-from seqgen.cli.config_file import KEY as CONFIG_KEY
-from seqgen.cli.config_file import with_config_files
+from seqgen.cli.config_file import KEY as CONFIG_KEY, with_config_files
 from seqgen.config import CommonConfig
 from seqgen.config.arguments import repeated, text_values
 from seqgen.config.compose import compose

@@ -66,8 +66,7 @@ def write_comparison(comparison: Comparison, json_file: str, page: str) -> None:
     Raises:
         UserError: a file cannot be written.
     """
-    from seqgen.lab.compare.report import page as page_of
-    from seqgen.lab.compare.report import text_report
+    from seqgen.lab.compare.report import page as page_of, text_report
 
     write_report(text_report(comparison), comparison.as_dict(), json_file)
     if page:

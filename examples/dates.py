@@ -14,14 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.config import option
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.parallel_text import ParallelFiles
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
-from seqgen.registry import register_task
-from seqgen.system.files import new_folder
-from seqgen.tasks.text_files import cache_folder, check_split
-from seqgen.tasks.translation import ParallelTextConfig, ParallelTextTask
+from seqgen.extend import (
+    Dictionary,
+    ParallelFiles,
+    ParallelTextConfig,
+    ParallelTextTask,
+    Tokenizer,
+    cache_folder,
+    check_split,
+    load_tokenizer,
+    new_folder,
+    option,
+    register_task,
+    register_tokenizer,
+    save_tokenizer,
+    write_settings,
+)
 
 SIZES = {"train": 8000, "valid": 500, "test": 500}
 """Number of pairs in each split."""

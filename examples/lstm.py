@@ -19,13 +19,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder
-from seqgen.encoder import Encoder
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.registry import register_model
-from seqgen.structures import EncoderOut
+from seqgen.extend import (
+    Encoder,
+    EncoderDecoderModel,
+    EncoderOut,
+    IncrementalDecoder,
+    StateDict,
+    Vocabularies,
+    option,
+    register_model,
+)
 
 
 @dataclass

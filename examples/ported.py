@@ -16,14 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqgen.config import option
-from seqgen.decoder import IncrementalDecoder
-from seqgen.encoder import Encoder
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.modules import LearnedPositions
-from seqgen.registry import register_model
-from seqgen.structures import DecoderOut, EncoderOut
+from seqgen.extend import (
+    DecoderOut,
+    Encoder,
+    EncoderDecoderModel,
+    EncoderOut,
+    IncrementalDecoder,
+    LearnedPositions,
+    StateDict,
+    Vocabularies,
+    option,
+    register_model,
+)
 
 
 @dataclass

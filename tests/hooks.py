@@ -6,78 +6,78 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import textwrap
 from pathlib import Path
+
+import seqgen.extend
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending-reference.md"
 
 CLASSES = {
     "Decoding components": (
-        "seqgen.generation.component:Component",
-        "seqgen.generation.search.base:Search",
-        "seqgen.generation.processors.base:LogitsProcessor",
-        "seqgen.generation.processors.automaton:Automaton",
-        "seqgen.generation.ensemble.combinations:Combination",
-        "seqgen.generation.ensemble.member:MemberSpec",
-        "seqgen.text.member_sources:MemberSource",
-        "seqgen.generation.stopping:StoppingRule",
-        "seqgen.generation.observers:Observer",
-        "seqgen.generation.setup:Streamer",
-        "seqgen.text.mbr:Utility",
-        "seqgen.text.mbr:NgramUtility",
-        "seqgen.text.rerank:Reranker",
+        "Component",
+        "Search",
+        "LogitsProcessor",
+        "Combination",
+        "MemberSpec",
+        "MemberSource",
+        "StoppingRule",
+        "Observer",
+        "Streamer",
+        "Utility",
+        "NgramUtility",
+        "Reranker",
     ),
     "What decoding components receive and return": (
-        "seqgen.generation.component:Resources",
-        "seqgen.generation.component:BatchInfo",
-        "seqgen.generation.context:StepContext",
-        "seqgen.generation.context:Sentences",
-        "seqgen.generation.context:StepOutputs",
-        "seqgen.generation.context:LayerLogits",
-        "seqgen.generation.candidates:Candidates",
-        "seqgen.generation.observers:StepRecord",
-        "seqgen.generation.observers:Outcome",
-        "seqgen.generation.observers:Places",
-        "seqgen.generation.observers:Forbidden",
-        "seqgen.structures:Hypothesis",
-        "seqgen.text.results:Translation",
-        "seqgen.text.results:TextHypothesis",
+        "Resources",
+        "BatchInfo",
+        "StepContext",
+        "Sentences",
+        "StepOutputs",
+        "LayerLogits",
+        "Candidates",
+        "StepRecord",
+        "Outcome",
+        "Places",
+        "Forbidden",
+        "Hypothesis",
+        "Translation",
+        "TextHypothesis",
     ),
     "The decoding loop": (
-        "seqgen.generation.session:Session",
-        "seqgen.generation.session:StepScores",
-        "seqgen.generation.setup:DecodingSetup",
-        "seqgen.generation.setup:DecodingRequest",
-        "seqgen.generation.ensemble.member:Member",
-        "seqgen.generation.ensemble.member:MemberOutput",
+        "Session",
+        "StepScores",
+        "DecodingSetup",
+        "DecodingRequest",
+        "Member",
+        "MemberOutput",
     ),
     "Models": (
-        "seqgen.encoder:Encoder",
-        "seqgen.decoder:Decoder",
-        "seqgen.decoder:IncrementalDecoder",
-        "seqgen.model:EncoderDecoderModel",
-        "seqgen.incremental_state:StatefulModule",
-        "seqgen.models.transformer:TransformerEncoder",
-        "seqgen.models.transformer:TransformerDecoder",
-        "seqgen.modules.kv_cache.protocol:KeyValueCache",
+        "Encoder",
+        "Decoder",
+        "IncrementalDecoder",
+        "EncoderDecoderModel",
+        "StatefulModule",
+        "TransformerEncoder",
+        "TransformerDecoder",
+        "KeyValueCache",
     ),
     "What models receive and return": (
-        "seqgen.structures:EncoderOut",
-        "seqgen.structures:DecoderOut",
-        "seqgen.structures:Source",
-        "seqgen.modules.masks:QueryPositions",
-        "seqgen.modules.kv_cache.protocol:KeysAndValues",
-        "seqgen.modules.kv_cache.protocol:Attended",
+        "EncoderOut",
+        "DecoderOut",
+        "Source",
+        "QueryPositions",
+        "KeysAndValues",
+        "Attended",
     ),
     "Data and training": (
-        "seqgen.data.tokenizers.base:Tokenizer",
-        "seqgen.task:Task",
-        "seqgen.structures:Batch",
-        "seqgen.training.criteria:Criterion",
-        "seqgen.training.criteria:CriterionOut",
-        "seqgen.training.lr_schedulers:LRScheduler",
+        "Tokenizer",
+        "Task",
+        "Batch",
+        "Criterion",
+        "CriterionOut",
+        "LRScheduler",
     ),
 }
 """The classes under each heading of the page."""
@@ -88,13 +88,6 @@ The classes that [extending.md](extending.md) mentions: each with its descriptio
 the first line of their descriptions; the source has the arguments of each method. `python -m tests.hooks` writes this
 page.
 """
-
-
-def base_class(name: str) -> type:
-    """The class that ``module:Class`` names."""
-    module, _, attribute = name.partition(":")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 def definition(cls: type) -> tuple[ast.ClassDef, list[str]]:
@@ -142,7 +135,7 @@ def page() -> str:
     for heading, names in CLASSES.items():
         parts.append(f"## {heading}\n")
         for name in names:
-            cls = base_class(name)
+            cls = getattr(seqgen.extend, name)
             file = Path(inspect.getfile(cls)).relative_to(PAGE.parent.parent)
             parts.append(f"### {cls.__name__}\n\n[{file}](../{file})\n\n```python\n{stub(cls)}\n```\n")
     return "\n".join(parts)

@@ -19,7 +19,7 @@ from seqgen.lab.checks.diagnosis import Cause, diagnose
 from seqgen.lab.checks.subject import Subject, randomize_, tiny_dictionary
 from seqgen.model import EncoderDecoderModel
 from seqgen.models import fconv, transformer
-from seqgen.models.t5.model import model as t5
+from seqgen.models.t5 import model as t5
 from seqgen.modules.cached_weight import CachedWeight
 from seqgen.modules.dropout import Dropout
 from seqgen.modules.kv_cache.static import StaticCache

@@ -15,8 +15,7 @@ from seqgen.generation.ensemble.member import Member
 from seqgen.generation.observers import Outcome
 from seqgen.lab.traces.difference import DONE, OUTCOME, PARENT, SCORE, TOKEN, Difference, first_difference
 from seqgen.lab.traces.line_trace import LineTrace, StepTrace
-from tests.commands import SMALL_TRANSFORMER, command, corpus, training_arguments
-from tests.commands import Outcome as Result
+from tests.commands import SMALL_TRANSFORMER, Outcome as Result, command, corpus, training_arguments
 
 SOURCES = ["the dog sees a man\x1b", "the tree has a ball and the man finds a boat", "", "the man has a dog"]
 

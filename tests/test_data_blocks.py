@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from seqgen.data.block_dataset import BREAK_MODES, BlockDataset
 from seqgen.errors import ConfigError, DataError

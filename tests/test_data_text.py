@@ -4,8 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from seqgen.data.parallel_text import find_parallel
 from seqgen.data.text import count_lines, expand, read_chunks, read_lines

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import seqgen.extend
 from examples.extending import cache
 from examples.extending.combination import PowerMean
 from examples.extending.command import UnknownWordsConfig, main
@@ -382,7 +383,7 @@ def test_the_reference_is_that_of_the_code() -> None:
 
 def test_methods_that_a_subclass_implements_are_explained() -> None:
     text = "".join((hooks.PAGE.parent / page).read_text(encoding="utf-8") for page in ("extending.md", "papers.md"))
-    for cls in map(hooks.base_class, chain.from_iterable(hooks.CLASSES.values())):
+    for cls in (getattr(seqgen.extend, name) for name in chain.from_iterable(hooks.CLASSES.values())):
         methods = [node for node in hooks.definition(cls)[0].body if isinstance(node, ast.FunctionDef)]
         abstract = [
             node for node in methods if re.search("abstractmethod|raise NotImplementedError", ast.unparse(node))
@@ -393,4 +394,4 @@ def test_methods_that_a_subclass_implements_are_explained() -> None:
 def test_examples_are_short() -> None:
     for path in EXAMPLES.glob("*.py"):
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        assert 20 <= len(lines) <= 60, f"{path} has {len(lines)} lines"
+        assert 20 <= len(lines) <= 70, f"{path} has {len(lines)} lines"

@@ -16,8 +16,7 @@ from seqgen.generation.sequence_generator import SequenceGenerator
 from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, EncoderOut, Hypothesis, Source
 from tests.generators import make_generator
-from tests.huggingface_decoding import dictionary as t5_dictionary
-from tests.huggingface_decoding import sharp_model
+from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, registered, sharp

@@ -26,8 +26,7 @@ from seqgen.model import EncoderDecoderModel
 from seqgen.structures import Batch, Hypothesis, Source
 from seqgen.task import Task
 from tests.generators import make_generator
-from tests.huggingface_decoding import dictionary as t5_dictionary
-from tests.huggingface_decoding import sharp_model
+from tests.huggingface_decoding import dictionary as t5_dictionary, sharp_model
 from tests.huggingface_t5 import seqgen_model
 from tests.hypotheses import assert_same
 from tests.model_zoo import VOCAB, ZOO, registered, sharp

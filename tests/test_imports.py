@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ LAYERS = [
     {"lab"},
     {"models", "tasks"},
     {"cli"},
+    {"extend"},
 ]
 """The parts of seqgen; each imports only from its own set and from those before it."""
 
@@ -97,6 +99,36 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
     assert imports(tmp_path / "hidden.py") == {"data.text"}
     assert "modules.multi_step_attention" in imports(ROOT / "models" / "fconv.py")
     assert RANK["models"] > RANK["generation"] > RANK["data"]
+
+
+SURFACES = {"seqgen", "seqgen.extend", "seqgen.lab", "seqgen.generation.processors.automaton"}
+"""What users import from; every other module may move."""
+
+
+def shown_code() -> list[tuple[str, str]]:
+    """The Python code of the examples and of the documentation, with the file's name."""
+    examples = [(str(path), path.read_text(encoding="utf-8")) for path in (ROOT / "examples").rglob("*.py")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [(str(page), page.read_text(encoding="utf-8")) for page in pages]
+    blocks = [(page, block) for page, text in texts for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+    return [*examples, *blocks]
+
+
+def test_examples_and_pages_import_the_documented_modules_only() -> None:
+    for file, code in shown_code():
+        found = re.findall(r"^\s*(?:from|import) (seqgen(?:\.\w+)*)", code, re.MULTILINE)
+        assert set(found) <= SURFACES, f"{file} imports {set(found) - SURFACES}"
+
+
+def test_every_name_of_extend_is_used_by_an_example_or_described() -> None:
+    """A name that nobody shows is not part of the surface."""
+    import seqgen.extend
+
+    names = [name for name in vars(seqgen.extend) if not name.startswith("_")]
+    shown = "".join(code for _, code in shown_code())
+    reference = (ROOT / "docs" / "extending-reference.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    assert [name for name in names if not re.search(rf"\b{name}\b", shown + reference + pages)] == []
 
 
 @pytest.mark.parametrize("name", ["models.fconv", "seqgen.seqgen", "tasks", "cli.train"])

@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from seqgen.generation.ensemble.combinations import Fusion, LogProbabilityMean, ProbabilityMean, Product
 from seqgen.generation.processors.bias import SequenceBias

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from seqgen.data.tokenizers.base import Tokenizer, WhitespaceTokenizer
 from seqgen.data.tokenizers.pretrained import byte_files, make_tokenizer, t5_files

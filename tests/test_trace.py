@@ -18,8 +18,7 @@ import torch
 from seqgen.config import TraceConfig
 from seqgen.errors import ConfigError, DataError, UserError
 from seqgen.generation.observers import Outcome
-from seqgen.lab.traces import sentence as sentence_module
-from seqgen.lab.traces import trace as trace_module
+from seqgen.lab.traces import sentence as sentence_module, trace as trace_module
 from seqgen.lab.traces.page import page_of
 from seqgen.lab.traces.reference import Fate, reference_path
 from seqgen.lab.traces.replay import replayed

@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from seqgen.checkpoints import run_checkpoints as checkpoints_module
-from seqgen.checkpoints import serialization
+from seqgen.checkpoints import run_checkpoints as checkpoints_module, serialization
 from seqgen.checkpoints.averaging import average, last_checkpoints, write_average
 from seqgen.checkpoints.model_weights import load_weights
 from seqgen.checkpoints.run_checkpoints import (

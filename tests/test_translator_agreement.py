@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer as Pipeline
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Pipeline, decoders, models, pre_tokenizers, trainers
 
 import examples.lstm  # noqa: F401  # registers a model that cannot roll back
 from seqgen.data.dictionary import Dictionary

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from seqgen.checkpoints.run_checkpoints import run_lock
 from seqgen.cli.tuning_space import Dimension, arguments, dimensions, grid, search_coordinates

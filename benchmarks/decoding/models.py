@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer as Pipeline
-from tokenizers import models, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline, models, pre_tokenizers
 
 import seqgen.models  # noqa: F401  # declares the built-in models
 from seqgen.checkpoints.loading import DecodingTask

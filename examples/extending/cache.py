@@ -14,9 +14,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from seqgen.modules import MultiheadAttention
-from seqgen.modules.kv_cache.growing import GrowingCache
-from seqgen.modules.kv_cache.protocol import KeysAndValues
+from seqgen.extend import GrowingCache, KeysAndValues, MultiheadAttention
 
 
 class BFloat16Cache(GrowingCache):

@@ -8,11 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import run
-from seqgen.config import CommonConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
+from seqgen import load_model
+from seqgen.extend import CommonConfig, ConfigError, option, read_lines, run
 
 
 @dataclass

@@ -10,11 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.model import EncoderDecoderModel
-from seqgen.registry import register_criterion
-from seqgen.structures import Batch
-from seqgen.training.criteria import Criterion, CriterionOut, target_logits
+from seqgen.extend import Batch, Criterion, CriterionOut, EncoderDecoderModel, option, register_criterion, target_logits
 
 
 @dataclass

@@ -11,11 +11,7 @@ from typing import Self
 
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
+from seqgen.extend import LogitsProcessor, Resources, StepContext, option, register_logits_processor
 
 
 @dataclass

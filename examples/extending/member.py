@@ -16,10 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 import seqgen
-from seqgen.generation.ensemble.combinations import Fusion
-from seqgen.generation.ensemble.member import MemberSpec
-from seqgen.structures import Hypothesis, Source
-from seqgen.text.text_model import TextModel
+from seqgen.extend import Fusion, Hypothesis, MemberSpec, Source, TextModel
 
 
 @dataclass(frozen=True)

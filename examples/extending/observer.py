@@ -11,9 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqgen.config import option
-from seqgen.generation.observers import FORBIDDEN, Observer, Outcome, StepRecord
-from seqgen.registry import register_observer
+from seqgen.extend import FORBIDDEN, Observer, Outcome, StepRecord, option, register_observer
 
 
 @dataclass

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seqgen.config import option
-from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.extend import Reranker, TextHypothesis, Translation, option, register_reranker
 
 
 @dataclass

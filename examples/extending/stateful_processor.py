@@ -12,12 +12,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    LogitsProcessor,
+    Resources,
+    StepContext,
+    option,
+    register_logits_processor,
+)
 
 
 @dataclass

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.context import StepContext
-from seqgen.generation.stopping import StoppingRule
-from seqgen.registry import register_stopping_rule
+from seqgen.extend import StepContext, StoppingRule, option, register_stopping_rule
 
 
 @dataclass

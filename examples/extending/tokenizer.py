@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from seqgen.data.dictionary import Dictionary
-from seqgen.data.text import read_lines
-from seqgen.data.tokenizers.base import Tokenizer, load_tokenizer, register_tokenizer, save_tokenizer, write_settings
-from seqgen.registry import register_task
-from seqgen.tasks.translation import TranslationConfig, TranslationTask
+from seqgen.extend import (
+    Dictionary,
+    Tokenizer,
+    TranslationConfig,
+    TranslationTask,
+    load_tokenizer,
+    read_lines,
+    register_task,
+    register_tokenizer,
+    save_tokenizer,
+    write_settings,
+)
 
 CAPITAL = "<capital>"
 

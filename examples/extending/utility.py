@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from seqgen.config import option
-from seqgen.registry import register_utility
-from seqgen.text.mbr import Matrix, Utility
+from seqgen.extend import Matrix, Utility, option, register_utility
 
 
 @dataclass

@@ -27,16 +27,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import ATTENTION
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.session import Session, StepScores
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.registry import register_search
-from seqgen.structures import Source
+from seqgen.extend import (
+    ATTENTION,
+    ConfigError,
+    DecodingRequest,
+    DecodingSetup,
+    Greedy,
+    Member,
+    MemberOutput,
+    MemberSpec,
+    Session,
+    Source,
+    StepContext,
+    StepScores,
+    option,
+    register_search,
+)
 
 
 class PrefixMember(Member):

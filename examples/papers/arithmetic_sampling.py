@@ -27,14 +27,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.search.beam import own_beams
-from seqgen.generation.search.randomness import uniform
-from seqgen.generation.search.sampling import RandomSearch
-from seqgen.registry import register_search
+from seqgen.extend import BatchInfo, Candidates, RandomSearch, StepContext, option, own_beams, register_search, uniform
 
 SHIFT, CODE = 11, 12
 """Purposes of random numbers: the shift of a sentence's codes, and a code that is drawn again."""

@@ -21,11 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Self
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
+from seqgen.extend import ConfigError, Resources, option, register_logits_processor
 from seqgen.generation.processors.automaton import Automaton, FollowAutomaton, TokenTexts
-from seqgen.registry import register_logits_processor
 
 ONE_CHARACTER = re.compile(r"\[\^?(\\.|[^]\\])(\\.|[^]\\])*]|\\[dDsSwW]|\\\W|[^[\\]")
 """What reads one character: brackets, an escape, ``.`` or a character; Python's ``re`` compiles it."""

@@ -27,16 +27,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates, best_continuations
-from seqgen.generation.component import MEMBER_LOGITS
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import ProbabilityMean
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.registry import register_search
+from seqgen.extend import (
+    MEMBER_LOGITS,
+    BeamSearch,
+    Candidates,
+    ConfigError,
+    DecodingRequest,
+    DecodingSetup,
+    ProbabilityMean,
+    Session,
+    StepContext,
+    best_continuations,
+    option,
+    register_search,
+)
 
 
 class BilevelSession(Session):

@@ -30,18 +30,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_models
-from seqgen.cli.command import run, set_up_device
-from seqgen.config import CommonConfig, ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.registry import register_search
-from seqgen.text.text_decoding import TextModel
+from seqgen import load_models
+from seqgen.extend import (
+    BeamSearch,
+    Candidates,
+    CommonConfig,
+    ConfigError,
+    ReadingConfig,
+    Resources,
+    SequenceScorer,
+    StepContext,
+    TextModel,
+    option,
+    read_lines,
+    register_search,
+    run,
+    set_up_device,
+)
 
 
 @dataclass

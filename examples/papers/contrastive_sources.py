@@ -30,14 +30,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.registry import register_combination, register_member_source
-from seqgen.text.member_sources import MemberSource
+from seqgen.extend import (
+    Combination,
+    ConfigError,
+    MemberSource,
+    Resources,
+    StepContext,
+    option,
+    read_lines,
+    register_combination,
+    register_member_source,
+)
 
 
 @dataclass

@@ -25,12 +25,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.candidates import Candidates, best_continuations, gather_beams
-from seqgen.generation.component import BatchInfo
-from seqgen.generation.context import StepContext
-from seqgen.generation.search.base import Search
-from seqgen.registry import register_search
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    Search,
+    StepContext,
+    best_continuations,
+    gather_beams,
+    option,
+    register_search,
+)
 
 
 @dataclass

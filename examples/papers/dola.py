@@ -27,12 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import LAYER_LOGITS
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
+from seqgen.extend import LAYER_LOGITS, ConfigError, LogitsProcessor, StepContext, option, register_logits_processor
 
 
 @dataclass

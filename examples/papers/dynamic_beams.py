@@ -21,11 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import StepContext
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.registry import register_search
+from seqgen.extend import BeamSearch, Candidates, StepContext, option, register_search
 
 
 @dataclass

@@ -21,11 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
+from seqgen.extend import ConfigError, Resources, option, register_logits_processor
 from seqgen.generation.processors.automaton import Automaton, FollowAutomaton, TokenTexts
-from seqgen.registry import register_logits_processor
 
 State: TypeAlias = tuple[str, str]
 """The mode and the stack, whose characters are the brackets that close it, the innermost last."""

@@ -25,17 +25,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import run, set_up_device
-from seqgen.config import CommonConfig, ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.component import FEATURES
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import MeanConfig, ProbabilityMean
-from seqgen.generation.scorer import SequenceScorer
-from seqgen.registry import register_combination
-from seqgen.text.text_decoding import TextModel
+from seqgen import load_model
+from seqgen.extend import (
+    FEATURES,
+    CommonConfig,
+    ConfigError,
+    MeanConfig,
+    ProbabilityMean,
+    ReadingConfig,
+    SequenceScorer,
+    StepContext,
+    TextModel,
+    option,
+    read_lines,
+    register_combination,
+    run,
+    set_up_device,
+)
 
 
 @dataclass

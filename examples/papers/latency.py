@@ -21,11 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import run, set_up_device
-from seqgen.config import CommonConfig, ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
+from seqgen import load_model
+from seqgen.extend import CommonConfig, ConfigError, ReadingConfig, option, read_lines, run, set_up_device
 
 
 @dataclass

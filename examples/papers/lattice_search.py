@@ -26,12 +26,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.search.exact import Branch, ExactSearch, ExactSession
-from seqgen.registry import register_search
-from seqgen.structures import Hypothesis
+from seqgen.extend import (
+    Branch,
+    Candidates,
+    ConfigError,
+    ExactSearch,
+    ExactSession,
+    Hypothesis,
+    option,
+    register_search,
+)
 
 
 @dataclass(eq=False)

@@ -31,15 +31,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.data.dictionary import Dictionary
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
-from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.translator import ModelInMemory, Translator
+from seqgen import Translator
+from seqgen.extend import (
+    Dictionary,
+    LogitsProcessor,
+    ModelInMemory,
+    Reranker,
+    Resources,
+    StepContext,
+    TextHypothesis,
+    Translation,
+    option,
+    register_reranker,
+)
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,22 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError, DecodingError
-from seqgen.generation.component import Resources
-from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
-from seqgen.generation.processors.prefix import ForcePrefix
-from seqgen.generation.processors.tokens import Forbid
-from seqgen.generation.search.base import Search
-from seqgen.generation.session import Session
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.registry import register_search
-from seqgen.structures import Hypothesis
+from seqgen.extend import (
+    ConfigError,
+    DecodingError,
+    DecodingRequest,
+    DecodingSetup,
+    Forbid,
+    ForceEndAtMaximum,
+    ForcePrefix,
+    Hypothesis,
+    MinimumLength,
+    Resources,
+    Search,
+    Session,
+    option,
+    register_search,
+)
 
 
 class MaskPredictSession(Session):

@@ -22,15 +22,27 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.search.randomness import uniform
-from seqgen.incremental_state import StateDict
-from seqgen.model import EncoderDecoderModel, Vocabularies
-from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel
-from seqgen.registry import MODELS, register_criterion, register_model
-from seqgen.structures import Batch, DecoderOut, EncoderOut
-from seqgen.training.criteria import Criterion, CriterionOut, cross_entropy
+from seqgen.extend import (
+    MODELS,
+    Batch,
+    ConfigError,
+    Criterion,
+    CriterionOut,
+    DecoderOut,
+    EncoderDecoderModel,
+    EncoderOut,
+    StateDict,
+    TransformerConfig,
+    TransformerDecoder,
+    TransformerEncoder,
+    TransformerModel,
+    Vocabularies,
+    cross_entropy,
+    option,
+    register_criterion,
+    register_model,
+    uniform,
+)
 
 LEFT_TO_RIGHT = "model=mask_predict has no left-to-right pass; give criterion= and generation.search=mask_predict"
 

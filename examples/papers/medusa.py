@@ -35,20 +35,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import log, run, set_up_device
-from seqgen.config import CommonConfig, ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.component import FEATURES
-from seqgen.generation.ensemble.member import check_features
-from seqgen.generation.search.beam import Greedy
-from seqgen.generation.speculative.drafters import Drafts, DraftTarget
-from seqgen.generation.speculative.verification import SpeculativeSearch
-from seqgen.model import EncoderDecoderModel
-from seqgen.registry import register_search
-from seqgen.structures import Batch, Source
-from seqgen.text.text_decoding import TextModel
+from seqgen import load_model
+from seqgen.extend import (
+    FEATURES,
+    Batch,
+    CommonConfig,
+    ConfigError,
+    Drafts,
+    DraftTarget,
+    EncoderDecoderModel,
+    Greedy,
+    ReadingConfig,
+    Source,
+    SpeculativeSearch,
+    TextModel,
+    check_features,
+    log,
+    option,
+    read_lines,
+    register_search,
+    run,
+    set_up_device,
+)
 
 
 class Heads(nn.Module):

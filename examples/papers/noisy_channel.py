@@ -21,13 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
-from seqgen.text.results import TextHypothesis, Translation
-from seqgen.text.translator import Translator
+from seqgen import Translator
+from seqgen.extend import ConfigError, Reranker, Resources, TextHypothesis, Translation, option, register_reranker
 
 
 @dataclass

@@ -23,12 +23,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from seqgen.config import option
-from seqgen.errors import ConfigError, nearest
-from seqgen.generation.component import Resources
-from seqgen.registry import register_reranker
-from seqgen.text.rerank import Reranker
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen.extend import (
+    ConfigError,
+    Reranker,
+    Resources,
+    TextHypothesis,
+    Translation,
+    nearest,
+    option,
+    register_reranker,
+)
 
 Quality = Callable[[str, str], float]
 """A function of the source and one output; the larger, the better."""

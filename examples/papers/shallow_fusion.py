@@ -28,11 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.combinations import Combination
-from seqgen.registry import register_combination
+from seqgen.extend import Combination, ConfigError, StepContext, option, register_combination
 
 
 @dataclass

@@ -25,17 +25,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.data.collate import pad_rows
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.context import StepContext
-from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec
-from seqgen.generation.search.beam import BeamSearch
-from seqgen.generation.session import Session, StepScores
-from seqgen.generation.setup import DecodingRequest, DecodingSetup
-from seqgen.registry import register_search
-from seqgen.structures import Source
+from seqgen.extend import (
+    BeamSearch,
+    Candidates,
+    ConfigError,
+    DecodingRequest,
+    DecodingSetup,
+    Member,
+    MemberOutput,
+    MemberSpec,
+    Session,
+    Source,
+    StepContext,
+    StepScores,
+    option,
+    pad_rows,
+    register_search,
+)
 
 
 class PrefixMember(Member):

@@ -22,14 +22,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.finished import EachRow, Ranking
-from seqgen.generation.search.sampling import RandomSearch
-from seqgen.registry import register_search
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    ConfigError,
+    EachRow,
+    RandomSearch,
+    Ranking,
+    Resources,
+    StepContext,
+    option,
+    register_search,
+)
 
 
 def resample(log_weights: Tensor, count: int, points: Tensor, distinct: bool = True) -> tuple[Tensor, Tensor]:

@@ -25,14 +25,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.generation.context import StepContext
+from seqgen.extend import (
+    ConfigError,
+    LogitsProcessor,
+    Resources,
+    StepContext,
+    option,
+    read_lines,
+    register_logits_processor,
+)
 from seqgen.generation.processors.automaton import TokenTexts
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
 
 
 @dataclass

@@ -37,13 +37,19 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import gather_beams
-from seqgen.generation.component import MEMBER_LOGITS, BatchInfo, Resources
-from seqgen.generation.observers import Observer, Outcome, StepRecord
-from seqgen.registry import register_observer
-from seqgen.structures import Hypothesis
+from seqgen.extend import (
+    MEMBER_LOGITS,
+    BatchInfo,
+    ConfigError,
+    Hypothesis,
+    Observer,
+    Outcome,
+    Resources,
+    StepRecord,
+    gather_beams,
+    option,
+    register_observer,
+)
 
 MEASURES = ("total", "data", "knowledge", "reverse")
 JOINT = ("sequence_total", "sequence_reverse")

@@ -31,16 +31,22 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqgen.checkpoints.loading import load_model
-from seqgen.cli.command import run, set_up_device
-from seqgen.config import CommonConfig, ReadingConfig, option
-from seqgen.data.text import read_lines
-from seqgen.errors import ConfigError
-from seqgen.generation.candidates import Candidates
-from seqgen.generation.component import BatchInfo, Resources
-from seqgen.generation.context import StepContext
-from seqgen.generation.processors.base import LogitsProcessor
-from seqgen.registry import register_logits_processor
+from seqgen import load_model
+from seqgen.extend import (
+    BatchInfo,
+    Candidates,
+    CommonConfig,
+    ConfigError,
+    LogitsProcessor,
+    ReadingConfig,
+    Resources,
+    StepContext,
+    option,
+    read_lines,
+    register_logits_processor,
+    run,
+    set_up_device,
+)
 
 
 @dataclass

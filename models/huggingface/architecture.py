@@ -17,8 +17,7 @@ from seqgen.data.tokenizers.base import Tokenizer
 from seqgen.errors import CheckpointError, ConfigError, shown
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.config import NO_EFFECT, READ, JSONConfig, ModelSize
-from seqgen.models.huggingface.generation import FILE as GENERATION_FILE
-from seqgen.models.huggingface.generation import GENERATION_KEYS
+from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, GENERATION_KEYS
 from seqgen.models.huggingface.weights import Layout, weights_of
 
 MODULES = {

@@ -27,8 +27,7 @@ from seqgen.errors import CheckpointError, ConfigError
 from seqgen.model import EncoderDecoderModel
 from seqgen.models.huggingface.architecture import HEAD, architecture_of, architecture_of_model
 from seqgen.models.huggingface.config import JSONConfig, ModelSize
-from seqgen.models.huggingface.generation import FILE as GENERATION_FILE
-from seqgen.models.huggingface.generation import read_generation, write_generation
+from seqgen.models.huggingface.generation import FILE as GENERATION_FILE, read_generation, write_generation
 from seqgen.models.huggingface.weights import SHARD_BYTES, fill, weight_files, write_weights
 from seqgen.system.files import new_folder
 

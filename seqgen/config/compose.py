@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any, TypeVar
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_module
+from hydra import compose as hydra_compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException

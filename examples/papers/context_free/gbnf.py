@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from seqgen.data.text import read_lines
-from seqgen.errors import DataError, nearest, shown
+from seqgen.extend import DataError, nearest, read_lines, shown
 
 from .characters import ANY, ESCAPE, Terminal, literal, ranges
 

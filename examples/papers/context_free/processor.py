@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from seqgen.config import option
-from seqgen.errors import ConfigError, nearest
-from seqgen.generation.component import Resources
+from seqgen.extend import ConfigError, Resources, nearest, option, register_logits_processor
 from seqgen.generation.processors.automaton import NEVER, FollowAutomaton, TokenTexts
-from seqgen.registry import register_logits_processor
 
 from .earley import Earley, shortest
 from .gbnf import GrammarFile

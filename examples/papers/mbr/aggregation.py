@@ -22,10 +22,7 @@ from typing import Any
 
 import numpy
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix, NgramUtility
+from seqgen.extend import ConfigError, Matrix, NgramUtility, option, register_reranker
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 

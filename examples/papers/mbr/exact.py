@@ -27,12 +27,18 @@ from typing import Any, Self
 import numpy
 from numpy.typing import NDArray
 
-from seqgen.config import GenerationConfig, option
-from seqgen.generation.component import Resources
-from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix, Utility, utility_from_config
-from seqgen.text.rerank import Reranker
-from seqgen.text.results import TextHypothesis, Translation
+from seqgen import GenerationConfig
+from seqgen.extend import (
+    Matrix,
+    Reranker,
+    Resources,
+    TextHypothesis,
+    Translation,
+    Utility,
+    option,
+    register_reranker,
+    utility_from_config,
+)
 
 from .references import PseudoReferences
 

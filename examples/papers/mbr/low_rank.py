@@ -24,9 +24,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from seqgen.config import option
-from seqgen.registry import register_reranker
-from seqgen.text.mbr import Matrix
+from seqgen.extend import Matrix, option, register_reranker
 
 from .exact import Mbr, MbrConfig, UtilityMatrix
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seqgen.text.results import Translation
-from seqgen.text.translator import Translator
+from seqgen import Translator
+from seqgen.extend import Translation
 
 
 class PseudoReferences:

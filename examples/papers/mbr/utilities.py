@@ -23,11 +23,7 @@ import numpy
 import torch
 from sacrebleu.metrics import TER
 
-from seqgen.config import option
-from seqgen.errors import ConfigError
-from seqgen.generation.component import Resources
-from seqgen.registry import register_utility
-from seqgen.text.mbr import Matrix, Utility
+from seqgen.extend import ConfigError, Matrix, Resources, Utility, option, register_utility
 
 TextFunction = Callable[[str, str], float]
 """A function of a text and its reference; the larger, the better."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Pipeline
+from tokenizers import AddedToken, Tokenizer as Pipeline
 from tokenizers.models import BPE
 
 from seqgen.data.pipeline_limits import check_growth, pipeline_errors

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import Tokenizer as Pipeline
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline, decoders, models, pre_tokenizers
 
 from seqgen.data.pipeline_limits import pipeline_errors
 from seqgen.data.tokenizers.fast import FastTokenizer, read_pipeline

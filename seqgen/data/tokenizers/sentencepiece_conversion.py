@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Pipeline
+from tokenizers import AddedToken, Regex, Tokenizer as Pipeline, decoders, models, normalizers, pre_tokenizers
 
 from seqgen.data.pipeline_limits import pipeline_errors
 from seqgen.data.tokenizers.base import SENTINEL

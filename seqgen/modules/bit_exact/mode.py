@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from seqgen.errors import ConfigError
-from seqgen.modules.bit_exact import functions, products
-from seqgen.modules.bit_exact import functions as recurrent
+from seqgen.modules.bit_exact import functions, functions as recurrent, products
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

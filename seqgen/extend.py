@@ -1,0 +1,175 @@
+"""What the author of a component imports: ``from seqgen.extend import Search, option, register_search``.
+
+The names are grouped as docs/extending.md is. Users of models import from ``seqgen``, those who examine models and
+decodes from ``seqgen.lab``; every other module is private and may move.
+"""
+
+# Declaring a component
+from seqgen.checkpoints.loading import register_checkpoint_loader as register_checkpoint_loader
+from seqgen.config import CommonConfig as CommonConfig, ReadingConfig as ReadingConfig, option as option
+from seqgen.errors import (
+    ConfigError as ConfigError,
+    DataError as DataError,
+    DecodingError as DecodingError,
+    nearest as nearest,
+    shown as shown,
+)
+from seqgen.registry import (
+    MODELS as MODELS,
+    register_combination as register_combination,
+    register_criterion as register_criterion,
+    register_logits_processor as register_logits_processor,
+    register_lr_scheduler as register_lr_scheduler,
+    register_member_source as register_member_source,
+    register_model as register_model,
+    register_observer as register_observer,
+    register_optimizer as register_optimizer,
+    register_reranker as register_reranker,
+    register_search as register_search,
+    register_stopping_rule as register_stopping_rule,
+    register_task as register_task,
+    register_utility as register_utility,
+)
+
+# isort: split
+# Decoding components, and what they receive and return
+from seqgen.generation.candidates import (
+    Candidates as Candidates,
+    best_continuations as best_continuations,
+    gather_beams as gather_beams,
+)
+from seqgen.generation.component import (
+    ATTENTION as ATTENTION,
+    FEATURES as FEATURES,
+    LAYER_LOGITS as LAYER_LOGITS,
+    MEMBER_LOGITS as MEMBER_LOGITS,
+    BatchInfo as BatchInfo,
+    Component as Component,
+    Resources as Resources,
+)
+from seqgen.generation.context import (
+    LayerLogits as LayerLogits,
+    Sentences as Sentences,
+    StepContext as StepContext,
+    StepOutputs as StepOutputs,
+)
+from seqgen.generation.ensemble.combinations import (
+    Combination as Combination,
+    Fusion as Fusion,
+    MeanConfig as MeanConfig,
+    ProbabilityMean as ProbabilityMean,
+)
+from seqgen.generation.observers import (
+    FORBIDDEN as FORBIDDEN,
+    Forbidden as Forbidden,
+    Observer as Observer,
+    Outcome as Outcome,
+    Places as Places,
+    StepRecord as StepRecord,
+)
+from seqgen.generation.processors.base import LogitsProcessor as LogitsProcessor
+from seqgen.generation.processors.length import ForceEndAtMaximum as ForceEndAtMaximum, MinimumLength as MinimumLength
+from seqgen.generation.processors.prefix import ForcePrefix as ForcePrefix
+from seqgen.generation.processors.tokens import Forbid as Forbid
+from seqgen.generation.search.base import Search as Search
+from seqgen.generation.search.beam import BeamSearch as BeamSearch, Greedy as Greedy, own_beams as own_beams
+from seqgen.generation.search.diverse import DiverseBeamSearch as DiverseBeamSearch
+from seqgen.generation.search.randomness import uniform as uniform
+from seqgen.generation.search.sampling import RandomSearch as RandomSearch
+from seqgen.generation.setup import Streamer as Streamer
+from seqgen.generation.stopping import StoppingRule as StoppingRule
+from seqgen.structures import Hypothesis as Hypothesis
+
+# isort: split
+# Decoding loops and members
+from seqgen.generation.ensemble.member import (
+    Member as Member,
+    MemberOutput as MemberOutput,
+    MemberSpec as MemberSpec,
+    check_features as check_features,
+)
+from seqgen.generation.finished import EachRow as EachRow, Ranking as Ranking
+from seqgen.generation.scorer import SequenceScorer as SequenceScorer
+from seqgen.generation.search.exact import Branch as Branch, ExactSearch as ExactSearch, ExactSession as ExactSession
+from seqgen.generation.session import Session as Session, StepScores as StepScores
+from seqgen.generation.setup import DecodingRequest as DecodingRequest, DecodingSetup as DecodingSetup
+from seqgen.generation.speculative.drafters import Drafts as Drafts, DraftTarget as DraftTarget
+from seqgen.generation.speculative.verification import SpeculativeSearch as SpeculativeSearch
+
+# isort: split
+# From lines to lines
+from seqgen.text.encoded_source import EncodedSource as EncodedSource
+from seqgen.text.mbr import (
+    Matrix as Matrix,
+    NgramUtility as NgramUtility,
+    Utility as Utility,
+    utility_from_config as utility_from_config,
+)
+from seqgen.text.member_sources import MemberSource as MemberSource
+from seqgen.text.rerank import Reranker as Reranker
+from seqgen.text.results import TextHypothesis as TextHypothesis, Translation as Translation
+from seqgen.text.text_model import TextModel as TextModel
+from seqgen.text.translator import ModelInMemory as ModelInMemory
+
+# isort: split
+# Models
+from seqgen.decoder import Decoder as Decoder, IncrementalDecoder as IncrementalDecoder
+from seqgen.encoder import Encoder as Encoder
+from seqgen.incremental_state import StateDict as StateDict, StatefulModule as StatefulModule
+from seqgen.model import EncoderDecoderModel as EncoderDecoderModel, Vocabularies as Vocabularies
+from seqgen.models.huggingface.checkpoint import save_pretrained as save_pretrained
+from seqgen.models.transformer import (
+    TransformerConfig as TransformerConfig,
+    TransformerDecoder as TransformerDecoder,
+    TransformerEncoder as TransformerEncoder,
+    TransformerModel as TransformerModel,
+)
+from seqgen.modules import LearnedPositions as LearnedPositions, MultiheadAttention as MultiheadAttention
+from seqgen.modules.internals import recorded as recorded
+from seqgen.modules.kv_cache.growing import GrowingCache as GrowingCache
+from seqgen.modules.kv_cache.protocol import (
+    Attended as Attended,
+    KeysAndValues as KeysAndValues,
+    KeyValueCache as KeyValueCache,
+)
+from seqgen.modules.masks import QueryPositions as QueryPositions
+from seqgen.structures import Batch as Batch, DecoderOut as DecoderOut, EncoderOut as EncoderOut, Source as Source
+
+# isort: split
+# Data and training
+from seqgen.data.collate import pad_rows as pad_rows
+from seqgen.data.dictionary import Dictionary as Dictionary
+from seqgen.data.parallel_text import ParallelFiles as ParallelFiles, find_parallel as find_parallel
+from seqgen.data.text import read_lines as read_lines
+from seqgen.data.tokenizers.base import (
+    Tokenizer as Tokenizer,
+    load_tokenizer as load_tokenizer,
+    register_tokenizer as register_tokenizer,
+    save_tokenizer as save_tokenizer,
+    write_settings as write_settings,
+)
+from seqgen.data.tokenizers.pretrained import (
+    load_pretrained_tokenizer as load_pretrained_tokenizer,
+    save_pretrained_tokenizer as save_pretrained_tokenizer,
+)
+from seqgen.system.files import new_folder as new_folder
+from seqgen.task import Task as Task
+from seqgen.tasks.number_names import names as names, split_numbers as split_numbers
+from seqgen.tasks.text_files import cache_folder as cache_folder, check_split as check_split
+from seqgen.tasks.translation import (
+    ParallelTextConfig as ParallelTextConfig,
+    ParallelTextTask as ParallelTextTask,
+    TranslationConfig as TranslationConfig,
+    TranslationTask as TranslationTask,
+)
+from seqgen.training.criteria import (
+    Criterion as Criterion,
+    CriterionOut as CriterionOut,
+    cross_entropy as cross_entropy,
+    target_logits as target_logits,
+)
+from seqgen.training.lr_schedulers import LRScheduler as LRScheduler
+
+# isort: split
+# Commands
+from seqgen.cli.command import log as log, run as run, set_up_device as set_up_device
