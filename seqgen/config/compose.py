@@ -1,8 +1,8 @@
 """Build a typed configuration from ``key=value`` arguments.
 
-Hydra composes the dataclasses of ``seqgen.config`` with the chosen components (``model=fconv_tiny``). The code around
-it ensures that no value is ignored or misread: every key must exist, keys cannot be added or deleted, and the value of
-a string-typed key is used literally, whatever characters it contains.
+The dataclasses of ``seqgen.config`` hold the configurations of the chosen components (``model=fconv_tiny``). Values are
+read by Hydra's grammar and converted by OmegaConf, except that of a string-typed key, which is used literally, whatever
+characters it contains. Every key must exist; keys cannot be added or deleted.
 
 Sweeps (``-m``): one command that is run with several configurations.
 """
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import itertools
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from hydra import compose as hydra_compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -35,7 +32,17 @@ R = TypeVar("R")
 _REFUSED = (HydraException, OmegaConfBaseException, ValueError, OverflowError)
 """What Hydra and OmegaConf raise for a value that they cannot use."""
 
-_ROOTS: dict[type, str] = {TrainConfig: "train", GenerateConfig: "generate"}
+DEFAULT_COMPONENTS: dict[type, dict[str, str]] = {
+    TrainConfig: {
+        "task": "number_names",
+        "model": "fconv_tiny",
+        "criterion": "label_smoothed_cross_entropy",
+        "optimizer": "adam",
+        "lr_scheduler": "inverse_sqrt",
+    },
+    GenerateConfig: {},
+}
+"""The components that are chosen by default, for each root configuration that has components."""
 
 
 def compose(schema: type[R], overrides: Sequence[str]) -> R:
@@ -52,19 +59,17 @@ def compose(schema: type[R], overrides: Sequence[str]) -> R:
         ConfigError: a key or name does not exist, or a value has the wrong type or is out of its range.
     """
     pairs = [split_argument(override) for override in overrides]
-    append = "" if schema in _ROOTS else "+"  # other schemas have no component by default that could be replaced
-    choices = [f"{append}{key}={value}" for key, value in pairs if is_group(schema, key)]
     of_components = [(key, value) for key, value in pairs if is_component_key(schema, key)]
     values = [(key, value) for key, value in pairs if not is_group(schema, key) and (key, value) not in of_components]
-    name = _store(schema, dict(pair for pair in pairs if is_group(schema, pair[0])))
-    with initialize_config_module("seqgen.config.conf", version_base="1.3"):
-        defaults = _compose_choices(name, choices)
-        for key, _ in values:
-            if typing.get_origin(annotation_of(defaults, key)) is dict:
-                raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
-        literal = [(key, value) for key, value in values if is_text(annotation_of(defaults, key))]
-        typed = [(key, value) for key, value in values if not is_text(annotation_of(defaults, key))]
-        config = _compose_values(name, choices, typed, defaults)
+    defaults: Any = schema()
+    for group, name in chosen_components(schema, overrides).items():
+        setattr(defaults, group, GROUPS[group].config(name))
+    for key, _ in values:
+        if typing.get_origin(annotation_of(defaults, key)) is dict:
+            raise ConfigError(f"{key!r} cannot be set as a whole; --help lists the keys")
+    literal = [(key, value) for key, value in values if is_text(annotation_of(defaults, key))]
+    typed = [(key, value) for key, value in values if not is_text(annotation_of(defaults, key))]
+    config = _with_values(defaults, typed)
     for key, value in literal:
         owner, field = locate(config, key)
         setattr(owner, field.name, parse_text(key, value, annotation_of(config, key)))
@@ -84,25 +89,7 @@ def chosen_components(schema: type, overrides: Sequence[str]) -> dict[str, str]:
         overrides: ``key=value`` arguments.
     """
     pairs = (split_argument(override) for override in overrides)
-    return {**_default_components(schema), **{key: value for key, value in pairs if is_group(schema, key)}}
-
-
-def _default_components(schema: type) -> dict[str, str]:
-    if schema not in _ROOTS:
-        return {}
-    text = resources.files("seqgen.config.conf").joinpath(f"{_ROOTS[schema]}.yaml").read_text(encoding="utf-8")
-    groups = [default for default in OmegaConf.create(text).defaults if not isinstance(default, str)]
-    return {str(group): str(choice) for default in groups for group, choice in default.items()}
-
-
-def _store(schema: type, choices: Mapping[str, str]) -> str:
-    """Put the root schema and the chosen components where Hydra finds them; return the root's name."""
-    store = ConfigStore.instance()
-    name = _ROOTS.get(schema, schema.__name__)
-    store.store(name=f"{name}_schema" if schema in _ROOTS else name, node=schema)
-    for group, choice in {**_default_components(schema), **choices}.items():
-        store.store(group=group, name=choice, node=GROUPS[group].config(choice))
-    return name
+    return {**DEFAULT_COMPONENTS.get(schema, {}), **{key: value for key, value in pairs if is_group(schema, key)}}
 
 
 def _listed(value: str, annotation: Any) -> str:
@@ -111,35 +98,23 @@ def _listed(value: str, annotation: Any) -> str:
     return f"[{value}]" if typing.get_origin(annotation) is list and single else value
 
 
-def _compose_choices(name: str, choices: list[str]) -> Any:
-    """Compose the configuration of the chosen components.
-
-    Raises:
-        ConfigError: a choice is not a name, such as a number.
-    """
-    try:
-        return _run_hydra(name, choices)
-    except ValueError:
-        raise ConfigError(f"{' '.join(choices)!r} cannot be used: a component is chosen by its name") from None
-
-
-def _compose_values(name: str, choices: list[str], values: Sequence[tuple[str, str]], defaults: Any) -> Any:
-    """Compose the configuration with values that are not text.
+def _with_values(defaults: Any, values: Sequence[tuple[str, str]]) -> Any:
+    """The configuration with values that are not text, in Hydra's grammar and with OmegaConf's conversions.
 
     Raises:
         ConfigError: a value does not fit; the message names its key and says what values the key takes.
     """
-    overrides = [f"{key}={_listed(value, annotation_of(defaults, key))}" for key, value in values]
-    try:
-        config = _run_hydra(name, [*choices, *overrides])
-    except _REFUSED:
-        for (key, value), override in zip(values, overrides, strict=True):
-            try:
-                _run_hydra(name, [*choices, override])
-            except _REFUSED:
-                annotation = annotation_of(defaults, key)
-                raise ConfigError(wrong_value(key, value, annotation) + _advice(name, key, value, annotation)) from None
-        raise ConfigError(f"{' '.join(overrides)!r} cannot be used together") from None
+    tree, parser = OmegaConf.structured(defaults), OverridesParser.create()
+    for key, value in values:
+        annotation = annotation_of(defaults, key)
+        try:
+            override = parser.parse_override(f"{key}={_listed(value, annotation)}")
+            if override.is_sweep_override():
+                raise ValueError(value)
+            OmegaConf.update(tree, key, override.value())
+        except _REFUSED:
+            raise ConfigError(wrong_value(key, value, annotation) + _advice(defaults, key, value, annotation)) from None
+    config = OmegaConf.to_object(tree)
     for key, value in values:  # OmegaConf does not check the items of lists
         owner, field = locate(config, key)
         found, annotation = getattr(owner, field.name), annotation_of(defaults, key)
@@ -159,19 +134,15 @@ def wrong_value(key: str, value: str, annotation: Any) -> str:
     return f"'{key}={value}' cannot be used: the value should be {describe(annotation)}"
 
 
-def _advice(name: str, key: str, value: str, annotation: Any) -> str:
-    """How to give several values, such as ``1,2``; ``name`` is that of the root schema."""
+def _advice(config: Any, key: str, value: str, annotation: Any) -> str:
+    """How to give several values, such as ``1,2``."""
     if "," not in value or value.startswith(("[", "{")):
         return ""
     if typing.get_origin(annotation) is list:
         return f"; write {key}=[{value}]"
-    if name == _ROOTS[TrainConfig]:
+    if isinstance(config, TrainConfig):
         return "; seqgen-train -m trains with each of several values"
     return f"; seqgen-tune tune.{key}={value} decodes with each value" if key.startswith("generation.") else ""
-
-
-def _run_hydra(name: str, overrides: list[str]) -> Any:
-    return OmegaConf.to_object(hydra_compose(name, overrides=overrides))
 
 
 def expand_sweep(schema: type, overrides: Sequence[str]) -> Iterator[tuple[list[str], str]]:

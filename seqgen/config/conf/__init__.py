@@ -1,1 +1,0 @@
-"""The defaults of the two root configurations; the keys are declared in ``seqgen.config``."""
