@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from seqgen.extend import load_tokenizer
+from seqgen.data.tokenizers.base import load_tokenizer  # which does not import PyTorch
 
 
 class ExportedModel:

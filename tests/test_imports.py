@@ -117,6 +117,8 @@ def shown_code() -> list[tuple[str, str]]:
 def test_examples_and_pages_import_the_documented_modules_only() -> None:
     for file, code in shown_code():
         found = re.findall(r"^\s*(?:from|import) (seqgen(?:\.\w+)*)", code, re.MULTILINE)
+        if file.endswith("onnx_greedy.py"):
+            found.remove("seqgen.data.tokenizers.base")  # seqgen.extend would import PyTorch
         assert set(found) <= SURFACES, f"{file} imports {set(found) - SURFACES}"
 
 
