@@ -32,8 +32,7 @@ from seqgen.generation.candidates import Candidates
 from seqgen.generation.component import BatchInfo
 from seqgen.generation.context import StepContext
 from seqgen.generation.search.beam import own_beams
-from seqgen.generation.search.randomness import uniform
-from seqgen.generation.search.sampling import RandomSearch
+from seqgen.generation.search.sampling import RandomSearch, uniform
 from seqgen.registry import register_search
 
 SHIFT, CODE = 11, 12

@@ -28,8 +28,7 @@ from seqgen.config import option
 from seqgen.errors import ConfigError, DecodingError
 from seqgen.generation.component import Resources
 from seqgen.generation.processors.length import ForceEndAtMaximum, MinimumLength
-from seqgen.generation.processors.prefix import ForcePrefix
-from seqgen.generation.processors.tokens import Forbid
+from seqgen.generation.processors.tokens import Forbid, ForcePrefix
 from seqgen.generation.search.base import Search
 from seqgen.generation.session import Session
 from seqgen.generation.setup import DecodingRequest, DecodingSetup

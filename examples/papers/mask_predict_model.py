@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from seqgen.config import option
 from seqgen.errors import ConfigError
-from seqgen.generation.search.randomness import uniform
+from seqgen.generation.search.sampling import uniform
 from seqgen.incremental_state import StateDict
 from seqgen.model import EncoderDecoderModel, Vocabularies
 from seqgen.models.transformer import TransformerConfig, TransformerDecoder, TransformerEncoder, TransformerModel

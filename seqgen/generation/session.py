@@ -21,13 +21,12 @@ from seqgen.generation.component import (
     Component,
 )
 from seqgen.generation.context import LayerLogits, Sentences, StepContext, StepOutputs
-from seqgen.generation.coverage import Coverage
 from seqgen.generation.ensemble.member import Member, MemberOutput, MemberSpec, check_features, check_layers
-from seqgen.generation.finished import FinishedHypotheses
+from seqgen.generation.finished import Coverage, FinishedHypotheses
 from seqgen.generation.observers import FORBIDDEN, ForbiddenWatch, Places, StepRecord
-from seqgen.generation.output_columns import OutputColumns
 from seqgen.generation.processors.base import apply_all
 from seqgen.generation.setup import DecodingRequest, DecodingSetup
+from seqgen.generation.shortlist import OutputColumns
 from seqgen.generation.stopping import TimeLimit
 from seqgen.structures import Hypothesis, Source
 
@@ -171,8 +170,11 @@ class Session:
         """With a shortlist, let the members compute only the columns that some sentence needs, if that is possible."""
         if self.shortlist is None:
             return
-        prefix = self.request.prefix_tokens is not None  # forced tokens are compared with ids
-        self.columns = None if prefix else OutputColumns.choose(self.setup, self.shortlist, self.processors)
+        setup = self.setup
+        self.columns = None
+        if setup.can_use_columns and self.request.prefix_tokens is None:  # forced tokens are compared with ids
+            ensemble = setup.ensemble
+            self.columns = OutputColumns.choose(self.shortlist, ensemble, self.processors, setup.eos, setup.pad)
         self.shortlist.use_columns(None if self.columns is None else self.columns.ids)
         for number, member in enumerate(self.members):
             member.output_columns = None if self.columns is None else self.columns.projections[number]
