@@ -18,7 +18,6 @@ CLASSES = {
         "seqgen.generation.component:Component",
         "seqgen.generation.search.base:Search",
         "seqgen.generation.processors.base:LogitsProcessor",
-        "seqgen.generation.processors.automaton:Automaton",
         "seqgen.generation.ensemble.combinations:Combination",
         "seqgen.generation.ensemble.member:MemberSpec",
         "seqgen.text.member_sources:MemberSource",

@@ -97,10 +97,11 @@ class Session:
         if sample.start_tokens is not None:
             start, starts = sample.start_tokens.to(device), [starts[0]] * len(specs)
         # generated tokens follow the start token of the first member
-        with setup.encoding():
+        with setup.exact():
+            encoded = setup.ensemble.with_shared_encodings(sources) if setup.debug.shared_encoders else sources
             self.members = [
                 self.new_member(spec, source, own if own != starts[0] else None)
-                for spec, source, own in zip(specs, sources, starts, strict=True)
+                for spec, source, own in zip(specs, encoded, starts, strict=True)
             ]
         self.reads_alike = setup.ensemble.read_alike(sources)
         self.ids = sample.ids.to(device)

@@ -9,9 +9,9 @@ from typing import Self
 from seqgen.config import option
 from seqgen.errors import ConfigError, nearest
 from seqgen.generation.component import Resources
-from seqgen.generation.processors.automaton import NEVER, FollowAutomaton, TokenTexts
 from seqgen.registry import register_logits_processor
 
+from .automaton import NEVER, FollowAutomaton, TokenTexts
 from .earley import Earley, shortest
 from .gbnf import GrammarFile
 
